@@ -75,17 +75,26 @@ class FakeWatch:
                 self._changed.notify_all()
 
 
-def epoch(number: int, *, at_s: float = 0.0, n_stages: int = 2) -> watch_pb2.WatchEvent:
+def epoch(
+    number: int, *, at_s: float = 0.0, n_stages: int = 2, pipeline: int = 0
+) -> watch_pb2.WatchEvent:
     """A pipeline serves."""
-    told = watch_pb2.EpochEvent(epoch=number, model="test-model", n_stages=n_stages)
+    told = watch_pb2.EpochEvent(
+        epoch=number, model="test-model", n_stages=n_stages, pipeline=pipeline
+    )
     return watch_pb2.WatchEvent(time_unix_ns=_ns(at_s), epoch=told)
 
 
 def request(
-    number: int, turn: watch_pb2.RequestTurn, *, at_s: float = 0.0, name: str = ""
+    number: int,
+    turn: watch_pb2.RequestTurn,
+    *,
+    at_s: float = 0.0,
+    name: str = "",
+    pipeline: int = 0,
 ) -> watch_pb2.WatchEvent:
     """A request has another state."""
-    told = watch_pb2.RequestEvent(number=number, turn=turn, request_id=name)
+    told = watch_pb2.RequestEvent(number=number, turn=turn, request_id=name, pipeline=pipeline)
     return watch_pb2.WatchEvent(time_unix_ns=_ns(at_s), request=told)
 
 
@@ -97,11 +106,12 @@ def ended(number: int, *, at_s: float = 0.0) -> watch_pb2.WatchEvent:
 
 
 def iteration(
-    number: int, *numbers: int, at_s: float = 0.0, epoch: int = 1
+    number: int, *numbers: int, at_s: float = 0.0, epoch: int = 1, pipeline: int = 0
 ) -> watch_pb2.WatchEvent:
     """An iteration of requests that decode is complete."""
     told = watch_pb2.IterationEvent(
         epoch=epoch,
+        pipeline=pipeline,
         iteration=number,
         sent_unix_ns=_ns(at_s),
         round_trip_ns=10**7,
@@ -122,10 +132,14 @@ def pool(*waiting: int, at_s: float = 0.0) -> watch_pb2.WatchEvent:
 
 
 def mark(
-    text: str, *, at_s: float = 0.0, kind: watch_pb2.MarkKind = watch_pb2.MARK_KIND_LOST
+    text: str,
+    *,
+    at_s: float = 0.0,
+    kind: watch_pb2.MarkKind = watch_pb2.MARK_KIND_LOST,
+    epoch: int = 0,
 ) -> watch_pb2.WatchEvent:
     """Something that explains what is seen."""
-    told = watch_pb2.MarkEvent(kind=kind, text=text)
+    told = watch_pb2.MarkEvent(kind=kind, text=text, epoch=epoch)
     return watch_pb2.WatchEvent(time_unix_ns=_ns(at_s), mark=told)
 
 

@@ -33,8 +33,9 @@ class Totals:
     n_iterations: int = 0
     n_spans: int = 0
     n_tokens: int = 0
-    n_allocated_slots: int = 0
-    """Largest number of K/V slots that were allocated at a time."""
+    allocated_slots: dict[int, int] = field(default_factory=dict)
+    """For each pipeline, by number, the largest number of K/V slots that were allocated at a
+    time."""
     first_tokens: Durations = field(default_factory=Counter)
     """Durations from the arrival of a request to its first token."""
     token_gaps: Durations = field(default_factory=Counter)
@@ -45,9 +46,14 @@ class Totals:
         self.n_iterations += other.n_iterations
         self.n_spans += other.n_spans
         self.n_tokens += other.n_tokens
-        self.n_allocated_slots = max(self.n_allocated_slots, other.n_allocated_slots)
+        for pipeline, n_slots in other.allocated_slots.items():
+            self.note_slots(pipeline, n_slots)
         self.first_tokens.update(other.first_tokens)
         self.token_gaps.update(other.token_gaps)
+
+    def note_slots(self, pipeline: int, n_slots: int) -> None:
+        """Notes how many K/V slots of a pipeline were allocated at some time."""
+        self.allocated_slots[pipeline] = max(self.allocated_slots.get(pipeline, 0), n_slots)
 
 
 def step_of(duration_s: float) -> int:
@@ -120,7 +126,7 @@ class Figures:
             "first_token_p90_s": quantile_s(totals.first_tokens, 0.9),
             "token_gap_s": quantile_s(totals.token_gaps, 0.5),
             "token_gap_p90_s": quantile_s(totals.token_gaps, 0.9),
-            "n_allocated_slots": totals.n_allocated_slots,
+            "n_allocated_slots": sum(totals.allocated_slots.values()),
         }
 
 

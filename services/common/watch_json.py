@@ -66,11 +66,14 @@ def _set_fields(event: Message) -> Json:
 
 def _request(event: watch_pb2.RequestEvent) -> Json:
     fields = _set_fields(event) | {"turn": _TURNS[event.turn]}
+    if event.turn == watch_pb2.REQUEST_TURN_ADMITTED:
+        fields["pipeline"] = event.pipeline
     return fields | {"reason": _REASONS[event.reason]} if event.reason else fields
 
 
 def _iteration(event: watch_pb2.IterationEvent) -> Json:
     return {
+        "pipeline": event.pipeline,
         "epoch": event.epoch,
         "iteration": event.iteration,
         "sent": seconds(event.sent_unix_ns),
@@ -97,6 +100,7 @@ def _pool(event: watch_pb2.PoolEvent) -> Json:
         "waiting": list(event.waiting),
         "n_waiting": event.n_waiting,
         "running": list(event.running),
+        "pipelines": list(event.pipelines),
         "accounts": [
             {
                 "account": account.account,

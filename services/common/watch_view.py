@@ -1,4 +1,4 @@
-"""The view of a pipeline that viewers draw: takes the events of a scheduler and yields changes,
+"""The view of the pipelines that viewers draw: takes the events of a scheduler and yields changes,
 computed once for all viewers.
 
     event → View.take → changes, as objects of JSON → page, console, recordings
@@ -10,10 +10,12 @@ A viewer keeps the changes and draws them; all sums are computed here. A change 
                 of the epoch
     iteration   has `n_generated`: each request's number of output tokens after the iteration;
                 `first_tokens`: pairs of a request and the seconds from its arrival to its first
-                token; and `memory`: the number of K/V slots for each use, all slots together
+                token; and `memory`: the number of K/V slots of the pipeline for each use, all slots
+                together
     pool        has `n_generated` of the running requests
+    mark        has a `text` that names the pipeline, if there have been several
 
-In addition there are `figures` (`watch_figures.py`) once per second, unless the pipeline is idle.
+In addition there are `figures` (`watch_figures.py`) once per second, unless all pipelines are idle.
 """
 
 from collections import deque
@@ -60,9 +62,8 @@ class View:
     """The view of one watch, whose first event is an epoch."""
 
     def __init__(self) -> None:
-        self._n_slots = 0
-        self._has_served = False
-        self._term = 0
+        self._epochs: dict[int, watch_pb2.EpochEvent] = {}  # the last one of each pipeline
+        self._term: int | None = None
         self._requests: dict[int, _Request] = {}
         self._ended: deque[tuple[float, int]] = deque()
         self._figures = Figures()
@@ -86,6 +87,8 @@ class View:
                 yield change | self._iteration(event.iteration)
             case "pool":
                 yield change | self._pool(event.pool)
+            case "mark":
+                yield change | self._mark(event.mark)
             case _:
                 yield change
 
@@ -96,16 +99,18 @@ class View:
         yield from self._figures.advance(now)
 
     def _epoch(self, event: watch_pb2.EpochEvent) -> Json:
-        text = f"{event.epoch}, {event.model} on {event.n_stages} stages"
-        if self._has_served:
-            text += ": a new pipeline serves"
-        self._has_served = True
-        self._n_slots = event.n_slots
         term = event.epoch // EPOCHS_PER_TERM
+        text = f"{event.epoch}, {event.model} on {event.n_stages} stages"
+        if event.pipeline:
+            text += f": pipeline {event.pipeline} serves"
+        elif self._term is not None:
+            text += ": a new pipeline serves"
         if term != self._term:
             self._term = term
             self._requests.clear()
             self._ended.clear()
+            self._epochs.clear()
+        self._epochs[event.pipeline] = event
         return {"term": term, "text": text}
 
     def _take_request(self, at: float, event: watch_pb2.RequestEvent) -> None:
@@ -124,9 +129,10 @@ class View:
         second.n_iterations += 1
         second.n_spans += len(event.numbers)
         second.n_tokens += sum(event.n_new_tokens)
-        second.n_allocated_slots = max(second.n_allocated_slots, event.n_allocated_slots)
+        second.note_slots(event.pipeline, event.n_allocated_slots)
         first_tokens: list[tuple[int, float]] = []
         n_generated = []
+        epoch = self._epochs.get(event.pipeline)
         columns = (event.numbers, event.start_positions, event.n_tokens, event.kinds)
         for number, start, n_tokens, kind, n_new in zip(*columns, event.n_new_tokens, strict=True):
             request = self._request(number)
@@ -143,7 +149,7 @@ class View:
         return {
             "n_generated": n_generated,
             "first_tokens": first_tokens,
-            "memory": _memory(event, self._n_slots),
+            "memory": _memory(event, 0 if epoch is None else epoch.n_slots),
         }
 
     def _pool(self, event: watch_pb2.PoolEvent) -> Json:
@@ -151,6 +157,13 @@ class View:
             request = self._request(number)
             request.n_generated = max(request.n_generated, n_generated)
         return {"n_generated": [self._requests[number].n_generated for number in event.running]}
+
+    def _mark(self, event: watch_pb2.MarkEvent) -> Json:
+        """Returns the text of a mark, which names the pipeline if there have been several."""
+        of = [number for number, epoch in self._epochs.items() if epoch.epoch == event.epoch]
+        if not of or len(self._epochs) == 1:
+            return {}
+        return {"text": f"pipeline {of[0]}: {event.text}"}
 
     def _request(self, number: int) -> _Request:
         request = self._requests.get(number)

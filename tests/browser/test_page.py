@@ -1,5 +1,6 @@
 """What people see of a running system, in a real browser."""
 
+import asyncio
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,10 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from services.frontend.api_keys import hash_of
+from services.scheduler.settings import SchedulerSettings
+from services.scheduler.watching.recording import recorded as recorded_to
 from tests.browser.conftest import DEMO, Visitor
+from tests.scheduler.watching.play import Play
 from tests.system.stack import Stack, serving
 
 AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
@@ -169,6 +173,39 @@ def test_a_recording_is_saved_opened_and_played(
     wait_until_live(page)
     page.locator("input[type=file]").set_input_files(DEMO / "config.json")
     expect(page.get_by_role("alert")).to_contain_text("config.json: ")
+
+
+def test_several_pipelines_are_told_apart(stack: Stack, visitor: Visitor, tmp_path: Path) -> None:
+    async def run() -> None:
+        play = Play(SchedulerSettings(n_stages=2, max_batch_size=1, speculative_tokens=0))
+        beside = play.beside(1)
+        async with recorded_to(play.watching, tmp_path / "two.jsonl"):
+            play.open()
+            beside.open()
+            play.submit("stays", max_new_tokens=30)
+            play.run()
+            play.submit("moves", max_new_tokens=30)
+            play.submit("waits")
+            beside.run()
+            beside.lose()
+            beside.open()
+            play.run()
+            beside.run(3)
+            await asyncio.sleep(0.3)  # until the pool is told
+
+    asyncio.run(run())
+    page = visitor.open(f"{stack.http}/#pipeline")
+    page.locator("input[type=file]").set_input_files(tmp_path / "two.jsonl")
+    expect(page.locator("#status")).to_contain_text("2 pipelines")
+    expect(page.get_by_role("heading", name="Pipeline 1")).to_be_visible()
+    rows = page.get_by_role("region", name="Requests in the pool").locator("tbody tr")
+    expect(rows.filter(has_text="stays")).to_contain_text("runs in pipeline 0")
+    expect(rows.filter(has_text="moves")).to_contain_text("runs in pipeline 1")
+    expect(rows.filter(has_text="waits")).not_to_contain_text("pipeline")
+    expect(page.locator(".marks")).to_contain_text("pipeline 1: stage 0 is gone")
+    page.locator("#pipeline canvas").focus()
+    page.keyboard.press(",")
+    expect(page.locator("#pipeline .tip")).to_contain_text("of pipeline 1, epoch 3")
 
 
 def test_runs_are_compared_on_one_axis(stack: Stack, visitor: Visitor) -> None:

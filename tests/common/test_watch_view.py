@@ -43,6 +43,37 @@ def test_epochs_of_another_term_are_told_apart_and_a_second_epoch_is_a_new_pipel
     assert second["text"] == "2, test-model on 2 stages: a new pipeline serves"
 
 
+def test_a_pipeline_beside_others_is_named_where_it_serves_and_where_it_is_lost() -> None:
+    one, alone, other, both = changes(
+        epoch(1), mark("gone", epoch=1), epoch(2, pipeline=1), mark("gone", epoch=2)
+    )
+    assert (one["pipeline"], other["pipeline"]) == (0, 1)
+    assert other["text"] == "2, test-model on 2 stages: pipeline 1 serves"
+    assert (alone["text"], both["text"]) == ("gone", "pipeline 1: gone")
+    assert last(epoch(1), epoch(2, pipeline=1), mark("draining"))["text"] == "draining"
+
+
+def test_an_admission_names_its_pipeline_also_if_it_is_the_first() -> None:
+    admitted, waiting = watch_pb2.REQUEST_TURN_ADMITTED, WAITING
+    assert last(request(1, admitted))["pipeline"] == 0
+    assert last(request(1, admitted, pipeline=2))["pipeline"] == 2
+    assert "pipeline" not in last(request(1, waiting))
+
+
+def test_memory_and_figures_of_pipelines_are_added_up() -> None:
+    first, second = epoch(1), epoch(2, pipeline=1)
+    first.epoch.n_slots, second.epoch.n_slots = 1000, 600
+    events = [first, second]
+    for pipeline, n_slots in ((0, 300), (1, 200), (0, 100)):
+        event = iteration(len(events), 1, at_s=0.1 * len(events), pipeline=pipeline)
+        event.iteration.n_allocated_slots = n_slots
+        events.append(event)
+    told = changes(*events, mark("x", at_s=2))
+    assert [each["memory"]["free"] for each in told[2:5]] == [700, 400, 900]
+    [figures] = [each for each in told if each["type"] == "figures"]
+    assert figures["minute"]["n_allocated_slots"] == 500
+
+
 def test_output_tokens_follow_from_the_position_of_a_span() -> None:
     prefill = ran(1, 0.1, start_positions=0, n_tokens=10, kinds=watch_pb2.SPAN_KIND_PREFILL)
     assert last(arrival(1), prefill)["n_generated"] == [1]

@@ -25,6 +25,7 @@ export class AppState {
   #recording = "";
   /** @type {EpochEvent | null} */
   #epoch = null;
+  #nPipelines = 1;
   onKey = () => {};
 
   /**
@@ -37,20 +38,33 @@ export class AppState {
     this.#draw();
   }
 
-  /** @param {EpochEvent} epoch */
-  setEpoch(epoch) {
-    if (!this.#recording) this.#epoch = epoch;
+  /**
+   * @param {EpochEvent | null} epoch the latest one
+   * @param {number} nPipelines that serve
+   */
+  setEpoch(epoch, nPipelines) {
+    if (!this.#recording) this.#show(epoch, nPipelines);
     this.#draw();
   }
 
   /**
    * @param {string} name of the recording that is shown; empty for what is live
    * @param {EpochEvent | null} epoch
+   * @param {number} nPipelines
    */
-  showRecording(name, epoch) {
+  showRecording(name, epoch, nPipelines) {
     this.#recording = name;
-    this.#epoch = epoch;
+    this.#show(epoch, nPipelines);
     this.#draw();
+  }
+
+  /**
+   * @param {EpochEvent | null} epoch
+   * @param {number} nPipelines
+   */
+  #show(epoch, nPipelines) {
+    this.#epoch = epoch;
+    this.#nPipelines = nPipelines;
   }
 
   #draw() {
@@ -59,6 +73,7 @@ export class AppState {
     const epoch = this.#epoch;
     render(html`<span><span class="dot ${kind}"></span>${words}</span>
       ${epoch ? html`<span><strong>${epoch.model}</strong></span>
+        ${this.#nPipelines > 1 ? html`<span>${plural(this.#nPipelines, "pipeline")}</span>` : ""}
         <span>${plural(epoch.n_stages, "stage")} of ${plural(epoch.tp_size, "rank")}</span>
         <span>${epoch.policy}, ${epoch.order}, ${epoch.admission}</span><span>epoch ${epoch.epoch}</span>` : ""}`, element("status"));
     render(this.status === "refused" || this.key ? this.#keyForm() : html``, element("access"));

@@ -1,5 +1,7 @@
 import { colourOf } from "./colours.js";
+import { pipelineOf } from "./events.js";
 import { html } from "/page/vendor/lit-html.js";
+import { pipelinesOf } from "./view.js";
 import { KIND_WORDS, TURN_WORDS, count, duration, plural } from "./words.js";
 
 /** @import {View, Request} from "./view.js" */
@@ -26,7 +28,7 @@ export function iterationDetails(iteration, view, span = -1) {
   const request = span < 0 ? undefined : view.requests.get(iteration.numbers[span]);
   return html`
     <strong>Iteration ${count(iteration.iteration)}</strong>
-    <span class="quiet">of epoch ${iteration.epoch}, ${duration(iteration.round_trip_s)} in all</span>
+    <span class="quiet">of ${view.epochs.size > 1 ? `pipeline ${pipelineOf(iteration)}, ` : ""}epoch ${iteration.epoch}, ${duration(iteration.round_trip_s)} in all</span>
     <div>${plural(iteration.numbers.length, "request")}, ${plural(nTokens, "token")};
       ${plural(iteration.n_in_flight, "batch").replace(/s$/, "es")} in flight</div>
     ${span < 0 ? "" : html`<div><strong>${tag(iteration.numbers[span])}</strong> ${spanWords(iteration, span)}
@@ -63,5 +65,16 @@ function requestWords(request) {
   return html`<div class="quiet">${request.request_id ? html`<span class="mono">${request.request_id}</span>, ` : ""}
     ${TURN_WORDS[request.turn]}${request.reason ? ` (${request.reason})` : ""}:
     ${plural(request.n_prompt_tokens, "prompt token")}${cached}, ${count(request.n_generated_tokens)} of at most
-    ${count(request.max_new_tokens)} generated</div>`;
+    ${count(request.max_new_tokens)} generated${movesWords(request)}</div>`;
+}
+
+/**
+ * Returns the pipelines that have run a request, if there are several.
+ *
+ * @param {Request} request
+ * @returns {string}
+ */
+function movesWords(request) {
+  const pipelines = pipelinesOf(request);
+  return pipelines.length > 1 ? `; ran in pipeline ${pipelines.join(", then ")}` : "";
 }

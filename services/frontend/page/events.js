@@ -5,11 +5,12 @@
  * @typedef {{t: number, type: "epoch", epoch: number, term: number, text: string, model: string, n_stages: number, tp_size: number,
  *   n_slots: number, block_size: number, max_batch_size: number, max_batch_tokens: number,
  *   pipeline_depth: number, policy: string, order: string, admission: string,
- *   max_requests: number}} EpochEvent
+ *   max_requests: number, pipeline?: number}} EpochEvent
  *
  * @typedef {{t: number, type: "request", number: number, turn: Turn, request_id?: string,
  *   n_prompt_tokens?: number, max_new_tokens?: number, n_generated_tokens?: number,
- *   n_cached_tokens?: number, priority?: number, account?: string, reason?: string}} RequestEvent
+ *   n_cached_tokens?: number, priority?: number, account?: string, reason?: string,
+ *   pipeline?: number}} RequestEvent
  *
  * @typedef {"waiting" | "admitted" | "put_down" | "suspended" | "ended"} Turn
  *
@@ -17,7 +18,7 @@
  *   round_trip_s: number, numbers: number[], start_positions: number[], n_tokens: number[],
  *   kinds: string, n_new_tokens: number[], ended: number[], n_in_flight: number, n_waiting: number,
  *   n_running: number, stages: [number, number, number, number][], n_generated: number[],
- *   first_tokens: [number, number][], memory: Memory}} IterationEvent
+ *   first_tokens: [number, number][], memory: Memory, pipeline?: number}} IterationEvent
  *
  * @typedef {{used: number, shared: number, reserved: number, cached: number, free: number}} Memory
  *
@@ -25,7 +26,7 @@
  *   n_running: number}} Account
  *
  * @typedef {{t: number, type: "pool", waiting: number[], n_waiting: number, running: number[],
- *   n_generated: number[], accounts: Account[]}} PoolEvent
+ *   n_generated: number[], pipelines?: number[], accounts: Account[]}} PoolEvent
  *
  * @typedef {{t: number, type: "mark", kind: string, epoch?: number, text?: string,
  *   numbers?: number[]}} MarkEvent
@@ -48,6 +49,16 @@
  */
 
 const SHOWN = new Set(["epoch", "request", "iteration", "pool", "mark", "figures"]);
+
+/**
+ * Returns the number of the pipeline that an event is of. Recordings of a single pipeline may not name it.
+ *
+ * @param {{pipeline?: number}} event
+ * @returns {number}
+ */
+export function pipelineOf(event) {
+  return event.pipeline ?? 0;
+}
 
 /**
  * Tells whether an event is a change of the view that a page shows.

@@ -1,9 +1,10 @@
 import { spanWords, tag } from "./details.js";
+import { pipelineOf } from "./events.js";
 import { html, svg } from "/page/vendor/lit-html.js";
 import { TURN_WORDS, count, duration, plural } from "./words.js";
 
 /** @import {View, Request} from "./view.js" */
-/** @import {Figures} from "./events.js" */
+/** @import {Figures, EpochEvent, IterationEvent} from "./events.js" */
 
 /** Points of a line of the last five minutes, and the seconds of each. */
 const N_POINTS = 60;
@@ -80,8 +81,19 @@ function sparkline(view, now, value) {
 
 /** @param {View} view */
 function memory(view) {
-  const last = view.iterations.at(-1);
-  const total = view.epoch?.n_slots ?? 0;
+  if (view.epochs.size > 1) {
+    return view.pipelines.map((epoch) => html`<h3>Pipeline ${pipelineOf(epoch)}</h3>
+      ${memoryOf(epoch, view.iterations.findLast((it) => pipelineOf(it) === pipelineOf(epoch)))}`);
+  }
+  return memoryOf(view.epoch, view.iterations.at(-1));
+}
+
+/**
+ * @param {EpochEvent | null} epoch of a pipeline
+ * @param {IterationEvent | undefined} last iteration of the pipeline
+ */
+function memoryOf(epoch, last) {
+  const total = epoch?.n_slots ?? 0;
   if (!last || total === 0) return html`<p class="quiet">Nothing has run yet.</p>`;
   const { used, shared, reserved, cached, free } = last.memory;
   const all = /** @type {[string, string, number][]} */ ([
@@ -99,7 +111,7 @@ function memory(view) {
     <dl class="key">${all.map(([name, text, n]) => html`
       <dt><span class="swatch ${name}"></span></dt><dt>${text}</dt><dd>${count(n)}</dd>`)}
     </dl>
-    <p class="quiet">${count(total)} slots of one token, in blocks of ${view.epoch?.block_size}.</p>`;
+    <p class="quiet">${count(total)} slots of one token, in blocks of ${epoch?.block_size}.</p>`;
 }
 
 /** @param {View} view */
@@ -109,7 +121,7 @@ function pool(view) {
   const shown = numbers.slice(0, MAX_ROWS);
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Requests in the pool"><table>
     <thead><tr><th>Request</th><th>State</th><th class="number">Prompt</th><th class="number">Generated</th><th class="number">Priority</th><th>Account</th><th>Name</th></tr></thead>
-    <tbody>${shown.map((number) => poolRow(number, view.requests.get(number)))}</tbody>
+    <tbody>${shown.map((number) => poolRow(number, view.requests.get(number), view.epochs.size > 1))}</tbody>
   </table></div>
   ${numbers.length > shown.length ? html`<p class="quiet">and ${count(numbers.length - shown.length)} more</p>` : ""}`;
 }
@@ -117,10 +129,11 @@ function pool(view) {
 /**
  * @param {number} number
  * @param {Request | undefined} request
+ * @param {boolean} areSeveral whether several pipelines serve
  */
-function poolRow(number, request) {
+function poolRow(number, request, areSeveral) {
   if (!request) return html`<tr><td>${tag(number)}</td><td colspan="6"></td></tr>`;
-  return html`<tr><td>${tag(number)}</td><td>${TURN_WORDS[request.turn]}</td>
+  return html`<tr><td>${tag(number)}</td><td>${TURN_WORDS[request.turn]}${areSeveral && request.turn === "admitted" ? ` in pipeline ${request.pipeline}` : ""}</td>
     <td class="number">${count(request.n_prompt_tokens)}${request.n_cached_tokens ? ` (${count(request.n_cached_tokens)} cached)` : ""}</td>
     <td class="number">${count(request.n_generated_tokens)} / ${count(request.max_new_tokens)}</td>
     <td class="number">${request.priority}</td><td>${request.account || "–"}</td>
@@ -146,10 +159,11 @@ function marks(view) {
 
 /** @param {View} view */
 function iterations(view) {
+  const areSeveral = view.epochs.size > 1;
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Iterations"><table>
-    <thead><tr><th class="number">Iteration</th><th class="number">Took</th><th class="number">Tokens</th><th>Requests</th></tr></thead>
+    <thead><tr>${areSeveral ? html`<th class="number">Pipeline</th>` : ""}<th class="number">Iteration</th><th class="number">Took</th><th class="number">Tokens</th><th>Requests</th></tr></thead>
     <tbody>${view.iterations.slice(-MAX_ITERATIONS).toReversed().map((it) => html`
-      <tr><td class="number">${it.iteration}</td><td class="number">${duration(it.round_trip_s)}</td>
+      <tr>${areSeveral ? html`<td class="number">${pipelineOf(it)}</td>` : ""}<td class="number">${it.iteration}</td><td class="number">${duration(it.round_trip_s)}</td>
         <td class="number">${count(it.n_tokens.reduce((a, b) => a + b, 0))}</td>
         <td>${it.numbers.map((number, i) => html`${tag(number)} ${spanWords(it, i)}; `)}</td></tr>`)}</tbody>
   </table></div><p class="quiet">${plural(view.iterations.length, "iteration")} kept.</p>`;

@@ -19,7 +19,7 @@ const PANELS_MS = 250;
 const SLOW_DRAW_MS = 500;
 const SPEEDS = [0.05, 0.1, 0.25, 0.5, 1, 2];
 
-/** The view of the pipeline: live, held, or a recording that is played. */
+/** The view of the pipelines: live, held, or a recording that is played. */
 export class PipelineView {
   #view = new View();
   #tape = new Tape();
@@ -57,7 +57,7 @@ export class PipelineView {
     element.replaceChildren(this.bar, card, this.under);
     this.chart = new Chart(chart, this.#window, {
       hasStages: true, rows: null,
-      label: "The stages of the pipeline as lanes with a block for each iteration, and a row for each request.",
+      label: "The stages of each pipeline as lanes with a block for each iteration, and a row for each request.",
     }, () => this.#draw());
     requestAnimationFrame((now) => this.#frame(now));
   }
@@ -83,13 +83,13 @@ export class PipelineView {
       this.#view.mark(this.#view.latest, "away", event.text ?? "no scheduler leads");
       this.state.setStatus("away", event.text ?? "");
     } else if (event.type === "here") {
-      this.#view.forgetRequests();
+      this.#view.forgetState();
       this.state.setStatus("live", "");
     } else if (isShown(event)) {
       this.#view.apply(event);
       this.#tape.add(event);
       this.#window.heard(event.t);
-      if (event.type === "epoch") this.state.setEpoch(event);
+      if (event.type === "epoch" || event.type === "mark") this.state.setEpoch(this.#view.epoch, this.#view.epochs.size);
     }
   }
 
@@ -236,7 +236,7 @@ export class PipelineView {
     this.#window.isHeld = true;
     this.#window.zoom(Math.min(LONGEST_S, Math.max(0.5, this.#player.end - this.#player.begin) * 1.05));
     this.#seek(this.#player.end);
-    this.state.showRecording(name, this.#player.view.epoch);
+    this.state.showRecording(name, this.#player.view.epoch, this.#player.view.epochs.size);
     this.#draw(Infinity);
   }
 
@@ -244,7 +244,7 @@ export class PipelineView {
     this.#player = null;
     this.#isPlaying = false;
     this.#window.isHeld = this.#window.isChosen = false;
-    this.state.showRecording("", this.#view.epoch);
+    this.state.showRecording("", this.#view.epoch, this.#view.epochs.size);
   }
 }
 

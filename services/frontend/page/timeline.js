@@ -1,13 +1,18 @@
 import { colourOf, themeOf } from "./colours.js";
+import { pipelineOf } from "./events.js";
 import { sinceOf } from "./view.js";
 
 /** @import {View, Request} from "./view.js" */
-/** @import {IterationEvent} from "./events.js" */
+/** @import {IterationEvent, EpochEvent} from "./events.js" */
 
 const GUTTER = 74;
 const AXIS = 22;
 const LANE = 44;
 const LANE_GAP = 8;
+/** Height of the name of a pipeline, and of all lanes if several pipelines have many. */
+const HEADING = 20;
+const MIN_LANE = 14;
+const MAX_LANES = 400;
 const MIN_ROW = 7;
 const MAX_ROW = 16;
 const MAX_ROWS = 40;
@@ -16,12 +21,15 @@ const MAX_ROWS = 40;
  * @typedef {{from: number, to: number}} Span of seconds
  * @typedef {{x: number, y: number, w: number, h: number, iteration: IterationEvent, stage: number,
  *   span: number}} Box
+ * @typedef {{pipeline: number, stage: number, y: number}} Lane
+ * @typedef {{text: string, y: number}} Heading the name of a pipeline
+ * @typedef {{lanes: Lane[], headings: Heading[], laneHeight: number, height: number}} Layout
  * @typedef {ReturnType<typeof themeOf>} Theme
  */
 
 /**
- * A drawing of a view over time: a lane for each stage with a block for each iteration, and under them a
- * row for each request. One scale of time holds for both.
+ * A drawing of a view over time: a lane for each stage of each pipeline with a block for each iteration,
+ * and under them a row for each request. One scale of time holds for both.
  */
 export class Timeline {
   /** @type {Box[]} in the order in which they were drawn */
@@ -52,13 +60,12 @@ export class Timeline {
    * @param {number} zero the time that the axis calls 0, or NaN for times of the day
    */
   draw(view, window, zero) {
-    const nStages = this.shape.hasStages ? Math.max(view.epoch?.n_stages ?? 1, 1) : 0;
+    const layout = layOut(this.shape.hasStages ? view : null);
     const requests = rowsOf(view, window);
     const nRows = this.shape.rows ?? Math.min(Math.max(requests.length, 6), MAX_ROWS);
     const rowHeight = Math.max(MIN_ROW, Math.min(MAX_ROW, 320 / nRows));
-    const lanes = nStages * (LANE + LANE_GAP);
     const width = this.canvas.clientWidth;
-    const height = Math.ceil(AXIS + lanes + (nStages ? 10 : 0) + nRows * rowHeight + 6);
+    const height = Math.ceil(AXIS + layout.height + nRows * rowHeight + 6);
     this.#resize(width, height);
     const c = this.context;
     c.clearRect(0, 0, width, height);
@@ -70,13 +77,16 @@ export class Timeline {
     c.rect(GUTTER, 0, width - GUTTER, height);
     c.clip();
     const iterations = visible(view.iterations, window);
-    for (let stage = 0; stage < nStages; stage++) this.#lane(iterations, stage, AXIS + stage * (LANE + LANE_GAP), x, width);
-    const top = AXIS + lanes + (nStages ? 10 : 0);
+    for (const lane of layout.lanes) {
+      this.#lane(iterations.filter((it) => pipelineOf(it) === lane.pipeline), lane, layout.laneHeight, x, width);
+    }
+    const top = AXIS + layout.height;
     const shown = requests.slice(Math.max(0, requests.length - nRows));
     this.#rows(shown, iterations, window, top, rowHeight, x);
+    if (layout.headings.length) shown.forEach((request, i) => this.#moves(request, top + (i + 0.5) * rowHeight, rowHeight, x));
     this.#marks(view, window, x, height);
     c.restore();
-    this.#labels(nStages, shown, requests.length, top, rowHeight);
+    this.#labels(layout, shown, requests.length, top, rowHeight);
   }
 
   /**
@@ -133,22 +143,22 @@ export class Timeline {
 
   /**
    * @param {IterationEvent[]} iterations
-   * @param {number} stage
-   * @param {number} y
+   * @param {Lane} lane
+   * @param {number} laneHeight
    * @param {(t: number) => number} x
    * @param {number} width
    */
-  #lane(iterations, stage, y, x, width) {
+  #lane(iterations, { stage, y }, laneHeight, x, width) {
     const c = this.context;
     c.fillStyle = this.#theme.ground;
-    c.fillRect(GUTTER, y, width - GUTTER, LANE);
+    c.fillRect(GUTTER, y, width - GUTTER, laneHeight);
     for (const iteration of iterations) {
       const times = iteration.stages[stage];
       if (!times) continue;
       const left = x(iteration.sent + times[0]);
       const w = Math.max(x(iteration.sent + times[0] + times[2]) - left - 0.6, 0.8);
       const n = Math.max(iteration.numbers.length, 1);
-      const h = LANE / n;
+      const h = laneHeight / n;
       iteration.numbers.forEach((number, i) => {
         const box = { x: left, y: y + i * h, w, h, iteration, stage, span: i };
         this.#boxes.push(box);
@@ -157,7 +167,7 @@ export class Timeline {
       if (iteration === this.chosen) {
         c.strokeStyle = this.#theme.ink;
         c.lineWidth = 2;
-        c.strokeRect(left - 1, y - 1, w + 2, LANE + 2);
+        c.strokeRect(left - 1, y - 1, w + 2, laneHeight + 2);
       }
     }
   }
@@ -250,6 +260,33 @@ export class Timeline {
   }
 
   /**
+   * Writes the number of the pipeline before each admission of a request by another pipeline than the
+   * one before.
+   *
+   * @param {Request} request
+   * @param {number} y
+   * @param {number} h
+   * @param {(t: number) => number} x
+   */
+  #moves(request, y, h, x) {
+    const c = this.context;
+    c.textAlign = "right";
+    c.textBaseline = "middle";
+    c.font = `600 ${Math.min(10, Math.max(h - 2, 7))}px ${this.#theme.font}`;
+    let before = -1;
+    for (const { t, turn, pipeline } of request.turns) {
+      if (turn !== "admitted" || pipeline === before) continue;
+      const text = before < 0 ? `${pipeline}` : `→${pipeline}`;
+      const width = c.measureText(text).width + 3;
+      c.fillStyle = this.#theme.card;
+      c.fillRect(x(t) - width, y - h / 2, width, h);
+      c.fillStyle = before < 0 ? this.#theme.quiet : this.#theme.warn;
+      c.fillText(text, x(t) - 2, y);
+      before = pipeline;
+    }
+  }
+
+  /**
    * @param {Request} request
    * @param {number} y
    * @param {number} h
@@ -289,21 +326,22 @@ export class Timeline {
   }
 
   /**
-   * @param {number} nStages
+   * @param {Layout} layout
    * @param {Request[]} shown
    * @param {number} nRequests
    * @param {number} top
    * @param {number} rowHeight
    */
-  #labels(nStages, shown, nRequests, top, rowHeight) {
+  #labels(layout, shown, nRequests, top, rowHeight) {
     const c = this.context;
     c.textAlign = "right";
     c.textBaseline = "middle";
     c.fillStyle = this.#theme.ink;
     c.font = `600 12px ${this.#theme.font}`;
-    for (let stage = 0; stage < nStages; stage++) {
-      c.fillText(`Stage ${stage}`, GUTTER - 10, AXIS + stage * (LANE + LANE_GAP) + LANE / 2);
-    }
+    for (const { stage, y } of layout.lanes) c.fillText(`Stage ${stage}`, GUTTER - 10, y + layout.laneHeight / 2);
+    c.textAlign = "left";
+    for (const { text, y } of layout.headings) c.fillText(text, 2, y + HEADING / 2);
+    c.textAlign = "right";
     c.font = `${Math.min(11, Math.max(rowHeight - 2, 8))}px ${this.#theme.font}`;
     c.fillStyle = this.#theme.quiet;
     const every = rowHeight < 11 ? 2 : 1;
@@ -315,6 +353,37 @@ export class Timeline {
       c.fillText(`and ${nRequests - shown.length} earlier`, 2, top - 5);
     }
   }
+}
+
+/**
+ * Returns where the lanes are: those of each pipeline that serves, under its name if there are several.
+ *
+ * @param {View | null} view null for a drawing without lanes
+ * @returns {Layout}
+ */
+function layOut(view) {
+  /** @type {Layout} */
+  const layout = { lanes: [], headings: [], laneHeight: LANE, height: 0 };
+  if (view === null) return layout;
+  /** @type {Pick<EpochEvent, "n_stages" | "pipeline" | "epoch">[]} */
+  const epochs = view.epochs.size ? view.pipelines : [view.epoch ?? { n_stages: 1, epoch: 0 }];
+  const nLanes = epochs.reduce((sum, epoch) => sum + epoch.n_stages, 0);
+  const areSeveral = epochs.length > 1;
+  if (areSeveral) layout.laneHeight = Math.min(LANE, Math.max(MIN_LANE, MAX_LANES / nLanes));
+  let y = AXIS;
+  for (const epoch of epochs) {
+    const pipeline = pipelineOf(epoch);
+    if (areSeveral) {
+      layout.headings.push({ text: `Pipeline ${pipeline}, epoch ${epoch.epoch}`, y });
+      y += HEADING;
+    }
+    for (let stage = 0; stage < Math.max(epoch.n_stages, 1); stage++) {
+      layout.lanes.push({ pipeline, stage, y });
+      y += layout.laneHeight + LANE_GAP;
+    }
+  }
+  layout.height = y - AXIS + 10;
+  return layout;
 }
 
 /**
@@ -331,28 +400,13 @@ function rowsOf(view, window) {
 }
 
 /**
- * Returns the iterations that ran in a span of time. They are in the order of their results.
+ * Returns the iterations that ran in a span of time.
  *
  * @param {IterationEvent[]} iterations
  * @param {Span} window
  */
 function visible(iterations, window) {
-  const [first, last] = [firstEndingAfter(iterations, window.from), iterations.length];
-  return iterations.slice(first, last).filter((it) => it.sent <= window.to);
-}
-
-/**
- * @param {IterationEvent[]} iterations
- * @param {number} t
- */
-function firstEndingAfter(iterations, t) {
-  let [low, high] = [0, iterations.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (iterations[middle].sent + iterations[middle].round_trip_s < t) low = middle + 1;
-    else high = middle;
-  }
-  return Math.max(0, low - 2);
+  return iterations.filter((it) => it.sent <= window.to && it.sent + it.round_trip_s >= window.from);
 }
 
 /**

@@ -1,4 +1,6 @@
-/** @import {WatchEvent, EpochEvent, RequestEvent, IterationEvent, PoolEvent, FiguresEvent, Turn} from "./events.js" */
+import { pipelineOf } from "./events.js";
+
+/** @import {WatchEvent, EpochEvent, RequestEvent, IterationEvent, PoolEvent, FiguresEvent, MarkEvent, Turn} from "./events.js" */
 
 /** Seconds for which iterations, ended requests and figures are kept. */
 export const KEPT_S = 300;
@@ -8,13 +10,13 @@ const MAX_KEPT_ITERATIONS = 20_000;
 /**
  * @typedef {{number: number, request_id: string, account: string, priority: number, n_prompt_tokens: number,
  *   max_new_tokens: number, n_generated_tokens: number, n_cached_tokens: number, turn: Turn, reason: string,
- *   turns: {t: number, turn: Turn}[], first_token_s: number | null}} Request
+ *   turns: {t: number, turn: Turn, pipeline: number}[], first_token_s: number | null, pipeline: number}} Request
  *
  * @typedef {{t: number, kind: string, text: string}} Mark
  */
 
 /**
- * The view of a pipeline as far as it has been told. The server has added everything up; here it is kept
+ * The view of the pipelines as far as it has been told. The server has added everything up; here it is kept
  * to be drawn. It knows no page and no clock; what is older than `keptS` before the latest change is
  * forgotten.
  */
@@ -22,12 +24,16 @@ export class View {
   /** @param {number} keptS */
   constructor(keptS = KEPT_S) {
     this.keptS = keptS;
-    /** @type {EpochEvent | null} */
+    /** @type {EpochEvent | null} the latest one */
     this.epoch = null;
+    /** @type {Map<number, EpochEvent>} of the pipelines that serve, by their numbers; the last one if none does */
+    this.epochs = new Map();
     /** @type {Map<number, Request>} */
     this.requests = new Map();
-    /** @type {IterationEvent[]} in the order in which they returned */
+    /** @type {IterationEvent[]} in the order in which they were sent */
     this.iterations = [];
+    /** @type {Map<number, number>} when the last one of each pipeline was sent */
+    this.sent = new Map();
     /** @type {PoolEvent | null} */
     this.pool = null;
     /** @type {Mark[]} */
@@ -48,8 +54,8 @@ export class View {
       case "epoch": this.#begin(event); break;
       case "request": this.#turn(event); break;
       case "iteration": this.#run(event); break;
-      case "pool": this.pool = event; this.#count(event.running, event.n_generated); break;
-      case "mark": this.mark(event.t, event.kind, event.text ?? ""); break;
+      case "pool": this.#stand(event); break;
+      case "mark": this.#note(event); break;
       case "figures": if (event.t > (this.figures.at(-1)?.t ?? 0)) this.figures.push(event); break;
     }
   }
@@ -68,9 +74,15 @@ export class View {
     if (this.marks.length > MAX_MARKS) this.marks.shift();
   }
 
-  /** Forgets the requests, before all that there are are told anew; history stays. */
-  forgetRequests() {
+  /** @returns {EpochEvent[]} the epochs of the pipelines that serve, in the order of their numbers */
+  get pipelines() {
+    return [...this.epochs.values()].sort((a, b) => pipelineOf(a) - pipelineOf(b));
+  }
+
+  /** Forgets requests and pipelines, before all that there are are told anew; history stays. */
+  forgetState() {
     this.requests.clear();
+    this.epochs.clear();
     this.pool = null;
   }
 
@@ -89,25 +101,55 @@ export class View {
 
   /** @param {EpochEvent} event */
   #begin(event) {
-    if (this.epoch !== null && this.epoch.term !== event.term) this.requests.clear();
+    if (this.epoch !== null && this.epoch.term !== event.term) {
+      this.requests.clear();
+      this.epochs.clear();
+    }
     this.epoch = event;
+    this.epochs.set(pipelineOf(event), event);
     this.mark(event.t, "epoch", event.text);
+  }
+
+  /**
+   * Notes a mark. A pipeline that serves no longer is forgotten if others serve.
+   *
+   * @param {MarkEvent} event
+   */
+  #note(event) {
+    this.mark(event.t, event.kind, event.text ?? "");
+    if (event.kind !== "lost" && event.kind !== "left") return;
+    for (const [pipeline, { epoch }] of this.epochs) {
+      if (epoch === event.epoch && this.epochs.size > 1) this.epochs.delete(pipeline);
+    }
+  }
+
+  /** @param {PoolEvent} event */
+  #stand(event) {
+    this.pool = event;
+    this.#count(event.running, event.n_generated);
+    event.pipelines?.forEach((pipeline, i) => {
+      const request = this.requests.get(event.running[i]);
+      if (request) request.pipeline = pipeline;
+    });
   }
 
   /** @param {RequestEvent} event */
   #turn({ t, type: _, ...fields }) {
     const request = this.requests.get(fields.number) ?? {
       number: fields.number, request_id: "", account: "", priority: 0, n_prompt_tokens: 0, max_new_tokens: 0,
-      n_generated_tokens: 0, n_cached_tokens: 0, turn: fields.turn, reason: "", turns: [], first_token_s: null,
+      n_generated_tokens: 0, n_cached_tokens: 0, turn: fields.turn, reason: "", turns: [], first_token_s: null, pipeline: 0,
     };
     this.requests.set(fields.number, Object.assign(request, fields));
-    if (request.turns.at(-1)?.turn !== fields.turn) request.turns.push({ t, turn: fields.turn });
+    if (request.turns.at(-1)?.turn !== fields.turn) request.turns.push({ t, turn: fields.turn, pipeline: pipelineOf(fields) });
   }
 
   /** @param {IterationEvent} event */
   #run(event) {
-    if (event.sent <= (this.iterations.at(-1)?.sent ?? 0)) return;
-    this.iterations.push(event);
+    if (event.sent <= (this.sent.get(pipelineOf(event)) ?? 0)) return;
+    this.sent.set(pipelineOf(event), event.sent);
+    let place = this.iterations.length;
+    while (place > 0 && this.iterations[place - 1].sent > event.sent) place -= 1;
+    this.iterations.splice(place, 0, event);
     this.#count(event.numbers, event.n_generated);
     for (const [number, seconds] of event.first_tokens) {
       const request = this.requests.get(number);
@@ -125,6 +167,17 @@ export class View {
       if (request) request.n_generated_tokens = nGenerated[i];
     });
   }
+}
+
+/**
+ * Returns the numbers of the pipelines that have admitted a request, one after the other.
+ *
+ * @param {Request} request
+ * @returns {number[]}
+ */
+export function pipelinesOf(request) {
+  const admissions = request.turns.filter(({ turn }) => turn === "admitted").map(({ pipeline }) => pipeline);
+  return admissions.filter((pipeline, i) => i === 0 || pipeline !== admissions[i - 1]);
 }
 
 /**

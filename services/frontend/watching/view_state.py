@@ -9,6 +9,7 @@ scheduler.
 from collections import deque
 from collections.abc import Iterator
 
+from services.common.epochs import EPOCHS_PER_TERM
 from services.common.watch_json import Json
 
 ITERATIONS_S, MAX_ITERATIONS, MAX_ITERATION_BYTES = 60, 500, 768 * 2**10
@@ -99,12 +100,44 @@ class KnownRequests:
         self._n_bytes -= sum(map(len, turns))
 
 
+class KnownEpochs:
+    """The epochs of the pipelines that serve, after earlier epochs. If no pipeline serves, the
+    epoch of the pipeline that was lost last is kept."""
+
+    def __init__(self) -> None:
+        self._serving: dict[int, tuple[Json, bytes]] = {}  # by the number of the pipeline
+        self._earlier = History(MARKS_S, MAX_MARKS, MAX_MARK_BYTES)
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._earlier
+        for _, data in self._serving.values():
+            yield data
+
+    def add(self, change: Json, data: bytes) -> None:
+        """Adds an epoch, which takes the place of the epoch of its pipeline, and of all epochs of
+        an earlier term."""
+        for pipeline, (epoch, _) in list(self._serving.items()):
+            if pipeline == change["pipeline"] or _term_of(epoch) != _term_of(change):
+                replaced, its_data = self._serving.pop(pipeline)
+                self._earlier.add(replaced["t"], its_data)
+        self._serving[change["pipeline"]] = change, data
+
+    def end(self, number: int) -> None:
+        """Notes that the epoch with this number is over. Forgets the epoch if others serve."""
+        left = {one: it for one, it in self._serving.items() if it[0]["epoch"] != number}
+        self._serving = left or self._serving
+
+
+def _term_of(epoch: Json) -> int:
+    number: int = epoch["epoch"]
+    return number // EPOCHS_PER_TERM
+
+
 class ViewState:
     """The changes that are kept of one watch; empty when the watch begins."""
 
     def __init__(self) -> None:
-        self._epoch: tuple[float, bytes] | None = None
-        self._earlier_epochs = History(MARKS_S, MAX_MARKS, MAX_MARK_BYTES)
+        self._epochs = KnownEpochs()
         self._marks = History(MARKS_S, MAX_MARKS, MAX_MARK_BYTES)
         self._requests = KnownRequests()
         self._iterations = History(ITERATIONS_S, MAX_ITERATIONS, MAX_ITERATION_BYTES)
@@ -117,11 +150,11 @@ class ViewState:
         at = change["t"]
         match change["type"]:
             case "epoch":
-                if self._epoch is not None:
-                    self._earlier_epochs.add(*self._epoch)
-                self._epoch = at, data
+                self._epochs.add(change, data)
             case "mark":
                 self._marks.add(at, data)
+                if change["kind"] in ("lost", "left"):
+                    self._epochs.end(change.get("epoch", 0))
             case "request":
                 self._requests.add(change, data)
             case "iteration":
@@ -133,9 +166,7 @@ class ViewState:
 
     def told(self) -> Iterator[bytes]:
         """Yields the changes that a new viewer gets, each as JSON. The first is an epoch."""
-        yield from self._earlier_epochs
-        if self._epoch is not None:
-            yield self._epoch[1]
+        yield from self._epochs
         yield from self._marks
         yield from self._requests
         yield from self._iterations

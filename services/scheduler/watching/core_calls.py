@@ -23,9 +23,9 @@ Decision = dict[str, Any]
 send."""
 
 
-def tell_calls(core: Scheduler, decisions: Decisions) -> None:
-    """Wraps the methods of a new scheduling core. From then on, watchers get an event about each
-    call."""
+def tell_calls(core: Scheduler, decisions: Decisions, *, pipeline: int) -> None:
+    """Wraps the methods of a new scheduling core of the pipeline with the number `pipeline`. From
+    then on, watchers get an event about each call."""
     number = decisions.n_cores
     decisions.n_cores += 1
     for method, decision_of in _DECISIONS.items():
@@ -33,7 +33,7 @@ def tell_calls(core: Scheduler, decisions: Decisions) -> None:
         call = partial(_call, getattr(core, name), partial(decision_of, decisions, core))
         setattr(core, name, partial(call, decisions, number))
     if decisions.are_wanted:
-        facts = facts_of(core, is_first=number == 0)
+        facts = facts_of(core, is_first=number == 0, pipeline=pipeline)
         decisions.begin()
         decisions.tell(number, core="" if facts is None else facts.model_dump_json())
 

@@ -32,6 +32,9 @@ class CoreFacts(BaseModel):
 
     is_first: bool
     """Whether the core's pool has never had a request."""
+    pipeline: int = 0
+    """Number of the core's pipeline. Cores with equal numbers have the same view of the pool, one
+    after the other."""
     policy: PolicyName
     max_batch_size: int
     max_batch_tokens: int | None
@@ -53,9 +56,9 @@ class CoreFacts(BaseModel):
     max_tokens: int
 
 
-def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
-    """Returns the description of a scheduling core. Returns None if the settings have no name for
-    its policy or for its order."""
+def facts_of(scheduler: Scheduler, *, is_first: bool, pipeline: int = 0) -> CoreFacts | None:
+    """Returns the description of a scheduling core of the pipeline with the number `pipeline`.
+    Returns None if the settings have no name for its policy or for its order."""
     kv_manager, pool, drafter = scheduler.kv_manager, scheduler.pool, scheduler.drafter
     policy, order = named_policy(scheduler.policy), named_order(pool.order)
     if policy is None or order is None:
@@ -68,6 +71,7 @@ def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
         )
     return CoreFacts(
         is_first=is_first,
+        pipeline=pipeline,
         policy=policy.name,
         max_batch_size=policy_options.max_batch_size,
         max_batch_tokens=policy_options.max_batch_tokens,

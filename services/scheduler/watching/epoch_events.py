@@ -1,4 +1,5 @@
-"""Tells the events of one epoch: its pipeline serves, iterations run, the pipeline was lost."""
+"""Tells the events of one epoch: its pipeline serves, iterations run, the pipeline was lost or has
+left. Several epochs may serve at the same time, each of another pipeline."""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -28,10 +29,14 @@ class EpochTeller:
         pipeline: Pipeline,
         scheduler: Scheduler,
         on_open: Callable[["EpochTeller"], None],
+        n_serving: Callable[[], int],
     ) -> None:
-        """`on_open` is called when the pipeline serves."""
+        """`on_open` is called when the pipeline serves. `n_serving` returns the number of epochs
+        that serve."""
+        self.is_serving = False
+        """Whether the pipeline serves."""
         self._on_open = on_open
-        self._has_opened = False
+        self._n_serving = n_serving
         self._audience = audience
         self._told = told
         self._pool = pool
@@ -39,20 +44,24 @@ class EpochTeller:
         self._pipeline = pipeline
         self._scheduler = scheduler
         self._iterations = IterationTeller(
-            audience, told, epoch=pipeline.epoch, n_stages=pipeline.n_stages
+            audience,
+            told,
+            epoch=pipeline.epoch,
+            pipeline=pipeline.number,
+            n_stages=pipeline.n_stages,
         )
 
     @property
-    def requests(self) -> Collection[Request]:
-        """The requests in the pool."""
-        return list(self._scheduler.pool)
+    def pipeline(self) -> int:
+        """The number of the pipeline."""
+        return self._pipeline.number
 
     def opened(self) -> None:
         """Tells watchers that the pipeline serves, and which requests may have ended an earlier
         pipeline."""
-        self._has_opened = True
+        self.is_serving = True
         self._on_open(self)
-        self._pool.pool = self._scheduler.pool
+        self._pool.add(self.pipeline, self._scheduler.pool)
         if not self._audience.is_there:
             return
         self._audience.tell(watch_pb2.WatchEvent(epoch=self.event()))
@@ -80,11 +89,17 @@ class EpochTeller:
         self._iterations.timed(stage_index, timing)
 
     def closed(self, loss: str | None) -> None:
-        """Tells watchers that the pipeline was lost. Tells nothing if it has never served."""
-        if loss is not None and self._has_opened and self._audience.is_there:
+        """Tells watchers that the pipeline was lost, or that it has left the others. Tells nothing
+        if it has never served, or if the scheduler stops."""
+        has_served, self.is_serving = self.is_serving, False
+        if not has_served or not self._audience.is_there:
+            return
+        if loss is not None:
             # The text after the first colon comes from other processes and may contain addresses.
             text = loss.partition(":")[0]
             self.mark(watch_pb2.MARK_KIND_LOST, text, self._scheduler.pool.running)
+        elif self._n_serving():
+            self.mark(watch_pb2.MARK_KIND_LEFT, "the others go on")
 
     def mark(
         self,
@@ -116,4 +131,5 @@ class EpochTeller:
             order=settings.order,
             admission=settings.admission,
             max_requests=scheduler.pool.max_requests,
+            pipeline=pipeline.number,
         )

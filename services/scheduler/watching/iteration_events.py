@@ -32,7 +32,7 @@ class _Entry:
 
 
 class IterationTeller:
-    """Tells the iterations of one epoch to the audience."""
+    """Tells the iterations of one epoch of one pipeline to the audience."""
 
     def __init__(
         self,
@@ -40,12 +40,14 @@ class IterationTeller:
         told: ToldRequests,
         *,
         epoch: int,
+        pipeline: int,
         n_stages: int,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._audience = audience
         self._told = told
         self._epoch = epoch
+        self._pipeline = pipeline
         self._n_stages = n_stages
         self._clock_ns = clock_ns
         self._entries: dict[int, _Entry] = {}
@@ -65,6 +67,7 @@ class IterationTeller:
         told = [self._told.of(span.request) for span in spans]
         event = watch_pb2.IterationEvent(
             epoch=self._epoch,
+            pipeline=self._pipeline,
             iteration=batch.iteration,
             sent_unix_ns=self._audience.wall_ns(),
             numbers=[one.number for one in told],

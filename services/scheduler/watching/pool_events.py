@@ -1,5 +1,5 @@
-"""Makes the events of the pool: the order of the waiting requests, the running requests, and the
-accounts.
+"""Makes the events of the pool: the order of the waiting requests, the running requests of all
+pipelines, and the accounts.
 
 An event is sent shortly after a change of the pool, and at most four times per second.
 """
@@ -26,34 +26,51 @@ class PoolTeller:
     """Tells the state of the pool to the audience."""
 
     def __init__(self, audience: Audience, told: ToldRequests) -> None:
-        self.pool: RequestPool | None = None
-        """The pool; None before the first epoch."""
+        self._pools: dict[int, RequestPool] = {}  # by the number of the pipeline
         self._audience = audience
         self._told = told
         self._timer: asyncio.TimerHandle | None = None
         self._told_at = float("-inf")
 
+    def add(self, pipeline: int, pool: RequestPool) -> None:
+        """Adds the pool as the pipeline with the number `pipeline` sees it. All pipelines must have
+        the same waiting requests."""
+        self._pools[pipeline] = pool
+
+    def requests(self) -> list[Request]:
+        """Returns all requests in the pool. There are none before the first epoch."""
+        return list(next(iter(self._pools.values()), ()))
+
+    def pipeline_of(self, request: Request) -> int:
+        """Returns the number of the pipeline that runs a request, or 0 if no pipeline does."""
+        running_in = (number for number, pool in self._pools.items() if request in pool.running)
+        return next(running_in, 0)
+
     def note_change(self) -> None:
         """Notes that the pool has changed. An event about the pool is sent within `PERIOD_S`."""
-        if self._timer is None and self.pool is not None and self._audience.is_there:
+        if self._timer is None and self._pools and self._audience.is_there:
             loop = asyncio.get_running_loop()
             at = max(loop.time(), self._told_at + PERIOD_S)
-            self._timer = loop.call_at(at, self._tell, self.pool)
+            self._timer = loop.call_at(at, self._tell)
 
-    def _tell(self, pool: RequestPool) -> None:
+    def _tell(self) -> None:
         self._timer = None
         if self._audience.is_there:
             self._told_at = asyncio.get_running_loop().time()
-            self._audience.tell(watch_pb2.WatchEvent(pool=self.event_of(pool)))
+            self._audience.tell(watch_pb2.WatchEvent(pool=self.event()))
 
-    def event_of(self, pool: RequestPool) -> watch_pb2.PoolEvent:
-        """Returns the event that describes a pool."""
-        number, running = self._told.number, pool.running
+    def event(self) -> watch_pb2.PoolEvent:
+        """Returns the event that describes the pool. There must have been an epoch."""
+        number, pool = self._told.number, next(iter(self._pools.values()))
+        running = [
+            (pipeline, one) for pipeline, view in self._pools.items() for one in view.running
+        ]
         event = watch_pb2.PoolEvent(
             waiting=[number(one) for one in islice(pool.order.line_up(()), MAX_LISTED)],
             n_waiting=pool.n_waiting,
-            running=[number(one) for one in running],
-            n_generated_tokens=[len(one.generated_token_ids) for one in running],
+            running=[number(one) for _, one in running],
+            n_generated_tokens=[len(one.generated_token_ids) for _, one in running],
+            pipelines=[pipeline for pipeline, _ in running],
         )
         if isinstance(pool.order, Fair):
             event.accounts.extend(_accounts(pool))

@@ -1,7 +1,9 @@
 """Repeats the calls of a recording on new scheduling cores, and compares the selected batches.
 
 The cores get all recorded inputs again: requests, results, losses, readings of the clock. Their
-batches must be equal to the recorded batches. A recording has numbers instead of tokens; equal
+batches must be equal to the recorded batches. The cores of several pipelines share one pool, and
+their calls are repeated in the order in which they were made. So each waiting request is admitted
+by the same pipeline as in the recording. A recording has numbers instead of tokens; equal
 numbers stand for equal tokens, which is enough for drafts and for the prefix cache.
 """
 
@@ -57,7 +59,8 @@ class ReplayClock:
 
 
 class ReplayPool(RequestPool):
-    """A pool in which requests expire when they expired in the recording, whatever the time."""
+    """The pool as one pipeline sees it. Requests expire when they expired in the recording,
+    whatever the time."""
 
     expiring: Sequence[Request] = ()
     """The requests that the next call of `expired` returns."""
@@ -68,14 +71,15 @@ class ReplayPool(RequestPool):
 
 
 class Replay:
-    """A replay: the cores of a recording, one for each epoch, and the requests so far."""
+    """A replay: the cores of a recording, one for each epoch of each pipeline, and the requests so
+    far."""
 
     def __init__(self) -> None:
         self.n_batches = 0
         """Number of batches that were equal to the recorded batches."""
         self._clock = ReplayClock()
         self._cores: list[Scheduler] = []
-        self._pool: ReplayPool
+        self._pools: dict[int, ReplayPool] = {}  # by the number of the pipeline
         self._requests: dict[int, Request] = {}
         self._numbers: dict[Request, int] = {}
 
@@ -133,7 +137,9 @@ class Replay:
             core.give_up(self._request(decision.surrender), "it was given up")
 
     def _expire(self, core: Scheduler, expiry: watch_pb2.ExpiryDecision) -> None:
-        self._pool.expiring = [self._request(number) for number in expiry.numbers]
+        expiring = [self._request(number) for number in expiry.numbers]
+        for pool in self._pools.values():
+            pool.expiring = expiring
         core.expire(0.0)
 
     def _add_core(self, text: str) -> None:
@@ -141,15 +147,22 @@ class Replay:
             facts = CoreFacts.model_validate_json(text)
             if facts.is_first != (not self._cores):
                 raise NotReplayable("it does not begin with the first decision")
-            if not self._cores:
-                self._pool = ReplayPool(
-                    max_requests=facts.max_requests,
-                    max_tokens=facts.max_tokens,
-                    order=order_of(facts, self._clock),
-                )
-            self._cores.append(core_of(facts, self._pool))
+            self._cores.append(core_of(facts, self._pool_of(facts)))
         except ValueError as error:
             raise NotReplayable(f"its core is not one of this version: {error}") from error
+
+    def _pool_of(self, facts: CoreFacts) -> ReplayPool:
+        """Returns the pool as the pipeline of a core sees it."""
+        pool = self._pools.get(facts.pipeline)
+        if pool is None:
+            first = next(iter(self._pools.values()), None)
+            pool = self._pools[facts.pipeline] = ReplayPool(
+                max_requests=facts.max_requests,
+                max_tokens=facts.max_tokens,
+                order=order_of(facts, self._clock) if first is None else None,
+                shared=None if first is None else first.shared,
+            )
+        return pool
 
     def _select(self, core: Scheduler, recorded: watch_pb2.SelectionDecision) -> None:
         core.take_preempted()

@@ -17,16 +17,25 @@ REASONS = {
     FinishReason.TIMED_OUT: scheduler_pb2.COMPLETION_REASON_TIMED_OUT,
 }
 
+_ADMITTED = watch_pb2.REQUEST_TURN_ADMITTED
+
 
 class RequestTeller:
     """A request observer that tells changes of requests to the audience."""
 
     def __init__(
-        self, audience: Audience, told: ToldRequests, *, note_change: Callable[[], None]
+        self,
+        audience: Audience,
+        told: ToldRequests,
+        *,
+        pipeline_of: Callable[[Request], int],
+        note_change: Callable[[], None],
     ) -> None:
-        """`note_change` is called when the pool has changed."""
+        """`pipeline_of` returns the number of the pipeline that runs a request. `note_change` is
+        called when the pool has changed."""
         self._audience = audience
         self._told = told
+        self._pipeline_of = pipeline_of
         self._note_change = note_change
 
     def submitted(self, request: Request, submission: scheduler_pb2.Submission) -> None:
@@ -38,7 +47,8 @@ class RequestTeller:
         """Tells nothing, since a rejected request has no number."""
 
     def admitted(self, request: Request) -> None:
-        """Tells watchers that a request runs, and how many tokens of its prompt were cached."""
+        """Tells watchers that a request runs, in which pipeline, and how many tokens of its prompt
+        were cached."""
         if self._audience.is_there:
             event = self._change(request, watch_pb2.REQUEST_TURN_ADMITTED)
             event.n_cached_tokens = request.n_cached_tokens
@@ -93,6 +103,7 @@ class RequestTeller:
             number=self._told.number(request),
             turn=turn,
             n_generated_tokens=len(request.generated_token_ids),
+            pipeline=self._pipeline_of(request) if turn == _ADMITTED else 0,
         )
 
     def _tell(self, event: watch_pb2.RequestEvent) -> None:

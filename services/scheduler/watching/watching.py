@@ -1,6 +1,7 @@
 """Watching: creates the observers that make events, and begins and ends watches.
 
-A watch begins with the present state: the epoch, each request in the pool, the order of the pool.
+A watch begins with the present state: the epoch of each pipeline that serves, each request in the
+pool, the order of the pool.
 A watch goes on across epochs, until this scheduler no longer leads or the watcher is too slow.
 """
 
@@ -34,12 +35,15 @@ class Watching:
         self._audience = Audience(wall_ns=wall_ns)
         self._told = ToldRequests()
         self._pool = PoolTeller(self._audience, self._told)
-        self._epoch: EpochTeller | None = None  # the epoch that serves, or served last
+        self._epochs: list[EpochTeller] = []  # those that serve, and those that served last
         self._unfit: tuple[UnfitWorker, ...] = ()
         self.decisions = Decisions(self._audience, self._told)
         """Tells the decisions of scheduling cores."""
         self.requests = RequestTeller(
-            self._audience, self._told, note_change=self._pool.note_change
+            self._audience,
+            self._told,
+            pipeline_of=self._pool.pipeline_of,
+            note_change=self._pool.note_change,
         )
         """The observer of all requests."""
 
@@ -51,7 +55,7 @@ class Watching:
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> EpochTeller:
         """Returns the observer of an epoch that is about to form. From now on watchers also get
         events about the calls of the epoch's core."""
-        tell_calls(scheduler, self.decisions)
+        tell_calls(scheduler, self.decisions, pipeline=pipeline.number)
         return EpochTeller(
             self._audience,
             self._told,
@@ -60,6 +64,7 @@ class Watching:
             pipeline=pipeline,
             scheduler=scheduler,
             on_open=self._begin,
+            n_serving=lambda: len(self._serving()),
         )
 
     @contextlib.contextmanager
@@ -68,8 +73,8 @@ class Watching:
     ) -> Iterator[Watcher]:
         """Yields a watcher, which gets the present state, and all events during the block."""
         watcher = Watcher(has_decisions=has_decisions, max_pending_bytes=max_pending_bytes)
-        if self._epoch is not None:
-            self._tell_all(watcher, self._epoch)
+        if self._epochs:
+            self._tell_all(watcher)
         for worker in self._unfit:
             self._audience.tell(_mark_of(worker), (watcher,))
         self._audience.join(watcher)
@@ -89,26 +94,30 @@ class Watching:
 
     def drain(self) -> None:
         """Tells that the scheduler accepts no more requests."""
-        if self._epoch is not None and self._audience.is_there:
-            self._epoch.mark(watch_pb2.MARK_KIND_DRAINING, "the scheduler takes no more requests")
+        if self._audience.is_there:
+            text = "the scheduler takes no more requests"
+            mark = watch_pb2.MarkEvent(kind=watch_pb2.MARK_KIND_DRAINING, text=text)
+            self._audience.tell(watch_pb2.WatchEvent(mark=mark))
 
     def end(self, reason: str) -> None:
         """Ends the watches of all watchers."""
         self._audience.end(reason)
 
     def _begin(self, epoch: EpochTeller) -> None:
-        """Notes the epoch that serves from now on."""
-        self._epoch = epoch
+        """Notes an epoch that serves from now on."""
+        self._epochs = [*self._serving(), epoch]
 
-    def _tell_all(self, watcher: Watcher, epoch: EpochTeller) -> None:
+    def _serving(self) -> list[EpochTeller]:
+        return [epoch for epoch in self._epochs if epoch.is_serving]
+
+    def _tell_all(self, watcher: Watcher) -> None:
         to = (watcher,)
-        self._audience.tell(watch_pb2.WatchEvent(epoch=epoch.event()), to)
-        for request in epoch.requests:
+        for epoch in self._serving() or self._epochs[-1:]:
+            self._audience.tell(watch_pb2.WatchEvent(epoch=epoch.event()), to)
+        for request in self._pool.requests():
             turn = self.requests.whole(request, turn_of(request))
             self._audience.tell(watch_pb2.WatchEvent(request=turn), to)
-        if self._pool.pool is not None:
-            pool = self._pool.event_of(self._pool.pool)
-            self._audience.tell(watch_pb2.WatchEvent(pool=pool), to)
+        self._audience.tell(watch_pb2.WatchEvent(pool=self._pool.event()), to)
 
 
 def _mark_of(worker: UnfitWorker) -> watch_pb2.WatchEvent:

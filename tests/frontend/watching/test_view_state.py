@@ -137,3 +137,21 @@ def test_requests_are_bounded_and_those_that_have_ended_leave_first() -> None:
 def test_an_event_that_is_larger_than_all_may_be_is_not_kept() -> None:
     huge = mark("x" * view_state.MAX_MARK_BYTES)
     assert told_after(mark("a"), huge, mark("b")) == all_of(mark("b"))
+
+
+def test_the_epochs_of_all_pipelines_that_serve_are_told() -> None:
+    first, second, again = epoch(1), epoch(2, pipeline=1), epoch(3)
+    assert told_after(first, second) == all_of(first, second)
+    assert told_after(first, second, again) == all_of(first, second, again)
+    later = epoch(2**20 + 1, pipeline=2)
+    assert told_after(first, second, later) == all_of(first, second, later)
+
+
+def test_a_pipeline_that_serves_no_longer_is_not_told_while_others_serve() -> None:
+    first, second = epoch(1), epoch(2, pipeline=1)
+    left = mark("left", epoch=1, kind=watch_pb2.MARK_KIND_LEFT)
+    assert told_after(first, second, left) == all_of(second, left)
+    lost = mark("lost", epoch=2)
+    assert told_after(first, second, left, lost) == all_of(second, left, lost)
+    unfit = mark("unfit", kind=watch_pb2.MARK_KIND_UNFIT)
+    assert told_after(first, second, unfit) == all_of(first, second, unfit)

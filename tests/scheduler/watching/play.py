@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from typing import Any
 
 from orcinus.v1 import scheduler_pb2, watch_pb2, worker_pb2
@@ -24,32 +24,45 @@ from tests.fakes import describe_stage
 NOTHING = scheduler_pb2.Submission()
 
 
-def pipeline_of(n_stages: int, *, epoch: int = 1, windows: Sequence[int] = ()) -> Pipeline:
+def pipeline_of(
+    n_stages: int, *, epoch: int = 1, windows: Sequence[int] = (), number: int = 0
+) -> Pipeline:
     """A pipeline of stages that nobody serves, with K/V groups of these windows."""
     members = [Member(f"stage{i}:1", describe_stage(i, n_stages)) for i in range(n_stages)]
     for member in members:
         member.description.kv_windows.extend(windows)
-    return Pipeline("test", epoch, tuple(members))
+    return Pipeline("test", epoch, tuple(members), number)
 
 
 @dataclass
 class Play:
-    """One pipeline after the other."""
+    """One pipeline after the other. Further pipelines may serve at the same time (`beside`)."""
 
     settings: SchedulerSettings = field(
         default_factory=lambda: SchedulerSettings(n_stages=1, max_batch_size=4)
     )
     windows: Sequence[int] = ()
+    first: "Play | None" = None
+    number: int = 0
 
     def __post_init__(self) -> None:
+        self.scheduler: Scheduler
+        self.epoch: EpochTeller
+        if self.first is not None:
+            self.watching = self.first.watching
+            self.pool = self.first.pool.beside()
+            self.epochs = self.first.epochs
+            return
         self.watching = Watching(self.settings)
         self.pool = RequestPool(
             max_requests=self.settings.max_requests,
             order=build_order(self.settings, now=self.watching.decisions.clock),
         )
-        self.scheduler: Scheduler
-        self.epoch: EpochTeller
-        self.n_epochs = 0
+        self.epochs = count(1)
+
+    def beside(self, number: int) -> "Play":
+        """A further pipeline with this number, which takes its requests from the same pool."""
+        return Play(self.settings, self.windows, first=self, number=number)
 
     def open(self) -> None:
         """Lets a pipeline serve."""
@@ -59,9 +72,11 @@ class Play:
 
     def form(self) -> None:
         """Puts a pipeline together, which does not serve yet."""
-        self.n_epochs += 1
         pipeline = pipeline_of(
-            self.settings.n_stages or 1, epoch=self.n_epochs, windows=self.windows
+            self.settings.n_stages or 1,
+            epoch=next(self.epochs),
+            windows=self.windows,
+            number=self.number,
         )
         self.scheduler = build_scheduler(self.settings, pipeline, self.pool)
         self.epoch = self.watching.observe(pipeline, self.scheduler)
@@ -73,6 +88,11 @@ class Play:
         for request in begun:
             self.watching.requests.suspended(request)
         self.note(ends)
+
+    def leave(self) -> None:
+        """Ends the pipeline, which has no request any more."""
+        self.epoch.closed(None)
+        self.scheduler.suspend()
 
     def submit(
         self,

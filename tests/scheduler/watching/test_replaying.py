@@ -51,13 +51,20 @@ class Chance:
     """A life of a scheduler by chance."""
 
     def __init__(
-        self, settings: SchedulerSettings, seed: int, *, windows: Sequence[int] = ()
+        self,
+        settings: SchedulerSettings,
+        seed: int,
+        *,
+        windows: Sequence[int] = (),
+        n_pipelines: int = 1,
     ) -> None:
-        self.play = Play(settings, windows)
+        self.first = Play(settings, windows)
+        self._others = [self.first.beside(number) for number in range(1, n_pipelines)]
+        self._turn(self.first)
         self._source = random.Random(seed)
         self._requests: list[Request] = []
-        self._in_flight: list[Batch] = []
-        self._compiling: DueGrammar | None = None
+        self._flying: dict[int, list[Batch]] = {number: [] for number in range(n_pipelines)}
+        self._orders: dict[int, DueGrammar] = {}
         self._accounts = [AccountUse(AccountLimits(weight=w), name=f"k{w}") for w in (1.0, 2.0)]
 
     def run(self, n_steps: int) -> None:
@@ -65,11 +72,24 @@ class Chance:
         steps: list[Callable[[], None]] = [self._submit] * 3 + [self._send] * 6
         steps += [self._return] * 6 + [self._cancel, self._expire, self._lose, self._learn]
         steps += [self._compile] * 2
-        self.play.open()
+        plays = [self.first, *self._others]
+        for play in plays:
+            play.open()
         for _ in range(n_steps):
+            self._turn(self._source.choice(plays))
             self._source.choice(steps)()
-        while self._in_flight:
-            self._return()
+        for play in plays:
+            self._turn(play)
+            while self._in_flight:
+                self._return()
+
+    def _turn(self, play: Play) -> None:
+        """Lets the next things happen to this pipeline."""
+        self.play = play
+
+    @property
+    def _in_flight(self) -> list[Batch]:
+        return self._flying[self.play.number]
 
     def _submit(self) -> None:
         source = self._source
@@ -88,12 +108,12 @@ class Chance:
 
     def _compile(self) -> None:
         scheduler = self.play.scheduler
-        if self._compiling is None:
-            self._compiling = scheduler.next_grammar()
-        else:
+        compiling = self._orders.pop(self.play.number, None)
+        if compiling is not None:
             failure = self._source.choice(["", "", "", "too large"])
-            self.play.note(scheduler.note_grammar(self._compiling.digest, failure))
-            self._compiling = None
+            self.play.note(scheduler.note_grammar(compiling.digest, failure))
+        elif (due := scheduler.next_grammar()) is not None:
+            self._orders[self.play.number] = due
 
     def _send(self) -> None:
         batch = self.play.try_to_send()
@@ -107,7 +127,9 @@ class Chance:
 
     def _cancel(self) -> None:
         if self._requests:
-            self.play.note(self.play.scheduler.cancel(self._source.choice(self._requests)))
+            request = self._source.choice(self._requests)
+            running = [play for play in self._others if request in play.pool.running]
+            self.play.note((running or [self.first])[0].scheduler.cancel(request))
 
     def _learn(self) -> None:
         self.play.scheduler.learn_overhead(self._source.choice([8, 64, 512]))
@@ -121,7 +143,7 @@ class Chance:
     def _lose(self) -> None:
         self.play.lose()
         self._in_flight.clear()
-        self._compiling = None
+        self._orders.pop(self.play.number, None)
         self.play.open()
 
 
@@ -143,24 +165,34 @@ async def all_of(watcher: Watcher) -> list[watch_pb2.WatchEvent]:
 
 
 def recording(
-    settings: SchedulerSettings, seed: int, n_steps: int, *, windows: Sequence[int] = ()
+    settings: SchedulerSettings,
+    seed: int,
+    n_steps: int,
+    *,
+    windows: Sequence[int] = (),
+    n_pipelines: int = 1,
 ) -> list[bytes]:
     """The lines of a recording of a life by chance."""
 
     async def run() -> Watcher:
-        chance = Chance(settings, seed, windows=windows)
-        with chance.play.watching.watch(has_decisions=True) as watcher:
+        chance = Chance(settings, seed, windows=windows, n_pipelines=n_pipelines)
+        with chance.first.watching.watch(has_decisions=True) as watcher:
             chance.run(n_steps)
         return watcher
 
     return lines_of(asyncio.run(run()))
 
 
-@given(SETTINGS, st.integers(0, 2**32), st.sampled_from([(), (6,), (0, 6, 6)]))
+@given(
+    SETTINGS,
+    st.integers(0, 2**32),
+    st.sampled_from([(), (6,), (0, 6, 6)]),
+    st.sampled_from([1, 2, 3]),
+)
 def test_a_replay_comes_to_the_same_batches(
-    settings: SchedulerSettings, seed: int, windows: tuple[int, ...]
+    settings: SchedulerSettings, seed: int, windows: tuple[int, ...], n_pipelines: int
 ) -> None:
-    lines = recording(settings, seed, 80, windows=windows)
+    lines = recording(settings, seed, 80, windows=windows, n_pipelines=n_pipelines)
     n_batches = sum(b'"selection": {"iteration"' in line for line in lines)
     assert replay(lines).n_batches == n_batches
 
@@ -230,6 +262,35 @@ def test_whatever_was_changed_is_found_out_or_does_not_matter(
     header = json.dumps(HEADER).encode() + b"\n"
     with contextlib.suppress(Difference, NotReplayable, NotARecording):
         replay([header, *lines[:index], *made, *lines[index + 1 :]])
+
+
+def test_a_replay_gives_each_pipeline_its_own_requests() -> None:
+    settings = SchedulerSettings(n_stages=1, max_batch_size=3, n_slots=80)
+    lines = recording(settings, 7, 200, n_pipelines=2)
+    objects = list(map(json.loads, lines))
+    cores = [json.loads(one["core"])["pipeline"] for one in objects if "core" in one]
+    assert cores[:2] == [0, 1]
+    assert len(cores) > 3, "both pipelines were lost and formed again"
+    admitted = [one for one in objects if one.get("turn") == "admitted"]
+    assert {one["pipeline"] for one in admitted} == {0, 1}
+    by_request: dict[int, set[int]] = {one["number"]: set() for one in admitted}
+    for one in admitted:
+        by_request[one["number"]].add(one["pipeline"])
+    assert {0, 1} in by_request.values(), "a request has moved"
+    assert replay(lines).n_batches > 20
+    together = [line.replace(b'\\"pipeline\\": 1', b'\\"pipeline\\": 0') for line in lines]
+    together = [line.replace(b'\\"pipeline\\":1', b'\\"pipeline\\":0') for line in together]
+    assert together != lines
+    with pytest.raises(Difference):
+        replay(together)
+
+
+def test_a_core_of_an_older_recording_is_of_the_first_pipeline() -> None:
+    core = build(max_batch_size=4, n_blocks=9, block_size=4, pipeline_depth=1)
+    facts = facts_of(core, is_first=True, pipeline=3)
+    assert facts is not None
+    assert facts.pipeline == 3
+    assert CoreFacts.model_validate(facts.model_dump(exclude={"pipeline"})).pipeline == 0
 
 
 def test_a_decision_that_is_missing_is_found_out(lines: list[bytes]) -> None:

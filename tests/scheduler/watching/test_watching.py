@@ -215,3 +215,74 @@ async def test_workers_that_do_not_fit_are_told_once_and_to_whoever_comes_later(
         first, *_, last = await told(watcher)
     assert first.HasField("epoch")
     assert last.mark.text == texts[0]
+
+
+async def test_a_watch_is_told_the_epochs_of_all_pipelines_that_serve() -> None:
+    first = Play(SchedulerSettings(n_stages=1, max_batch_size=1))
+    second = first.beside(3)
+    first.open()
+    with first.watching.watch() as early:
+        second.open()
+        assert [event.epoch.pipeline for event in await told(early) if event.HasField("epoch")] == [
+            0,
+            3,
+        ]
+    for name in "abc":
+        first.submit(name, max_new_tokens=9)
+    first.send()
+    second.send()
+    with first.watching.watch() as watcher:
+        one, other, *requests, pool = await told(watcher)
+    assert [(e.epoch.pipeline, e.epoch.epoch) for e in (one, other)] == [(0, 1), (3, 2)]
+    turns = {e.request.request_id: (e.request.turn, e.request.pipeline) for e in requests}
+    assert turns == {
+        "a": (watch_pb2.REQUEST_TURN_ADMITTED, 0),
+        "b": (watch_pb2.REQUEST_TURN_ADMITTED, 3),
+        "c": (watch_pb2.REQUEST_TURN_WAITING, 0),
+    }
+    numbers = {e.request.request_id: e.request.number for e in requests}
+    assert list(pool.pool.running) == [numbers["a"], numbers["b"]]
+    assert list(pool.pool.pipelines) == [0, 3]
+    assert list(pool.pool.waiting) == [numbers["c"]]
+
+
+async def test_the_loss_of_one_pipeline_ends_no_other() -> None:
+    first = Play(SchedulerSettings(n_stages=1, max_batch_size=2))
+    second = first.beside(1)
+    first.open()
+    second.open()
+    request = first.submit("a", max_new_tokens=9)
+    with first.watching.watch() as watcher:
+        first.run(2)
+        first.lose()
+        second.run()
+        events = await told(watcher)
+        with first.watching.watch() as later:
+            epochs = [e.epoch.epoch for e in await told(later) if e.HasField("epoch")]
+        assert epochs == [2], "the other one serves"
+    [lost] = [event.mark for event in events if event.HasField("mark")]
+    assert (lost.kind, lost.epoch) == (watch_pb2.MARK_KIND_LOST, 1)
+    turns = [(e.request.turn, e.request.pipeline) for e in events if e.HasField("request")]
+    assert turns[-2:] == [
+        (watch_pb2.REQUEST_TURN_SUSPENDED, 0),
+        (watch_pb2.REQUEST_TURN_ADMITTED, 1),
+    ]
+    last = [event.iteration for event in events if event.HasField("iteration")][-1]
+    assert (last.epoch, last.pipeline) == (2, 1)
+    assert list(last.kinds) == [watch_pb2.SPAN_KIND_RECOMPUTATION]
+    assert request in second.pool.running
+
+
+async def test_a_pipeline_that_leaves_the_others_is_marked_and_the_last_one_is_not() -> None:
+    first = Play()
+    second = first.beside(1)
+    first.open()
+    second.open()
+    with first.watching.watch() as watcher:
+        second.leave()
+        first.leave()
+        marks = [event.mark for event in await told(watcher) if event.HasField("mark")]
+    assert [(mark.kind, mark.epoch) for mark in marks] == [(watch_pb2.MARK_KIND_LEFT, 2)]
+    with first.watching.watch() as watcher:
+        event, *_ = await told(watcher)
+    assert event.epoch.epoch == 2, "the one that began to serve last"
