@@ -101,6 +101,7 @@ class SchedulerProcess:
         )
         self._progress = IterationProgress(on_iteration=self._serving.note_progress)
         self._metrics.ask_serving(self._serving.reason_against)
+        self._metrics.ask_queued(lambda: self._control.backlog.work.n_prompt_tokens)
         self._elector: LeaderElector | None = None
         self._has_handed_over = asyncio.Event()
         self._port = 0
@@ -214,6 +215,7 @@ class SchedulerProcess:
             build=self._build,
             hand_over=hand_over,
             on_shortfall=self._note_shortfall,
+            on_wanted=self._metrics.note_wanted,
         )
         announcing = asyncio.create_task(self._announce(leader))
         await self._health.set_serving(True)

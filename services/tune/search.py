@@ -207,7 +207,9 @@ def scheduler_of(
     pipeline = Pipeline("simulated", 1, tuple(Member("", stage) for _ in range(stages)))
     scheduler = build_scheduler(settings, pipeline, RequestPool(max_requests=2**15))
     pace = Pace(AdmissionControl(goal_s=None, is_fair=False), settings, now=clock.now)
-    return LearningScheduler(scheduler, pace.observe(pipeline, scheduler))
+    observer = pace.observe(pipeline, scheduler)
+    observer.opened()
+    return LearningScheduler(scheduler, observer)
 
 
 def best_of(predictions: Sequence[Prediction]) -> Prediction:

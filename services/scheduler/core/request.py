@@ -106,6 +106,11 @@ class Request:
     cleared."""
     n_deaths: int = 0
     """The part of `n_losses` at which a rank failed by itself."""
+    pipeline: int = -1
+    """Number of the pipeline that admitted the request last; -1 before the first admission."""
+    moved_from: int | None = None
+    """Number of the pipeline that had admitted the request before `pipeline`, if the last admission
+    moved the request. None if the request was new, or was admitted by the same pipeline again."""
     was_moved: bool = False
     """Whether the request was in flight in a pipeline that was given up because it was late."""
     n_prefill_tokens: int = 0

@@ -71,6 +71,8 @@ class RequestPool:
         self._ready: list[Request] = []  # the admitted requests that can run; by their places
         self.wake: Callable[[], None] = _sleep_on
         """Called when this pipeline may have a request to admit that it did not have before."""
+        self.number = len(self.shared.pools)
+        """Number of the pipeline, from 0."""
         self.shared.pools.append(self)
 
     def beside(self) -> "RequestPool":
@@ -235,6 +237,10 @@ class RequestPool:
         for request in requests:
             if request.state is _INITIATION:
                 self.order.admit(request)
+                request.moved_from = (
+                    None if request.pipeline in (-1, self.number) else request.pipeline
+                )
+                request.pipeline = self.number
                 self.waiting.remove(request)
                 self._suspects.admit(request)
                 self.grammars.admit(request)

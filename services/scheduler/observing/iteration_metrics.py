@@ -154,6 +154,7 @@ class EpochObserver:
     ) -> None:
         self._clock_ns = clock_ns
         self._epoch = pipeline.epoch
+        self._number = pipeline.number
         self._scheduler = scheduler
         self._metrics = metrics
         self._iterations = iterations
@@ -168,13 +169,12 @@ class EpochObserver:
     def opened(self) -> None:
         kv_manager = self._scheduler.kv_manager
         metrics = self._metrics
-        metrics.scheduler, metrics.pool = self._scheduler, self._scheduler.pool
+        metrics.open(self._number, self._scheduler)
         metrics.cache_config.info(
             {"block_size": str(kv_manager.block_size), "num_gpu_blocks": str(kv_manager.n_blocks)}
         )
         metrics.epoch.set(self._epoch)
         metrics.formed.inc()
-        metrics.up.set(1)
         self._has_opened = True
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
@@ -209,8 +209,7 @@ class EpochObserver:
 
     def closed(self, loss: str | None) -> None:
         metrics = self._metrics
-        metrics.scheduler = None
-        metrics.up.set(0)
+        metrics.close(self._number, self._scheduler)
         if loss is not None:
             (metrics.losses if self._has_opened else metrics.not_formed).inc()
 

@@ -45,6 +45,14 @@ class SchedulerMetrics:
         for worker in unfit:
             self._unfit.labels(worker.name or worker.address, worker.says).set(1)
 
+    def note_wanted(self, n_pipelines: int) -> None:
+        """Sets the number of pipelines that the known workers and the settings allow."""
+        self._pipeline.wanted.set(n_pipelines)
+
+    def ask_queued(self, n_tokens: Callable[[], float]) -> None:
+        """Sets the function from which the gauge `orcinus_tokens_queued` is read."""
+        self._pipeline.queued.set_function(n_tokens)
+
     def ask_serving(self, reason_against: Callable[[], str]) -> None:
         """Sets the function from which the gauge `orcinus_serving` is read. The function returns
         why this scheduler does not serve, or an empty text if it serves."""

@@ -9,7 +9,7 @@ from orcinus.v1 import scheduler_pb2, worker_pb2
 
 from services.common.errors import OrcinusError
 from services.scheduler.core.admission.admission_control import AdmissionControl
-from services.scheduler.core.admission.forecast import Machine
+from services.scheduler.core.admission.forecast import Forecast, Machine
 from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.request import FinishReason, Request
 from services.scheduler.core.scheduler import Scheduler
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Pace:
-    """An observer of all requests, and of the iterations of each epoch."""
+    """An observer of all requests. Makes the observers of epochs."""
 
     def __init__(
         self,
@@ -32,54 +32,24 @@ class Pace:
         self._control = control
         self._settings = settings
         self._now = now
-        # Of each iteration: when it was sent, and its numbers of spans and of tokens.
-        self._in_flight: dict[int, tuple[float, int, int]] = {}
-        self._last_return = 0.0
 
-    def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "Pace":
-        """Prepares for the epoch that is about to form. Returns this observer."""
+    def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "PaceOfEpoch":
+        """Returns the observer of an epoch that is about to form."""
         n_shares = 1 if pipeline.n_stages == 1 else scheduler.pipeline_depth
-        settings = self._settings
-        self._in_flight.clear()
-        self._control.open(
-            Machine(
-                scheduler.pool,
-                scheduler.kv_manager,
-                max_running=settings.max_batch_size * n_shares,
-                prompt_groups=scheduler.policy.prompt_groups,
-            )
+        machine = Machine(
+            scheduler.pool,
+            scheduler.kv_manager,
+            max_running=self._settings.max_batch_size * n_shares,
+            prompt_groups=scheduler.policy.prompt_groups,
         )
-        return self
-
-    def opened(self) -> None: ...
-
-    def sent(self, batch: Batch, scheduler: Scheduler) -> None:
-        self._in_flight[batch.iteration] = self._now(), len(batch.spans), batch.n_tokens
-
-    def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
-        sent_at, n_spans, n_tokens = self._in_flight.pop(iteration)
-        now = self._now()
-        self._control.forecast.learn_iteration(
-            n_spans=n_spans,
-            n_tokens=n_tokens,
-            n_new=len(updates),
-            time_s=now - max(sent_at, self._last_return),
-        )
-        self._last_return = now
-        overhead_tokens = self._control.forecast.overhead.n_tokens
-        if scheduler.learn_overhead(overhead_tokens):
-            log.info("an iteration costs as much as %d tokens of prompts", overhead_tokens)
-
-    def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None: ...
-
-    def closed(self, loss: str | None) -> None: ...
+        return PaceOfEpoch(self._control, machine, self._now)
 
     def submitted(self, request: Request, submission: scheduler_pb2.Submission) -> None: ...
 
     def rejected(self, submission: scheduler_pb2.Submission, error: OrcinusError) -> None: ...
 
     def admitted(self, request: Request) -> None:
-        self._control.forecast.learn_admission(request)
+        self._control.forecasts.learn_admission(request)
 
     def first_token(self, request: Request) -> None:
         self._control.note_first_token(request, self._now())
@@ -96,3 +66,47 @@ class Pace:
 
     def failed(self, request: Request) -> None:
         self._control.note_end(request)
+
+
+class PaceOfEpoch:
+    """An observer of the iterations of one epoch: it measures how fast the pipeline is."""
+
+    def __init__(
+        self, control: AdmissionControl, machine: Machine, now: Callable[[], float]
+    ) -> None:
+        self._control = control
+        self._machine = machine
+        self._now = now
+        self._forecast: Forecast | None = None  # while the pipeline serves
+        # Of each iteration: when it was sent, and its numbers of spans and of tokens.
+        self._in_flight: dict[int, tuple[float, int, int]] = {}
+        self._last_return = 0.0
+
+    def opened(self) -> None:
+        self._forecast = self._control.open(self._machine)
+
+    def sent(self, batch: Batch, scheduler: Scheduler) -> None:
+        self._in_flight[batch.iteration] = self._now(), len(batch.spans), batch.n_tokens
+
+    def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
+        sent_at, n_spans, n_tokens = self._in_flight.pop(iteration)
+        now = self._now()
+        if self._forecast is None:
+            return
+        self._forecast.learn_iteration(
+            n_spans=n_spans,
+            n_tokens=n_tokens,
+            n_new=len(updates),
+            time_s=now - max(sent_at, self._last_return),
+        )
+        self._last_return = now
+        overhead_tokens = self._forecast.overhead.n_tokens
+        if scheduler.learn_overhead(overhead_tokens):
+            log.info("an iteration costs as much as %d tokens of prompts", overhead_tokens)
+
+    def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None: ...
+
+    def closed(self, loss: str | None) -> None:
+        if self._forecast is not None:
+            self._control.close(self._forecast)
+            self._forecast = None

@@ -1,10 +1,11 @@
-"""Metrics of the pipeline: its epochs, and gauges of its pool and its K/V memory.
+"""Metrics of the pipelines: their epochs, and gauges of the pool and of the K/V memory.
 
-The gauges are read when Prometheus asks. Without a pipeline all gauges are 0, except the number of
-waiting requests. The inference extension of the Gateway API reads these gauges.
+The gauges are read when Prometheus asks. They describe all pipelines that serve together. Without a
+pipeline all gauges are 0, except those about waiting requests. The inference extension of the
+Gateway API reads these gauges.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
@@ -16,15 +17,27 @@ from services.scheduler.core.scheduler import Scheduler
 
 
 class PipelineMetrics:
-    """Metrics of the pipeline, its pool and its K/V memory."""
+    """Metrics of the pipelines, their pool and their K/V memory."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.scheduler: Scheduler | None = None
-        """The scheduling core of the pipeline that serves; None without a pipeline."""
+        self._schedulers: dict[int, Scheduler] = {}  # of the pipelines that serve, by number
         self.pool: RequestPool | None = None
         """The pool of requests, which outlives pipelines; None before the first pipeline."""
-        self.up = Gauge(
+        Gauge(
             semconv.PIPELINE_UP, "1 while there is a pipeline that serves.", registry=registry
+        ).set_function(lambda: bool(self._schedulers))
+        Gauge(semconv.PIPELINES, "Pipelines that serve.", registry=registry).set_function(
+            lambda: len(self._schedulers)
+        )
+        self.wanted = Gauge(
+            semconv.PIPELINES_WANTED,
+            "Pipelines that the known workers and the settings allow.",
+            registry=registry,
+        )
+        self.queued = Gauge(
+            semconv.TOKENS_QUEUED,
+            "Tokens of waiting requests that are to be computed before their next new token.",
+            registry=registry,
         )
         self.epoch = Gauge(
             semconv.PIPELINE_EPOCH, "Epoch of the last pipeline that formed.", registry=registry
@@ -70,27 +83,41 @@ class PipelineMetrics:
         ):
             Gauge(name, text, registry=registry).set_function(partial(self._read, read))
 
+    def open(self, number: int, scheduler: Scheduler) -> None:
+        """Notes the scheduling core of a pipeline that serves from now on."""
+        self._schedulers = self._schedulers | {number: scheduler}
+        self.pool = scheduler.pool
+
+    def close(self, number: int, scheduler: Scheduler) -> None:
+        """Notes that a pipeline serves no longer, if it ever did."""
+        if self._schedulers.get(number) is scheduler:
+            self._schedulers = {n: one for n, one in self._schedulers.items() if n != number}
+
     def _n_waiting_of(self, kind: str) -> float:
         return 0 if self.pool is None else self.pool.waiting.n_of(kind)
 
-    def _read(self, read: Callable[[Scheduler], float]) -> float:
+    def _read(self, read: Callable[[Sequence[Scheduler]], float]) -> float:
         """Returns a gauge's value. This method is called from the thread that answers
         Prometheus."""
-        scheduler = self.scheduler
-        return 0 if scheduler is None else read(scheduler)
+        schedulers = tuple(self._schedulers.values())
+        return read(schedulers) if schedulers else 0
 
 
-def _n_running(scheduler: Scheduler) -> float:
-    return scheduler.pool.n_running
+def _n_running(schedulers: Sequence[Scheduler]) -> float:
+    return sum(one.pool.n_running for one in schedulers)
 
 
-def _reserved_ratio(scheduler: Scheduler) -> float:
-    return scheduler.kv_manager.n_reserved_slots / scheduler.kv_manager.n_slots
+def _reserved_ratio(schedulers: Sequence[Scheduler]) -> float:
+    return sum(one.kv_manager.n_reserved_slots for one in schedulers) / _n_slots(schedulers)
 
 
-def _allocated_ratio(scheduler: Scheduler) -> float:
-    return scheduler.kv_manager.n_allocated_slots / scheduler.kv_manager.n_slots
+def _allocated_ratio(schedulers: Sequence[Scheduler]) -> float:
+    return sum(one.kv_manager.n_allocated_slots for one in schedulers) / _n_slots(schedulers)
 
 
-def _unused_ratio(scheduler: Scheduler) -> float:
-    return scheduler.kv_manager.n_unused_slots / scheduler.kv_manager.n_slots
+def _unused_ratio(schedulers: Sequence[Scheduler]) -> float:
+    return sum(one.kv_manager.n_unused_slots for one in schedulers) / _n_slots(schedulers)
+
+
+def _n_slots(schedulers: Sequence[Scheduler]) -> int:
+    return sum(one.kv_manager.n_slots for one in schedulers)

@@ -2,6 +2,7 @@
 pool. `services/common/serving.py` decides from both whether this scheduler serves."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from orcinus.v1 import worker_pb2
 
@@ -11,21 +12,29 @@ from services.scheduler.pipeline.membership import Pipeline
 
 
 class IterationProgress:
-    """An iteration observer of each epoch, which reports progress."""
+    """An iteration observer of all epochs, which reports progress."""
 
     def __init__(self, *, on_iteration: Callable[[], None]) -> None:
         self._on_iteration = on_iteration
-        self._scheduler: Scheduler | None = None
+        self._schedulers: list[Scheduler] = []  # of the epochs that join or serve
 
     @property
     def n_requests(self) -> int:
         """Number of requests in the pool, or 0 without a pipeline."""
-        return 0 if self._scheduler is None else len(self._scheduler.pool)
+        return len(self._schedulers[0].pool) if self._schedulers else 0
 
-    def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "IterationProgress":
-        """Prepares for the epoch that is about to form. Returns this observer."""
-        self._scheduler = scheduler
-        return self
+    def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "ProgressOfEpoch":
+        """Returns the observer of an epoch that is about to form."""
+        self._schedulers.append(scheduler)
+        return ProgressOfEpoch(self._on_iteration, partial(self._schedulers.remove, scheduler))
+
+
+class ProgressOfEpoch:
+    """An iteration observer of one epoch, which reports progress."""
+
+    def __init__(self, on_iteration: Callable[[], None], on_close: Callable[[], None]) -> None:
+        self._on_iteration = on_iteration
+        self._on_close = on_close
 
     def opened(self) -> None:
         self._on_iteration()
@@ -38,4 +47,4 @@ class IterationProgress:
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None: ...
 
     def closed(self, loss: str | None) -> None:
-        self._scheduler = None
+        self._on_close()

@@ -79,6 +79,11 @@ class RequestMetrics:
             "Times that a request was in flight when the pipeline was lost.",
             registry=registry,
         )
+        self._moved = Counter(
+            semconv.REQUESTS_MOVED,
+            "Times that a request was admitted by another pipeline than before.",
+            registry=registry,
+        )
         self._resumed = Counter(
             semconv.REQUESTS_RESUMED,
             "Times that a request came to run again, here or after another scheduler.",
@@ -132,6 +137,7 @@ class RequestMetrics:
         self._rejected[_rejection(error)].inc()
 
     def admitted(self, request: Request) -> None:
+        self._moved.inc(request.moved_from is not None)
         arrived_at = self._arrived_at.pop(request, None)
         if arrived_at is not None:
             self._queue_time.observe(time.perf_counter() - arrived_at)

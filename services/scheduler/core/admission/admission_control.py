@@ -22,6 +22,7 @@ from services.common.errors import PoolFull
 from services.scheduler.core.admission.backlog import NOTHING, Backlog
 from services.scheduler.core.admission.expected_output import ExpectedOutput
 from services.scheduler.core.admission.forecast import Forecast, Machine
+from services.scheduler.core.admission.forecasts import Forecasts
 from services.scheduler.core.order.order import Order
 from services.scheduler.core.request import Request
 
@@ -91,17 +92,21 @@ class AdmissionControl:
         """Learned lengths of the outputs of requests."""
         self.backlog = Backlog(self.expected, is_fair=is_fair)
         """The work that waits; the pool keeps the backlog up to date."""
-        self.forecast = Forecast(self.expected)
-        """Learned speed of the pipeline, and the forecast that follows from it."""
+        self.forecasts = Forecasts(self.expected)
+        """Learned speeds of the pipelines, and the forecasts that follow from them."""
         # For each request, the time at which its forecast was made, and the forecast in seconds.
         self._foretold: dict[Request, tuple[float, float]] = {}
         self._look_at = 0.0
 
-    def open(self, machine: Machine) -> None:
-        """Starts with a new pipeline whose speed is not known yet. Drops the forecasts that were
-        made for the last pipeline."""
-        self.forecast.open(machine)
+    def open(self, machine: Machine) -> Forecast:
+        """Begins with a new pipeline whose speed is not known yet, and returns its forecast. Drops
+        the forecasts of requests, since these were made for other pipelines."""
         self._foretold.clear()
+        return self.forecasts.open(machine)
+
+    def close(self, forecast: Forecast) -> None:
+        """Ends with a pipeline."""
+        self.forecasts.close(forecast)
 
     def check(self, request: Request, now: float) -> float:
         """Checks that a request would begin in time. Returns the forecast of the seconds until its
@@ -114,10 +119,10 @@ class AdmissionControl:
         if self.goal_s is None and request.deadline is None:
             return 0.0
         before = self.backlog.before(request)
-        if before.n_requests < 1 or not self.forecast.is_known:
+        if before.n_requests < 1 or not self.forecasts.is_known:
             return 0.0
-        others_s = self.forecast.first_token_s(before, NOTHING, now)
-        wait_s = self.forecast.first_token_s(before, self.backlog.work_of(request), now)
+        others_s = self.forecasts.first_token_s(before, NOTHING, now)
+        wait_s = self.forecasts.first_token_s(before, self.backlog.work_of(request), now)
         over_s = 0.0 if request.deadline is None else now + others_s - request.deadline
         account_s = 0.0
         if self.goal_s is not None:
@@ -176,10 +181,10 @@ class AdmissionControl:
     def hopeless(self, now: float, earliest_deadline: float, order: Order) -> list[Request]:
         """Returns the waiting requests that can no longer begin before their deadlines. No waiting
         request has a deadline before `earliest_deadline`."""
-        if now < self._look_at or not self.forecast.is_known:
+        if now < self._look_at or not self.forecasts.is_known:
             return []
         self._look_at = now + LOOK_S
-        whole_s = self.forecast.first_token_s(self.backlog.work, NOTHING, now)
+        whole_s = self.forecasts.first_token_s(self.backlog.work, NOTHING, now)
         if now + SURELY * whole_s <= earliest_deadline:
             return []
         result: list[Request] = []
@@ -189,7 +194,7 @@ class AdmissionControl:
                 break
             own = self.backlog.work_of(request)
             if request.deadline is not None and before.n_requests:
-                wait_s = self.forecast.first_token_s(before, own, now)
+                wait_s = self.forecasts.first_token_s(before, own, now)
                 if now + SURELY * wait_s > request.deadline:
                     result.append(request)
                     continue

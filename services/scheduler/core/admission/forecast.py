@@ -87,6 +87,10 @@ class Forecast:
         self.overhead = Overhead(self._time)
         self._looked_at = -math.inf
 
+    def runs(self, request: Request) -> bool:
+        """Returns whether the pipeline has admitted a request that has not ended."""
+        return self._machine is not None and request in self._machine.pool.running
+
     def learn_iteration(self, *, n_spans: int, n_tokens: int, n_new: int, time_s: float) -> None:
         """Learns the speed from an iteration. The arguments are the numbers of spans, of tokens and
         of generated tokens, and the time for which the iteration occupied the pipeline."""

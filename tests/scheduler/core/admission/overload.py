@@ -78,7 +78,9 @@ class Engine:
             max_batch_size=self.max_batch_size, max_batch_tokens=self.max_batch_tokens
         )
         self.scheduler = Scheduler(self.pool, kv_manager, policy=policy, pipeline_depth=1)
-        self.control.open(Machine(self.pool, kv_manager, self.max_batch_size, policy.prompt_groups))
+        self.forecast = self.control.open(
+            Machine(self.pool, kv_manager, self.max_batch_size, policy.prompt_groups)
+        )
         self._by_request: dict[Request, Outcome] = {}
         self._accounts: dict[str, AccountUse] = {}
 
@@ -131,7 +133,7 @@ class Engine:
         time_s = self.base_s + self.token_s * (n_tokens - n_spans)
         for span in batch.spans:
             if span.is_admission:
-                self.control.forecast.learn_admission(span.request)
+                self.control.forecasts.learn_admission(span.request)
         self.now += time_s
         tokens = [self._next_token(span.request) for span in batch.spans if span.is_sampled]
         updates = self.scheduler.apply(batch.iteration, tokens)
@@ -140,10 +142,10 @@ class Engine:
                 self._by_request[update.request].first_token_at = self.now
                 self.control.note_first_token(update.request, self.now)
         self._finish(updates)
-        self.control.forecast.learn_iteration(
+        self.forecast.learn_iteration(
             n_spans=n_spans, n_tokens=n_tokens, n_new=len(updates), time_s=time_s
         )
-        self.scheduler.learn_overhead(self.control.forecast.overhead.n_tokens)
+        self.scheduler.learn_overhead(self.forecast.overhead.n_tokens)
 
     def _next_token(self, request: Request) -> int:
         caller = self._by_request[request].caller
