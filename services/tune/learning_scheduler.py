@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.observing.pace import Pace
+from services.scheduler.observing.pace import PaceOfEpoch
 
 
 class LearningScheduler:
     """A scheduler together with the observer of pace, which tells the scheduler the fixed cost of
     an iteration."""
 
-    def __init__(self, scheduler: Scheduler, pace: Pace) -> None:
+    def __init__(self, scheduler: Scheduler, pace: PaceOfEpoch) -> None:
         self._scheduler = scheduler
         self._pace = pace
 

@@ -33,10 +33,10 @@ def groups_after(overhead_tokens: float, n_requests: int) -> PromptGroups:
     )
     settings = SchedulerSettings(n_stages=1, max_batch_size=4, max_batch_tokens=256)
     pace = Pace(AdmissionControl(goal_s=None, is_fair=False), settings, now=clock.now)
-    pace.observe(pipeline, scheduler)
+    observer = pace.observe(pipeline, scheduler)
     costs = LinearCosts(((overhead_tokens * TOKEN_S, *[TOKEN_S] * 6, 0.0, 0.0, 0.0),))
     arrivals = [Arrival(float(i), 1 + i * 37 % 120, 1 + i % 5) for i in range(n_requests)]
-    Simulation(LearningScheduler(scheduler, pace), costs, arrivals, clock=clock).run()
+    Simulation(LearningScheduler(scheduler, observer), costs, arrivals, clock=clock).run()
     return policy.prompt_groups
 
 

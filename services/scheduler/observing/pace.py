@@ -1,4 +1,4 @@
-"""The observer of pace: it measures how fast the pipeline is for the admission control, and the
+"""The observer of pace: it measures how fast pipelines are for the admission control, and the
 fixed cost of an iteration, which does not depend on its tokens, for the scheduling core."""
 
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Pace:
-    """An observer of all requests, and of the iterations of each epoch."""
+    """An observer of all requests. It makes an observer of the iterations of each epoch."""
 
     def __init__(
         self,
@@ -32,15 +32,11 @@ class Pace:
         self._control = control
         self._settings = settings
         self._now = now
-        # Of each iteration: when it was sent, and its numbers of spans and of tokens.
-        self._in_flight: dict[int, tuple[float, int, int]] = {}
-        self._last_return = 0.0
 
-    def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "Pace":
-        """Prepares for the epoch that is about to form. Returns this observer."""
+    def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "PaceOfEpoch":
+        """Prepares for the epoch that is about to form, and returns its observer."""
         n_shares = 1 if pipeline.n_stages == 1 else scheduler.pipeline_depth
         settings = self._settings
-        self._in_flight.clear()
         self._control.open(
             Machine(
                 scheduler.pool,
@@ -49,30 +45,7 @@ class Pace:
                 prompt_groups=scheduler.policy.prompt_groups,
             )
         )
-        return self
-
-    def opened(self) -> None: ...
-
-    def sent(self, batch: Batch, scheduler: Scheduler) -> None:
-        self._in_flight[batch.iteration] = self._now(), len(batch.spans), batch.n_tokens
-
-    def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
-        sent_at, n_spans, n_tokens = self._in_flight.pop(iteration)
-        now = self._now()
-        self._control.forecast.learn_iteration(
-            n_spans=n_spans,
-            n_tokens=n_tokens,
-            n_new=len(updates),
-            time_s=now - max(sent_at, self._last_return),
-        )
-        self._last_return = now
-        overhead_tokens = self._control.forecast.overhead.n_tokens
-        if scheduler.learn_overhead(overhead_tokens):
-            log.info("an iteration costs as much as %d tokens of prompts", overhead_tokens)
-
-    def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None: ...
-
-    def closed(self, loss: str | None) -> None: ...
+        return PaceOfEpoch(self._control, self._now)
 
     def submitted(self, request: Request, submission: scheduler_pb2.Submission) -> None: ...
 
@@ -96,3 +69,37 @@ class Pace:
 
     def failed(self, request: Request) -> None:
         self._control.note_end(request)
+
+
+class PaceOfEpoch:
+    """An observer of the iterations of one epoch."""
+
+    def __init__(self, control: AdmissionControl, now: Callable[[], float]) -> None:
+        self._control = control
+        self._now = now
+        # Of each iteration: when it was sent, and its numbers of spans and of tokens.
+        self._in_flight: dict[int, tuple[float, int, int]] = {}
+        self._last_return = 0.0
+
+    def opened(self) -> None: ...
+
+    def sent(self, batch: Batch, scheduler: Scheduler) -> None:
+        self._in_flight[batch.iteration] = self._now(), len(batch.spans), batch.n_tokens
+
+    def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
+        sent_at, n_spans, n_tokens = self._in_flight.pop(iteration)
+        now = self._now()
+        self._control.forecast.learn_iteration(
+            n_spans=n_spans,
+            n_tokens=n_tokens,
+            n_new=len(updates),
+            time_s=now - max(sent_at, self._last_return),
+        )
+        self._last_return = now
+        overhead_tokens = self._control.forecast.overhead.n_tokens
+        if scheduler.learn_overhead(overhead_tokens):
+            log.info("an iteration costs as much as %d tokens of prompts", overhead_tokens)
+
+    def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None: ...
+
+    def closed(self, loss: str | None) -> None: ...
