@@ -1,4 +1,4 @@
-"""The state that a console shows of a pipeline, computed from events.
+"""The state that a console shows of the pipelines, computed from events.
 
 The module reads no clock: each event carries its time. Most events are the changes that
 `services/common/watch_view.py` makes. Three events are about the stream itself:
@@ -43,6 +43,8 @@ class RequestRow:
     priority: int = 0
     account: str = ""
     reason: str = ""
+    pipeline: int = 0
+    """Number of the pipeline that has admitted the request last."""
     ended_at: float | None = None
 
 
@@ -59,6 +61,8 @@ class DrawnIteration:
     """Kind of work on the request `request`: `p` (prefill), `d` (decode) or `r` (recomputation)."""
     computing: tuple[tuple[float, float], ...]
     """For each stage, the times at which the computation of the iteration began and ended."""
+    pipeline: int = 0
+    """Number of the pipeline that ran the iteration."""
 
     @property
     def ended(self) -> float:
@@ -80,7 +84,7 @@ class PipelineMark:
 
 @dataclass(frozen=True, slots=True)
 class KvSlots:
-    """The number of K/V slots in each use; the numbers add up to all slots of the pipeline."""
+    """The number of K/V slots in each use; the numbers add up to all slots."""
 
     shared: int = 0
     used: int = 0
@@ -89,25 +93,50 @@ class KvSlots:
     cached: int = 0
     free: int = 0
 
+    def __add__(self, other: "KvSlots") -> "KvSlots":
+        return KvSlots(
+            shared=self.shared + other.shared,
+            used=self.used + other.used,
+            reserved=self.reserved + other.reserved,
+            cached=self.cached + other.cached,
+            free=self.free + other.free,
+        )
+
+
+@dataclass(slots=True)
+class ServingPipeline:
+    """The state of one pipeline that serves."""
+
+    epoch: Json
+    """Fields of its epoch event, without type and time."""
+    kv: KvSlots
+    n_running: int = 0
+    n_in_flight: int = 0
+
+    @property
+    def n_stages(self) -> int:
+        """Number of stages."""
+        return int(self.epoch.get("n_stages", 0))
+
 
 @dataclass(slots=True)
 class ConsoleState:
-    """Everything that a console knows about a pipeline; each event given to `feed` updates it."""
+    """Everything that a console knows about the pipelines; each event given to `feed` updates
+    it."""
 
     epoch: dict[str, Any] = field(default_factory=dict)
     """Fields of the last epoch event, without type and time; empty before the first event."""
     away: str = CONNECTING
     """Reason why no scheduler is watched now; empty while a scheduler is watched."""
+    pipelines: dict[int, ServingPipeline] = field(default_factory=dict)
+    """The pipelines that serve, by their numbers. If none does, the pipeline that was lost last."""
     now: float = 0.0
     """Time of the latest event."""
     requests: dict[int, RequestRow] = field(default_factory=dict)
     waiting: tuple[int, ...] = ()
     running: tuple[int, ...] = ()
     n_waiting: int = 0
-    n_running: int = 0
-    n_in_flight: int = 0
     accounts: tuple[Json, ...] = ()
-    kv: KvSlots = KvSlots()
     figures: Json = field(default_factory=lambda: NO_FIGURES)
     """Throughput and batch size over the last seconds."""
     iterations: deque[DrawnIteration] = field(default_factory=lambda: deque(maxlen=MAX_ITERATIONS))
@@ -135,9 +164,19 @@ class ConsoleState:
         self._forget()
 
     @property
-    def n_stages(self) -> int:
-        """Number of stages of the pipeline, or 0 before the first epoch."""
-        return int(self.epoch.get("n_stages", 0))
+    def n_running(self) -> int:
+        """Number of requests that run, in all pipelines."""
+        return sum(pipeline.n_running for pipeline in self.pipelines.values())
+
+    @property
+    def n_in_flight(self) -> int:
+        """Number of batches in flight, in all pipelines."""
+        return sum(pipeline.n_in_flight for pipeline in self.pipelines.values())
+
+    @property
+    def kv(self) -> KvSlots:
+        """K/V slots of all pipelines."""
+        return sum((pipeline.kv for pipeline in self.pipelines.values()), KvSlots())
 
     def shown_requests(self) -> Sequence[RequestRow]:
         """Returns the requests in the order in which a table shows them.
@@ -169,8 +208,9 @@ class ConsoleState:
         self.now = 0.0
         self.requests.clear()
         self.iterations.clear()
+        self.pipelines.clear()
         self.waiting = self.running = ()
-        self.n_waiting = self.n_running = self.n_in_flight = 0
+        self.n_waiting = 0
 
     def _forget(self) -> None:
         while self.iterations and self.iterations[0].ended < self.now - KEPT_S:
@@ -184,10 +224,11 @@ class ConsoleState:
     def _take_epoch(self, event: Json) -> None:
         if self.epoch and self.epoch["term"] != event["term"]:
             self.requests.clear()
+            self.pipelines.clear()
         self.epoch = {key: _printable(it) for key, it in event.items() if key not in ("t", "type")}
         self._mark(float(event["t"]), "epoch", str(event["text"]))
-        self.kv = KvSlots(free=int(event["n_slots"]))
-        self.n_in_flight = 0
+        slots = KvSlots(free=int(event["n_slots"]))
+        self.pipelines[_pipeline_of(event)] = ServingPipeline(self.epoch, slots)
 
     def _take_request(self, event: Json) -> None:
         row = self._row(int(event.get("number", 0)))
@@ -201,28 +242,39 @@ class ConsoleState:
             if number in self.requests:
                 self.requests[number].n_generated_tokens = int(n)
         self.iterations.append(_iteration(event))
-        self.n_in_flight = int(event["n_in_flight"])
-        self.n_waiting, self.n_running = int(event["n_waiting"]), int(event["n_running"])
-        self.kv = KvSlots(**{name: int(n) for name, n in event["memory"].items()})
+        self.n_waiting = int(event["n_waiting"])
+        pipeline = self.pipelines.get(_pipeline_of(event))
+        if pipeline is not None:
+            pipeline.n_in_flight = int(event["n_in_flight"])
+            pipeline.n_running = int(event["n_running"])
+            pipeline.kv = KvSlots(**{name: int(n) for name, n in event["memory"].items()})
 
     def _take_pool(self, event: Json) -> None:
         self.waiting = tuple(map(int, event["waiting"]))
         self.running = tuple(map(int, event["running"]))
-        self.n_waiting, self.n_running = int(event["n_waiting"]), len(self.running)
+        self.n_waiting = int(event["n_waiting"])
         self.accounts = tuple(event.get("accounts", ()))
-        if not self.running:
-            self.n_in_flight = 0
         for number in self.waiting:
             self._row(number)
-        for number, n in zip(self.running, event["n_generated"], strict=True):
+        runs_in = tuple(map(int, event.get("pipelines") or (0,) * len(self.running)))
+        for number, n, pipeline in zip(self.running, event["n_generated"], runs_in, strict=True):
             row = self._row(number)
             row.n_generated_tokens = int(n)
             row.turn = "admitted"
+            row.pipeline = pipeline
+        for of, serving in self.pipelines.items():
+            serving.n_running = runs_in.count(of)
+            if not serving.n_running:
+                serving.n_in_flight = 0
 
     def _take_figures(self, event: Json) -> None:
         self.figures = {name: float(event["recent"][name]) for name in NO_FIGURES}
 
     def _take_mark(self, event: Json) -> None:
+        if event["kind"] in ("lost", "left"):
+            of = event.get("epoch")
+            left = {key: it for key, it in self.pipelines.items() if it.epoch["epoch"] != of}
+            self.pipelines = left or self.pipelines
         numbers = event.get("numbers", ())
         whom = f" (requests {', '.join(map(str, numbers))})" if numbers else ""
         self._mark(float(event["t"]), str(event["kind"]), str(event.get("text", "")) + whom)
@@ -269,6 +321,12 @@ def _printable(value: Any) -> Any:
     return "".join([letter if letter.isprintable() else "\N{MIDDLE DOT}" for letter in value])
 
 
+def _pipeline_of(event: Json) -> int:
+    """Returns the number of an event's pipeline. Recordings of a single pipeline may not name
+    it."""
+    return int(event.get("pipeline", 0))
+
+
 def _iteration(event: Json) -> DrawnIteration:
     sent = float(event["sent"])
     spans = [*zip(event["n_tokens"], event["numbers"], event["kinds"], strict=True)]
@@ -285,4 +343,5 @@ def _iteration(event: Json) -> DrawnIteration:
             (sent + float(start), sent + float(start) + float(compute))
             for start, _, compute, _ in event["stages"]
         ),
+        pipeline=_pipeline_of(event),
     )

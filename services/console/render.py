@@ -10,7 +10,7 @@ from itertools import groupby
 
 from rich.text import Text
 
-from services.console.console_state import ConsoleState, DrawnIteration, RequestRow
+from services.console.console_state import ConsoleState, DrawnIteration, RequestRow, ServingPipeline
 from services.console.lanes import Cell, busy_share, cells_of, window_for
 
 GLYPHS = {"p": "█", "d": "▄", "r": "▞"}
@@ -61,7 +61,8 @@ def lines(state: ConsoleState, screen: Screen, *, now: float) -> list[Text]:
 def summary(state: ConsoleState) -> str:
     """Returns a summary of the state on one line, for outputs that are no terminal."""
     return (
-        f"epoch {state.epoch.get('epoch', '-')}  {state.figures['tokens_per_s']:.0f} tokens/s  "
+        f"{_count(state)}epoch {state.epoch.get('epoch', '-')}  "
+        f"{state.figures['tokens_per_s']:.0f} tokens/s  "
         f"{state.n_running} running  {state.n_waiting} waiting  {state.n_in_flight} in flight  "
         f"batch {state.figures['batch_size']:.1f}  K/V {_kv_share(state):.0%}"
     )
@@ -77,13 +78,13 @@ def _header(state: ConsoleState) -> Iterator[Text]:
     title = Text("Orcinus ", style="bold")
     if epoch:
         title.append(f" {epoch.get('model', '')}", style="bold")
-        shape = f"{epoch.get('n_stages')} stages of {epoch.get('tp_size')}"
+        shape = f"{_count(state)}{epoch.get('n_stages')} stages of {epoch.get('tp_size')}"
         way = f"{epoch.get('policy', '')}, {epoch.get('order', '')}"
         title.append(f"  epoch {epoch.get('epoch')}  {shape}  {way}")
     if state.away:
         title.append(f"  {state.away}", style="bold red")
     yield title
-    depth = epoch.get("pipeline_depth")
+    depth = sum(int(it.epoch.get("pipeline_depth", 0)) for it in state.pipelines.values())
     yield Text(
         f"{state.figures['tokens_per_s']:.0f} tokens/s   {state.n_running} running   "
         f"{state.n_waiting} waiting   in flight {state.n_in_flight}"
@@ -96,20 +97,41 @@ def _lanes(state: ConsoleState, screen: Screen, *, width: int, now: float) -> It
     iterations = list(state.iterations)
     window_s = window_for(iterations, n_cells)
     shown = [it for it in iterations if it.ended >= now - window_s]
-    n_lanes = min(state.n_stages, MAX_LANES)
-    for stage in range(n_lanes):
+    pipelines = sorted(state.pipelines.items())
+    n_hidden = 0
+    for place, (number, stage) in enumerate(
+        (number, stage) for number, pipeline in pipelines for stage in range(pipeline.n_stages)
+    ):
+        if place >= MAX_LANES:
+            n_hidden += 1
+            continue
+        if stage == 0 and len(pipelines) > 1:
+            yield _heading(number, state.pipelines[number])
         line = Text(f"stage {stage}".ljust(_LABEL))
-        cells = cells_of(shown, stage, end=now, window_s=window_s, n_cells=n_cells)
+        own = [it for it in shown if it.pipeline == number]
+        cells = cells_of(own, stage, end=now, window_s=window_s, n_cells=n_cells)
         drawn = [_drawn(cell, screen) for cell in cells]
         for style, run in groupby(drawn, key=lambda each: each[1]):
             line.append("".join([glyph for glyph, _ in run]), style=style)
-        line.append(f" {busy_share(shown, stage, end=now, window_s=window_s):4.0%}")
+        line.append(f" {busy_share(own, stage, end=now, window_s=window_s):4.0%}")
         yield line
-    if state.n_stages > n_lanes:
-        yield Text(f"{' ' * _LABEL}and {state.n_stages - n_lanes} stages more", style="dim")
+    if n_hidden:
+        yield Text(f"{' ' * _LABEL}and {n_hidden} stages more", style="dim")
     legend = f"{GLYPHS['p']} prefill {GLYPHS['d']} decode {GLYPHS['r']} recomputation"
     scale = f"the last {window_s:g} s"
     yield Text(f"{' ' * _LABEL}{legend.ljust(n_cells - len(scale))}{scale}", style="dim")
+
+
+def _heading(number: int, pipeline: ServingPipeline) -> Text:
+    """Returns the line above the lanes of one of several pipelines."""
+    text = f"  epoch {pipeline.epoch.get('epoch')}  {pipeline.n_running} running"
+    return Text(f"pipeline {number}", style="bold").append(text, style="dim not bold")
+
+
+def _count(state: ConsoleState) -> str:
+    """Returns the number of pipelines, if there are several."""
+    n_pipelines = len(state.pipelines)
+    return f"{n_pipelines} pipelines  " if n_pipelines > 1 else ""
 
 
 def _drawn(cell: Cell | None, screen: Screen) -> tuple[str, str]:
@@ -184,20 +206,23 @@ def _table(state: ConsoleState, n_lines: int, screen: Screen) -> list[Text]:
     """Returns the table of requests, filled with empty lines up to `n_lines`."""
     if n_lines < 2:
         return [Text()] * max(n_lines, 0)
-    widths = (7, max(8, screen.width - 67), 10, 8, 12, 8, 5, 10)
+    widths = (7, max(8, screen.width - 68), 11, 8, 12, 8, 5, 10)
     heads = ("number", "id", "state", "prompt", "generated", "cached", "prio", "account")
     made = [Text(_columns(heads, widths), style="bold")]
     rows = state.shown_requests()
     room = n_lines - 1
     shown = rows if len(rows) <= room else rows[: room - 1]
-    made += [_request_line(row, widths) for row in shown]
+    are_several = len(state.pipelines) > 1
+    made += [_request_line(row, widths, names_pipeline=are_several) for row in shown]
     if len(rows) > len(shown):
         made.append(Text(f"and {len(rows) - len(shown)} requests more", style="dim"))
     return made + [Text()] * (n_lines - len(made))
 
 
-def _request_line(row: RequestRow, widths: Sequence[int]) -> Text:
+def _request_line(row: RequestRow, widths: Sequence[int], *, names_pipeline: bool) -> Text:
     state = row.reason or "ended" if row.turn == "ended" else _STATES.get(row.turn, row.turn)
+    if names_pipeline and row.turn == "admitted":
+        state += f" {row.pipeline}"
     limit = "" if row.max_new_tokens is None else f"/{row.max_new_tokens}"
     cells = (
         str(row.number),

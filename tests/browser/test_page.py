@@ -193,7 +193,8 @@ def test_several_pipelines_are_told_apart(stack: Stack, visitor: Visitor, tmp_pa
             beside.run(3)
             await asyncio.sleep(0.3)  # until the pool is told
 
-    asyncio.run(run())
+    with ThreadPoolExecutor(1) as threads:  # the thread of the test has a loop of its own
+        threads.submit(asyncio.run, run()).result()
     page = visitor.open(f"{stack.http}/#pipeline")
     page.locator("input[type=file]").set_input_files(tmp_path / "two.jsonl")
     expect(page.locator("#status")).to_contain_text("2 pipelines")

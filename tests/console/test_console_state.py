@@ -38,20 +38,48 @@ def after(*events: Event | Json) -> ConsoleState:
 def test_before_the_first_event_nothing_is_known() -> None:
     state = ConsoleState()
     assert state.away == "connecting"
-    assert (state.n_stages, state.figures) == (0, NO_FIGURES)
+    assert (state.pipelines, state.figures) == ({}, NO_FIGURES)
 
 
 def test_the_story_is_told() -> None:
     state = after()
     assert state.away == ""
     assert state.now == pytest.approx(T + 0.8)
-    assert (state.n_stages, state.n_in_flight) == (2, 2)
+    assert (state.pipelines[0].n_stages, state.n_in_flight) == (2, 2)
     assert state.kv == KvSlots(shared=100, used=200, reserved=100, cached=50, free=550)
     assert [row.number for row in state.shown_requests()] == [1, 3, 2]
     one, three, two = state.shown_requests()
     assert (one.turn, one.n_generated_tokens, one.account) == ("admitted", 4, "alice")
     assert (two.turn, two.reason, two.n_generated_tokens) == ("ended", "stop", 2)
     assert (three.n_prompt_tokens, three.n_cached_tokens, three.max_new_tokens) == (9, 4, 5)
+
+
+def test_pipelines_are_kept_apart_and_added_up() -> None:
+    other = iteration(0.7, 1, {4: (9, "p", 0)})
+    other.iteration.pipeline = 1
+    told_pool = pool(1.0, [], {1: 4, 3: 2, 4: 1})
+    told_pool.pool.pipelines.extend([0, 0, 1])
+    admitted = request(0.7, 4, "admitted", pipeline=1)
+    state = after(epoch(0.7, 4, pipeline=1, n_slots=600), admitted, other, told_pool)
+    assert sorted(state.pipelines) == [0, 1]
+    assert (state.n_running, state.n_in_flight) == (3, 4)
+    assert [state.pipelines[number].n_running for number in (0, 1)] == [2, 1]
+    assert state.kv.free == 550 + 150
+    assert [it.pipeline for it in state.iterations] == [0, 0, 0, 0, 1]
+    assert [state.requests[number].pipeline for number in (1, 3, 4)] == [0, 0, 1]
+    moved = told_pool.pool
+    moved.pipelines[0] = 1
+    state.feed(told(*STORY, told_pool)[-1])
+    assert state.requests[1].pipeline == 1
+    assert state.pipelines[0].n_running == 1
+
+
+def test_a_pipeline_that_is_lost_or_leaves_is_not_shown_while_others_serve() -> None:
+    lost = mark(0.8, "lost", "gone")
+    assert sorted(after(epoch(0.7, 4, pipeline=1), lost).pipelines) == [1]
+    assert sorted(after(lost).pipelines) == [0], "the last one stays"
+    assert sorted(after(epoch(0.7, 4, pipeline=1), mark(0.8, "left", "")).pipelines) == [1]
+    assert sorted(after(lost, epoch(0.9, 4)).pipelines) == [0]
 
 
 def test_a_block_is_that_of_the_largest_span() -> None:

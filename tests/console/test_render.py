@@ -8,7 +8,7 @@ from rich.console import Console, Group
 from services.common.watch_json import Json
 from services.console.console_state import ConsoleState
 from services.console.render import Screen, lines, summary
-from tests.console.events import STORY, Event, T, arrival, epoch, mark, pool, told
+from tests.console.events import STORY, Event, T, arrival, epoch, iteration, mark, pool, told
 
 
 def story(*more: Event | Json) -> ConsoleState:
@@ -67,6 +67,29 @@ def test_lanes_show_whose_iterations_and_of_which_kind() -> None:
     assert "·2███··1▄▄▄···3███··3▞▞▞  20%" in second
     assert first.endswith("···  20%")
     assert "█ prefill ▄ decode ▞ recomputation" in text
+
+
+def test_lanes_of_several_pipelines_have_headings() -> None:
+    other = iteration(0.2, 1, {4: (9, "p", 0)})
+    other.iteration.pipeline = 1
+    running = pool(0.8, [], {1: 4, 3: 2, 4: 1})
+    running.pool.pipelines.extend([0, 0, 1])
+    more = (epoch(0.1, 4, pipeline=1), arrival(0.1, 4, 9, 9), other, running)
+    text = text_of(story(*more), PLAIN)
+    shown = text.splitlines()
+    assert "2 pipelines  2 stages of 1" in shown[0]
+    assert "in flight 4 of 4" in shown[1]
+    labels = [line.split()[:2] for line in shown[2:8]]
+    stages = [["stage", "0"], ["stage", "1"]]
+    assert labels == [["pipeline", "0"], *stages, ["pipeline", "1"], *stages]
+    assert shown[2].split() == ["pipeline", "0", "epoch", "3", "2", "running"]
+    assert "4" in shown[6], "its block"
+    assert "4" not in shown[3]
+    assert row(text, "1 ").split()[2:4] == ["running", "0"]
+    assert row(text, "4 ").split()[2:4] == ["running", "1"]
+    assert summary(story(*more)).startswith("2 pipelines  epoch 4 ")
+    many = [epoch(0.1, 4 + number, pipeline=number) for number in range(1, 6)]
+    assert "and 4 stages more" in text_of(story(*many), Screen(80, 30, has_colour=False))
 
 
 def test_lanes_move_on_while_nothing_happens() -> None:

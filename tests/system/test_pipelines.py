@@ -18,9 +18,9 @@ from tests.system.stack import Stack, serving
 
 pytestmark = [pytest.mark.system, pytest.mark.thorough]
 
-QUESTIONS = draw_questions(Random(3), 12)
+QUESTIONS = draw_questions(Random(3), 8)
 """Greedy and seeded requests, with penalties, stop strings and several answers."""
-N_CLIENTS = 12
+N_CLIENTS = 6
 LIMIT_S = 60.0
 
 

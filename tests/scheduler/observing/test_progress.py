@@ -24,3 +24,15 @@ def test_iterations_that_return_are_progress_and_requests_count_until_the_epoch_
     assert told == [0, 2]
     epoch.closed("stage 0 is gone")
     assert progress.n_requests == 0
+
+
+def test_requests_count_as_long_as_any_pipeline_serves() -> None:
+    progress = IterationProgress(on_iteration=lambda: None)
+    scheduler = build(max_batch_size=4, n_blocks=16, block_size=4, pipeline_depth=1)
+    pipeline = Pipeline("p", 1, (Member("a:1", describe_stage()),))
+    first, second = (progress.observe(pipeline, scheduler) for _ in range(2))
+    scheduler.submit(Request(RequestId("a"), [1, 2], 2, stop_token_ids=frozenset()))
+    first.closed("stage 0 is gone")
+    assert progress.n_requests == 1
+    second.closed(None)
+    assert progress.n_requests == 0
