@@ -42,7 +42,8 @@ class AnthropicToolUse(TypedDict):
     name: str
     """Name of the tool."""
     input: dict[str, Any]
-    """Arguments. If the answer ended within the call, only the part that the model wrote."""
+    """Arguments of the call. If the answer ended within the call, these are only the arguments that
+    the model had written."""
 
 
 @answer_object
@@ -83,5 +84,5 @@ class AnthropicMessage(TypedDict):
     usage: AnthropicUsage
     """Numbers of tokens of the prompt and of the answer."""
     orcinus: NotRequired[OrcinusNote]
-    """Facts about the values of the answer; only if a keyword of a JSON schema is not enforced. In
-    a stream the event `message_delta` has them."""
+    """Whether the values of the answer match their JSON schemas. Present only if a keyword of a
+    schema is not enforced. In a stream the event `message_delta` has this field."""
