@@ -13,7 +13,7 @@ class AnthropicText(TypedDict):
     """A text of the model."""
 
     type: Literal["text"]
-    """`text`."""
+    """Always `text`."""
     text: str
     """Text of the assistant."""
 
@@ -24,7 +24,7 @@ class AnthropicThinking(TypedDict):
     does not check it."""
 
     type: Literal["thinking"]
-    """`thinking`."""
+    """Always `thinking`."""
     thinking: str
     """Reasoning of the assistant."""
     signature: str
@@ -36,7 +36,7 @@ class AnthropicToolUse(TypedDict):
     """A call of a tool."""
 
     type: Literal["tool_use"]
-    """`tool_use`."""
+    """Always `tool_use`."""
     id: str
     """Id of the call. A later block with the call's result repeats the id."""
     name: str
@@ -70,9 +70,9 @@ class AnthropicMessage(TypedDict):
     id: str
     """`msg_` and the id of the request."""
     type: Literal["message"]
-    """`message`."""
+    """Always `message`."""
     role: Literal["assistant"]
-    """`assistant`."""
+    """Always `assistant`."""
     model: str
     """Name of the model."""
     content: list[AnthropicText | AnthropicThinking | AnthropicToolUse]

@@ -50,7 +50,7 @@ class AnthropicError(TypedDict):
     """Body of an answer that refuses a request in Anthropic's protocol."""
 
     type: Literal["error"]
-    """`error`."""
+    """Always `error`."""
     error: AnthropicErrorObject
     """The error."""
 

@@ -15,7 +15,8 @@ class Status(TypedDict):
     """The answer to a probe."""
 
     status: str
-    """State of the server: `ok`, `ready`, `not ready`, `serving` or `not serving`."""
+    """HTTP headers of all files. With `no-cache` a browser asks each time whether its copy is still
+    valid."""
     reason: NotRequired[str]
     """Reason why requests get no tokens."""
 

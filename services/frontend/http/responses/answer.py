@@ -14,7 +14,7 @@ class OutputText(TypedDict):
     """A text of the model."""
 
     type: Literal["output_text"]
-    """`output_text`."""
+    """Always `output_text`."""
     text: str
     """Text of the assistant."""
     annotations: list[Any]
@@ -29,7 +29,7 @@ class ReasoningText(TypedDict):
     """Reasoning of the model."""
 
     type: Literal["reasoning_text"]
-    """`reasoning_text`."""
+    """Always `reasoning_text`."""
     text: str
     """Reasoning of the assistant."""
 
@@ -44,9 +44,9 @@ class OutputMessage(TypedDict):
     id: str
     """`msg_`, the id of the request, and the index of the item."""
     type: Literal["message"]
-    """`message`."""
+    """Always `message`."""
     role: Literal["assistant"]
-    """`assistant`."""
+    """Always `assistant`."""
     status: Status
     """`in_progress`, `completed` or `incomplete`."""
     content: list[OutputText]
@@ -60,7 +60,7 @@ class OutputReasoning(TypedDict):
     id: str
     """`rs_`, the id of the request, and the index of the item."""
     type: Literal["reasoning"]
-    """`reasoning`."""
+    """Always `reasoning`."""
     status: Status
     """`in_progress`, `completed` or `incomplete`."""
     summary: list[Any]
@@ -80,7 +80,7 @@ class OutputCall(TypedDict):
     id: str
     """`fc_`, the id of the request, and the index of the item."""
     type: Literal["function_call"]
-    """`function_call`."""
+    """Always `function_call`."""
     status: Status
     """`in_progress`, `completed` or `incomplete`."""
     call_id: str
@@ -100,7 +100,7 @@ class OutputCustomCall(TypedDict):
     id: str
     """`ctc_`, the id of the request, and the index of the item."""
     type: Literal["custom_tool_call"]
-    """`custom_tool_call`."""
+    """Always `custom_tool_call`."""
     status: Status
     """`in_progress`, `completed` or `incomplete`."""
     call_id: str
@@ -120,13 +120,13 @@ class OutputSearchCall(TypedDict):
     id: str
     """`tsc_`, the id of the request, and the index of the item."""
     type: Literal["tool_search_call"]
-    """`tool_search_call`."""
+    """Always `tool_search_call`."""
     status: Status
     """`in_progress`, `completed` or `incomplete`."""
     call_id: str
     """Id of the call. A later item with the call's result repeats the id."""
     execution: Literal["client"]
-    """`client`."""
+    """Always `client`."""
     arguments: Any
     """Arguments of the search: an object, or the text that the model wrote if the text is no
     JSON."""
@@ -212,7 +212,7 @@ class Response(RequestEcho):
     id: str
     """`resp_` and the id of the request."""
     object: Literal["response"]
-    """`response`."""
+    """Always `response`."""
     created_at: int
     """Time at which the request arrived, in seconds since 1970."""
     status: Literal["in_progress", "completed", "incomplete", "failed"]

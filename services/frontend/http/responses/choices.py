@@ -77,7 +77,7 @@ class ResponsesAllowed(ExactModel):
     `mode` says."""
 
     type: Literal["allowed_tools"]
-    """`allowed_tools`."""
+    """Always `allowed_tools`."""
     mode: Literal["auto", "required"]
     """`auto`: the model may call the selected tools; `required`: the model must call one."""
     tools: Annotated[list[AllowedTool], FailFast(), Field(max_length=MAX_TURNS)]

@@ -15,7 +15,7 @@ class InputTokens(TypedDict):
     """The number of tokens of a conversation."""
 
     object: Literal["response.input_tokens"]
-    """`response.input_tokens`."""
+    """Always `response.input_tokens`."""
     input_tokens: int
     """Number of tokens of the prompt that POST /v1/responses would make of the conversation."""
 

@@ -45,7 +45,7 @@ class AssistantItem(ExactModel):
     type: Literal["message"] = "message"
     """Kind of the item; may be left out."""
     role: Literal["assistant"]
-    """`assistant`."""
+    """Always `assistant`."""
     content: MadeText
     """Content of the message, as a text or in parts."""
 
