@@ -52,8 +52,9 @@ connection gets no further call until an answer is read."""
 
 
 WRITES_AT_ONCE, WRITE_S = 4, 5e-4
-"""`WRITES_AT_ONCE`: number of stream messages that are written in one pass of the event loop. If
-the last pass took long, one message is written for each `WRITE_S` seconds of that pass instead.
+"""At least `WRITES_AT_ONCE` stream messages may be written in one pass of the event loop. After a
+long pass, the next pass may write one message for each `WRITE_S` seconds of that time, if this is
+more.
 
 gRPC needs two or three passes to begin a call, or to read a message of the scheduler. Neither may
 wait until every stream has been written to. Tokens that come while their stream waits for its turn

@@ -143,7 +143,7 @@ class CalledFunction(TypedDict):
     name: str
     """Name of the function."""
     arguments: str
-    """Arguments as JSON text, which is incomplete if the answer ended early."""
+    """Arguments as a JSON text. The text is incomplete if the answer ended early."""
 
 
 @answer_object
