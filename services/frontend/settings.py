@@ -20,13 +20,13 @@ from services.common.memory_limit import MIB, PROCESS
 from services.common.settings import HostPort, ModelNames, ServerSettings, Target
 
 PROCESS_BYTES = 112 * MIB
-"""Memory, in bytes, reserved for an idle frontend, which takes 82 MiB with a small vocabulary, and
-for the translations of tools' schemas that it keeps (`translations.MAX_BYTES`, 8 MiB)."""
+"""Bytes of memory reserved for an idle frontend. It takes 82 MiB with a small vocabulary, and keeps
+up to 8 MiB of translations of tools' schemas (`translations.MAX_BYTES`)."""
 
 GRAMMARS_BYTES = 256 * MIB
-"""Memory, in bytes, of the process that checks grammars. The process starts with the first request
-that has a grammar. It takes 27 MiB, 23 MiB for a vocabulary of 32,000 tokens, and 128 MiB for the
-grammar that is being compiled."""
+"""Bytes of memory reserved for the process that checks grammars, which starts with the first
+request that has a grammar. It takes 27 MiB, 23 MiB for a vocabulary of 32,000 tokens, and 128 MiB
+for the grammar that is being compiled."""
 
 ANSWER_BYTES = 5 * 2**10
 """Memory, in bytes, of an answer in flight, besides its prompt."""
@@ -35,35 +35,36 @@ CONNECTION_BYTES = 40 * 2**10
 """Memory, in bytes, of a connection of either API and of a call on it."""
 
 FEWEST_CHARACTERS = 256 * 2**10
-"""Lower bound of the default of `max_prompt_characters`: about 60,000 tokens of English."""
+"""Smallest default of `max_prompt_characters`, for any model: about 60,000 tokens of English."""
 
 CHARACTER_BYTES = 700
-"""Memory, in bytes, that tokenizing takes for each character of a text of at most
-`FEWEST_CHARACTERS` characters. Emoji take most."""
+"""Bytes of memory that tokenizing takes for each character of a text, up to `FEWEST_CHARACTERS`
+characters. Emoji take most."""
 
 FURTHER_CHARACTER_BYTES = 144
-"""Memory, in bytes, that each further character takes. A text with so many characters is made into
-tokens only if most of its tokens have many characters: 60 bytes were measured for letters of
-English, 115 for Greek, and the rendered text is held besides."""
+"""Bytes of memory that tokenizing takes for each character beyond `FEWEST_CHARACTERS`. So long a
+text is tokenized only if most of its tokens have many characters. 60 bytes were measured for
+English letters and 115 for Greek ones; the rendered text is also in memory."""
 
 CONTEXT_CHARACTERS = 16
 """The default of `max_prompt_characters` is this number times the model's context in tokens. Texts
 have three to five characters per token, tables and indented programs up to ten."""
 
 ASSUMED_CONTEXT = 131_072
-"""Length of the context, in tokens, that is assumed if the model's files do not state it."""
+"""Length of the model's context, in tokens, that is assumed if the model's files do not state
+it."""
 
 VIEWS_BYTES = 2 * MIB
-"""Memory, in bytes, of the events that are kept for later viewers."""
+"""Bytes of memory of the events that are kept for viewers who connect later."""
 
 VIEWER_BYTES = 5 * MIB // 2
-"""Memory, in bytes, of a viewer that reads too slowly: all kept events at the time when the viewer
+"""Bytes of memory of a viewer that reads too slowly: all kept events at the time when the viewer
 connected, and the events since then."""
 
 N_COPIES = 4.25
-"""Factor by which the memory of a running prompt exceeds the bytes that are counted for it. A token
-is counted with 40 bytes. It takes 4 more in each of the 32 submissions that a call may have at the
-scheduler."""
+"""Factor by which the memory of a running prompt exceeds the bytes that the memory budget counts
+for it. A token is counted with 40 bytes. It takes 4 more in each of the 32 submissions that a call
+may have at the scheduler."""
 
 
 def _split(value: object) -> object:
@@ -302,8 +303,8 @@ class FrontendSettings(ServerSettings):
         return max(FEWEST_CHARACTERS, min(CONTEXT_CHARACTERS * context, self.max_body_bytes))
 
     def memory_parts(self) -> Mapping[str, int]:
-        """Returns the largest memory, in bytes, that each part of the frontend may need. The key of
-        a part is the setting that limits it."""
+        """Returns the largest memory, in bytes, that each part of the frontend may need, keyed by
+        the setting that limits the part."""
         views = VIEWS_BYTES + self.max_viewers * VIEWER_BYTES
         return {
             PROCESS: PROCESS_BYTES + GRAMMARS_BYTES,
@@ -316,6 +317,6 @@ class FrontendSettings(ServerSettings):
 
 
 def _text_bytes(n_characters: int) -> int:
-    """Returns the memory, in bytes, of making tokens of a text."""
+    """Returns the memory, in bytes, that tokenizing a text takes."""
     n_further = max(0, n_characters - FEWEST_CHARACTERS)
     return (n_characters - n_further) * CHARACTER_BYTES + n_further * FURTHER_CHARACTER_BYTES
