@@ -67,8 +67,8 @@ FINISH_S = 1.0
 """Seconds after draining in which the process still sends the last errors."""
 
 END_S = 5.0
-"""Requests that still run this many seconds before `drain_s` is over end with an error. The process
-needs the remaining seconds to send the errors and to end."""
+"""Seconds at the end of `drain_s` that are kept for sending errors to requests that still run, and
+for ending the process."""
 
 
 async def serve(settings: FrontendSettings, traces: Tracing = tracing.OFF) -> int:

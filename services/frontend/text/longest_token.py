@@ -88,8 +88,8 @@ def _has_byte_level(part: Part | None, key: str) -> bool:
 
 
 def _flat(part: Part | None, key: str) -> list[Part]:
-    """Returns the parts of a tokenizer's sequence under `key`, including the parts of nested
-    sequences."""
+    """Returns the simple parts of which a part of a tokenizer consists. A sequence lists its parts
+    under `key`, and may contain further sequences."""
     if part is None:
         return []
     if part["type"] == "Sequence":

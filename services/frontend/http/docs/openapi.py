@@ -22,7 +22,7 @@ API_VERSION = "1"
 """Version of the HTTP API: the number in paths such as `/v1/models`."""
 
 Schemas = dict[str, JsonSchemaValue]
-"""Schemas, keyed by name."""
+"""Type of a collection of JSON schemas, keyed by name."""
 
 
 def document(

@@ -1,4 +1,4 @@
-"""GET /v1/models, and GET /v1/models/{model}."""
+"""Handlers of GET /v1/models and GET /v1/models/{model}."""
 
 from typing import Literal
 

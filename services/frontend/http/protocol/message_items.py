@@ -25,7 +25,8 @@ class ItemKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """An item of a message. A call also has an id and the name of the tool."""
+    """An item of an assistant's message: reasoning, a text, or a call of a tool. A call also has an
+    id and the name of the tool."""
 
     index: int
     kind: ItemKind

@@ -24,8 +24,8 @@ class TextLogprobs(ABC):
 
     @abstractmethod
     def take(self, text: str) -> list[ChatTokenLogprob]:
-        """Returns the log-probabilities of the tokens of the next text that was read from the
-        pieces. Tokens before the text are dropped."""
+        """Returns the log-probabilities of the tokens that make `text`, the next text that was read
+        from the pieces. Tokens before this text are dropped."""
 
 
 class NoLogprobs(TextLogprobs):

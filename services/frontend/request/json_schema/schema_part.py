@@ -53,7 +53,7 @@ class SchemaPart:
         self.translation.reported[Unenforced(self.place.path, keyword)] = None
 
     def member(self, *names: str | int, closes: bool | None = None) -> Json:
-        """Returns the translation of a schema within this part."""
+        """Returns the translation of the schema at the path `names` within this part."""
         return self.translation.schema(
             self.place.member(*names),
             closes=self.translation.closes if closes is None else closes,

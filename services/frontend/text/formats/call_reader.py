@@ -216,7 +216,7 @@ class ToolCallReader(ABC):
 
     def _skip_marks(self, *marks: str) -> Steps[None]:
         """Moves past marks that end a call, in any order and number, and past the white space
-        between them. White space after the last mark remains recorded."""
+        between them. White space after the last mark is kept, since it may belong to content."""
         text = self._text
         text.keep()
         yield from text.run(SPACES)
@@ -246,8 +246,8 @@ class ToolCallReader(ABC):
         fence around them. Closing brackets that match no opening bracket are dropped. `is_call`
         says whether a name is the name of a tool.
 
-        Returns False if the text is not a call. In this case the text since the last call remains
-        recorded, for the caller.
+        Returns False if the text is not a call. The caller then treats the text since the last call
+        as content.
         """
         text = self._text
         is_fenced = yield from text.take_one(*FENCES)

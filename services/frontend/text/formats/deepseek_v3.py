@@ -41,8 +41,8 @@ class DeepSeekV3(ToolFormat):
     between_calls = "\n"
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the model of a checkpoint writes this format: the chat template puts a
-        fence before the arguments of calls."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        the mark of a call, and a fence."""
         return CALL in checkpoint.template and FENCE in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
@@ -97,8 +97,8 @@ class DeepSeekReader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _read_marked(self) -> Steps[bool]:
-        """Reads a call and returns True. If no call comes next, returns False. The text that was
-        read then remains recorded, for the caller to make it content."""
+        """Reads a call and returns True. If no call comes next, returns False. The caller then
+        treats the text that was read as content."""
         text = self._text
         if not (yield from text.take_one(CALL)):
             return False

@@ -44,7 +44,7 @@ class DeepSeekV32(TaggedParameters):
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
         """Returns whether the model of a checkpoint writes this format: the chat template contains
-        the mark of the tags and the name of a block."""
+        the mark `｜DSML｜` and the word `function_calls`."""
         return MARK in checkpoint.template and V32 in checkpoint.template
 
 
@@ -58,5 +58,5 @@ class DeepSeekV4(TaggedParameters):
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
         """Returns whether the model of a checkpoint writes this format: the chat template contains
-        the mark of the tags and the name of a block."""
+        the mark `｜DSML｜` and the word `tool_calls`."""
         return MARK in checkpoint.template and V4 in checkpoint.template

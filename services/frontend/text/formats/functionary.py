@@ -137,7 +137,7 @@ class Functionary32Reader(ToolCallReader):
 
     def _read_turn(self) -> Steps[None]:
         """Reads the name of a recipient and, if the recipient is a tool, the arguments. Any other
-        text remains recorded, for the caller."""
+        text is left to the caller, which treats it as content."""
         text = self._text
         if (yield from text.begins_with(USER)):
             text.take(len(USER))

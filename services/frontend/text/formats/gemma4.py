@@ -78,8 +78,8 @@ class Gemma4Reader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _read_call_of(self) -> Steps[bool]:
-        """Reads a call and returns True. If no call comes next, returns False. The text that was
-        read then remains recorded, for the caller to make it content."""
+        """Reads a call and returns True. If no call comes next, returns False. The caller then
+        treats the text that was read as content."""
         text = self._text
         yield from text.take_one(PREFIX)
         name = yield from text.run(_NAME)

@@ -38,7 +38,7 @@ _HEADER_STARTS = (START, CHANNEL, CONSTRAIN, MESSAGE, "to=")
 
 
 def _begun(*words: str) -> str:
-    """Returns a pattern that matches each of the words, and each beginning of a word."""
+    """Returns a pattern that matches each of the words, and each prefix of a word."""
     return "(?:" + "|".join(word[:n] for word in words for n in range(len(word), -1, -1)) + ")"
 
 

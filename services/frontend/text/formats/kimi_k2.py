@@ -83,8 +83,8 @@ class KimiK2Reader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _read_marked(self) -> Steps[bool]:
-        """Reads a call and returns True. If no call comes next, returns False. The text that was
-        read then remains recorded, for the caller to make it content."""
+        """Reads a call and returns True. If no call comes next, returns False. The caller then
+        treats the text that was read as content."""
         text = self._text
         if not (yield from text.take_one(CALL)):
             return False

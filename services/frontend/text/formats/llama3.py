@@ -74,7 +74,7 @@ class Llama3Reader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _read_all(self, is_call: Callable[[str], object]) -> Steps[None]:
-        """Reads calls. If the text turns out to be something else, what was read so far remains
-        recorded."""
+        """Reads calls. If the text turns out to be something else, the caller treats what was read
+        as content."""
         if (yield from self._read_calls(is_call)):
             self._text.kept()

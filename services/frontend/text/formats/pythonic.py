@@ -141,8 +141,7 @@ class PythonicReader(ToolCallReader):
 
     def _read_list(self, *, is_marked: bool) -> Steps[bool]:
         """Reads calls, with or without the brackets of a list, and returns True. If no call comes
-        next, returns False. The text that was read then remains recorded, for the caller to make it
-        content."""
+        next, returns False. The caller then treats the text that was read as content."""
         text = self._text
         if is_marked and (yield from text.comes_next('[{"', "[{\n", "{")):
             return (yield from self._read_calls())
@@ -160,8 +159,8 @@ class PythonicReader(ToolCallReader):
                 return True
 
     def _read_named(self, *, is_marked: bool) -> Steps[bool]:
-        """Reads a call and returns True. If no call comes next, returns False. The text that was
-        read then remains recorded, for the caller to make it content."""
+        """Reads a call and returns True. If no call comes next, returns False. The caller then
+        treats the text that was read as content."""
         text = self._text
         name = yield from text.run(_NAME)
         if not name or not (is_marked or name in self._rules.tools):

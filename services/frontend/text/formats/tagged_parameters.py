@@ -144,8 +144,8 @@ class TaggedParametersReader(ParameterReader):
             self._say_no_call(text.kept())
 
     def _read_element(self) -> Steps[bool]:
-        """Reads a call and returns True. If no call comes next, returns False. The text that was
-        read then remains recorded, for the caller to make it content."""
+        """Reads a call and returns True. If no call comes next, returns False. The caller then
+        treats the text that was read as content."""
         text = self._text
         name = yield from self._read_name(self._tags.call)
         if not name or not (yield from text.take_one(self._tags.name_end)):
