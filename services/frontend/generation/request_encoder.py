@@ -131,8 +131,8 @@ class RequestEncoder:
     async def check_value(
         self, schema: ClientSchema, value: str, *, limits: ModelLimits, share: Share
     ) -> bool | None:
-        """Returns whether a text is JSON that matches a client's schema. Returns None if that could
-        not be found out within the limits."""
+        """Returns whether a text is JSON that matches a client's schema. Returns None if the check
+        was not possible within the limits."""
         return await self._grammar_check.is_valid(schema, value, limits.pipeline, share)
 
 

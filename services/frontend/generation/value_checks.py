@@ -15,8 +15,8 @@ from services.frontend.request.json_schema.client_schema import ClientSchema
 from services.frontend.text.message_reader import MessageDelta, MessageReader
 
 CheckValue = Callable[[ClientSchema, str], Awaitable[bool | None]]
-"""A function that returns whether a text is JSON that matches a schema; None if that could not be
-found out within the limits."""
+"""Type of a function that returns whether a text is JSON that matches a schema. The function
+returns None if the check was not possible within the limits."""
 
 KEPT_BYTES = 4
 """Largest number of bytes of memory that one character of kept text takes."""

@@ -219,8 +219,8 @@ class ConnectionWatch:
 
 
 def _by_address(counts: Counter[str]) -> Counter[Address]:
-    """Returns `counts`, which are keyed by gRPC's names of clients, keyed by the clients' IP
-    addresses instead."""
+    """Returns `counts` with other keys: the IP addresses of clients in place of gRPC's names of
+    clients."""
     found: Counter[Address] = Counter()
     for peer, count in counts.items():
         if address := of_grpc_peer(peer):
@@ -258,7 +258,7 @@ def _hold(
     state: _WatchedConnection, connection: socket.socket, address: Address, for_s: float
 ) -> None:
     """Begins to hold back a connection. If the connection is held back already, adds `for_s`
-    seconds to the time for which it has been. A connection that the kernel cannot hold back is
+    seconds to the time for which it has been held. A connection that the kernel cannot hold back is
     closed after an equal time."""
     if state.is_held:
         state.held_for_s += for_s

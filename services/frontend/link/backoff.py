@@ -13,7 +13,7 @@ class Backoff:
     max_s: float = 1.0
 
     def pause_s(self, n_failures: int) -> float:
-        """Returns the pause, in seconds, after `n_failures` consecutive failures, of which there is
-        at least one."""
+        """Returns the pause, in seconds, after `n_failures` consecutive failures. The number must
+        be at least 1."""
         longest = min(self.max_s, self.first_s * 2.0 ** min(n_failures - 1, 16))
         return random.uniform(longest / 2, longest)

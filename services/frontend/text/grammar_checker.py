@@ -26,9 +26,9 @@ from services.frontend.text import value_checker
 from services.grammar.grammars import Grammars
 
 COMPILE_S = 0.1
-"""Seconds of processor time for compiling a grammar of up to `SHORT_LENGTH` characters and its
-first two masks. Most grammars take a hundredth of this limit. The ranks compile the grammar again.
-Meanwhile the request, and requests with later grammars, wait."""
+"""Seconds of processor time for compiling a grammar of up to `SHORT_LENGTH` characters and for its
+first two token masks. Most grammars take a hundredth of this limit. The ranks compile the grammar
+again; meanwhile the request, and requests with later grammars, wait."""
 
 SHORT_LENGTH = 2**15
 """Length of a grammar, in characters, above which its time limit grows with its length. The schemas

@@ -284,8 +284,8 @@ def _callable_tools(conversation: Conversation) -> list[tuple[int, Tool]]:
 
 
 def _is_held(tool: Tool) -> bool:
-    """Returns whether arguments must match the schema of a tool even if the model is free to call
-    the tool or not."""
+    """Returns whether arguments must match the schema of a tool even if the model may choose
+    whether to call the tool."""
     return tool.is_strict or tool.is_held
 
 

@@ -1,4 +1,4 @@
-"""Stop strings: texts that end the output, found while it is still coming.
+"""Stop strings: texts that end the output. They are found while the output is still coming.
 
 Each stop string has its own Knuth-Morris-Pratt automaton. So the cost of a character does not
 depend on how the text is cut into tokens. Only the longest end of the text that may become a stop

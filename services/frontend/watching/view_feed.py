@@ -103,7 +103,7 @@ class Viewer:
         self._arrival.set()
 
     async def next(self) -> Sequence[bytes]:
-        """Waits for changes and returns all that wait, at least one.
+        """Waits for changes, and returns at least one.
 
         Raises:
             Unavailable: this process is stopping.

@@ -168,8 +168,8 @@ class MessagesReply(MessageReply):
 
 
 _UNSIGNED: dict[ItemKind, Mapping[str, object]] = {ItemKind.REASONING: {"signature": ""}}
-"""Fields of a block that has just begun whose values differ from the complete block's, keyed by
-kind of item."""
+"""Fields whose value in a block that has just begun differs from the complete block, keyed by kind
+of item."""
 
 
 def _event(name: str, item: Item, fields: Mapping[str, object]) -> Event:

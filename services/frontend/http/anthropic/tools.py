@@ -37,10 +37,10 @@ class CustomTool(ClientTool):
     input_schema: dict[str, Any]
     """JSON schema of the arguments."""
     strict: bool | None = None
-    """Whether arguments must match the schema also where the model is free to call the tool or
-    not."""
+    """Whether arguments must match the schema even if the model may choose whether to call the
+    tool."""
     cache_control: Any = None
-    """Does nothing: prompts are cached without being asked."""
+    """Does nothing: prompts are cached by default."""
     defer_loading: bool | None = None
     """Does nothing: the model sees the tool from the beginning."""
     eager_input_streaming: bool | None = None

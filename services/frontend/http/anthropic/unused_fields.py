@@ -15,7 +15,7 @@ class UnusedFields(ExactModel):
     """Fields of the bodies of conversations that the server accepts and ignores."""
 
     cache_control: Any = None
-    """Does nothing: prompts are cached without being asked."""
+    """Does nothing: prompts are cached by default."""
     context_management: Any = None
     """Does nothing: no turn is removed from the conversation."""
     compaction: Any = None

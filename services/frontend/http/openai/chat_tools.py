@@ -30,8 +30,8 @@ class Function(ExactModel):
     parameters: dict[str, Any] | None = None
     """JSON schema of the arguments; without a schema any object is allowed."""
     strict: bool | None = None
-    """Whether arguments must match the schema also where the model is free to call the function or
-    not."""
+    """Whether arguments must match the schema even if the model may choose whether to call the
+    function."""
 
 
 class ToolBody(ExactModel):

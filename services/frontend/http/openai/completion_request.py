@@ -67,10 +67,10 @@ class CompletionBody(GenerationBody):
     """Largest number of tokens to generate, 16 by default. If the prompt leaves less room in the
     model's context, the number is lowered to that room."""
     echo: bool | None = None
-    """Begin each answer with the prompt."""
+    """Whether to begin each answer with the prompt."""
     logprobs: Annotated[int | None, N_LOGPROBS] = None
-    """Answer with the log-probability of each token, and with this number of the most likely tokens
-    at the same position; with `echo`, also of the tokens of the prompt."""
+    """Number of the most likely tokens to show at each position. The answer then also has the
+    log-probability of each token. With `echo`, the tokens of the prompt are included."""
     best_of: Annotated[int | None, N_ANSWERS] = None
     """Number of answers to generate for each prompt, at least `n`. The reply has only the best `n`
     of the answers, best first. With `stream`, a number larger than `n` is refused."""

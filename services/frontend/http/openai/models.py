@@ -21,7 +21,7 @@ class Model(TypedDict):
     created: int
     """Time at which the model's files were written, in seconds since 1970."""
     owned_by: str
-    """`orcinus`."""
+    """Always `orcinus`."""
     max_model_len: int
     """Largest number of tokens of a prompt and its output together."""
 

@@ -207,6 +207,6 @@ class GenerationReply(Reply):
 
     def _note_json(self, piece: Piece) -> bytes:
         """Returns the JSON of the field `orcinus` in the chunk that ends an answer, with a comma in
-        front. Returns no bytes if the chunk does not have the field."""
+        front. The result is empty if the chunk does not have the field."""
         note = note_of([piece.schema_valid], self.unenforced)
         return b"," + to_json(note)[1:-1] if note else b""

@@ -1,4 +1,5 @@
-"""POST /tokenize and POST /detokenize, in the forms of vLLM."""
+"""POST /tokenize and POST /detokenize, in the forms of vLLM: the bodies, the answers and the
+handlers."""
 
 from collections.abc import Sequence
 from typing import Annotated, Self

@@ -1,4 +1,4 @@
-"""GET /health, /ready, /serving and /version, which need no key."""
+"""Handlers of GET /health, /ready, /serving and /version, which need no key."""
 
 from typing import NotRequired
 
@@ -15,8 +15,7 @@ class Status(TypedDict):
     """The answer to a probe."""
 
     status: str
-    """HTTP headers of all files. With `no-cache` a browser asks each time whether its copy is still
-    valid."""
+    """State of the server: `ok`, `ready`, `not ready`, `serving` or `not serving`."""
     reason: NotRequired[str]
     """Reason why requests get no tokens."""
 

@@ -25,8 +25,8 @@ class RequestBody(ExactModel, ABC):
     while requests of the class wait. The priority changes no token, and does nothing if the
     scheduler's `order` is `fcfs`."""
     cache_salt: Annotated[str | None, SALT] = None
-    """Requests with the same salt and API key share the prefix cache. Requests with another salt or
-    key do not share it, so a client cannot find out from the time of an answer what other clients
+    """Salt of the prefix cache. Requests share the prefix cache only if both their salt and their
+    API key are equal. So a client cannot find out from the time of an answer what other clients
     have asked."""
     cache_prompt: bool | None = None
     """Whether to take tokens of the prompt from the prefix cache, and to leave the prompt in the
@@ -63,7 +63,8 @@ class RequestBody(ExactModel, ABC):
         return ()
 
     def spelled(self, field: str) -> str:
-        """Returns the name that the protocol uses for a field of the rules of requests."""
+        """Returns the name that the protocol uses for a field. `field` is the name in the rules of
+        requests."""
         return field
 
     def in_own_words(self) -> AbstractContextManager[None]:

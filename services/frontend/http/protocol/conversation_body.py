@@ -95,7 +95,8 @@ class ConversationBody(ExactModel, ABC):
         return False
 
     def spelled(self, field: str) -> str:
-        """Returns the name that the protocol uses for a field of the rules of requests."""
+        """Returns the name that the protocol uses for a field. `field` is the name in the rules of
+        requests."""
         match field.split("."):
             case ["tools", number, "function", name, *rest]:
                 place = list(self._shown_tools)[int(number)]

@@ -46,8 +46,8 @@ class MessageReply(Reply):
 
     @property
     def _note(self) -> NoteFields:
-        """Field of the answer that says whether its JSON schemas were kept. Empty before the end of
-        the answer."""
+        """The field of the answer that says whether the values match their JSON schemas. Empty
+        before the end of the answer."""
         return {} if self._last is None else note_of([self._last.schema_valid], self.unenforced)
 
     def _note_end(self, piece: Piece) -> None:

@@ -1,4 +1,4 @@
-"""POST /v1/responses/input_tokens."""
+"""Handler of POST /v1/responses/input_tokens."""
 
 from typing import Literal
 

@@ -50,8 +50,8 @@ class AnswerLogprobs(TextLogprobs):
         self._n_before = 0  # characters of `_written` before the last piece
         self._n_taken = 0  # characters before `_written`
         self._tokens: deque[tuple[int, ChatTokenLogprob]] = deque()
-        """Tokens that no text has taken yet. With each token is the number of characters of the
-        answer before it."""
+        """Tokens after the last text that `take` was given. Each comes with the number of
+        characters of the answer before it."""
 
     def add(self, piece: Piece) -> None:
         self._n_before = len(self._written)

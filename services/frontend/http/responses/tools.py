@@ -66,8 +66,8 @@ class ResponsesFunction(NamedClientTool):
     parameters: dict[str, Any] | None = None
     """JSON schema of the arguments; without a schema any object is allowed."""
     strict: bool | None = None
-    """Whether arguments must match the schema also where the model is free to call the function or
-    not."""
+    """Whether arguments must match the schema even if the model may choose whether to call the
+    function."""
 
     def to_tool(self) -> Tool:
         return tool_of(self, parameters=json_text(self.parameters))

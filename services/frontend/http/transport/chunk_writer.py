@@ -2,9 +2,9 @@
 
 An ASGI message passes through the layers of the app, each of which is a coroutine. These coroutines
 make a third of the cost of a token. A connection therefore offers a `ChunkWriter`. Once the headers
-are sent, a stream writes its chunks with it, and they do not pass through the layers. The end of
-the answer passes through the layers again. The writer also tells the stream at once when the
-connection is lost. With ASGI messages, a task would have to wait for that message.
+are sent, a stream writes its chunks with this writer, past the layers. The end of the answer passes
+through the layers again. The writer also tells the stream at once when the connection is lost. With
+ASGI messages, a task would have to wait for that message.
 """
 
 import asyncio

@@ -35,7 +35,8 @@ class Part:
     root_path: Path = ()
 
     def member(self, *names: str | int) -> "Part":
-        """Returns the part within this part that the names of members and the indices lead to."""
+        """Returns the part at the path `names` within this part. The path consists of names of
+        members and indices of lists."""
         part = self
         for name in names:
             value = part.value[name]

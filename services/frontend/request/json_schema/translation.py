@@ -87,8 +87,8 @@ class Translation:
         return part.out
 
     def _drop_circles(self, part: SchemaPart) -> None:
-        """Drops references from a part, and schemas that it combines, if these contain the part
-        itself. Reports the dropped keywords. Only a part with other keywords is changed."""
+        """Drops `$ref`, and keywords such as `allOf`, from a part if they lead back to the part
+        itself. Reports the dropped keywords. A part without other keywords is not changed."""
         found = [keyword for keyword in ("$ref", *COMBINING) if keyword in part.out]
         if found and len(part.out) > 1 and self._circles.is_circular(part.place):
             for keyword in found:

@@ -24,8 +24,8 @@ parameters themselves are included. Most translations take half of that."""
 
 
 class Translated(NamedTuple):
-    """The translation of a schema: what the grammar engine enforces, and which keywords it does
-    not."""
+    """The translation of a schema: the schema that the grammar engine enforces, and the keywords
+    that it does not enforce."""
 
     enforced: Json
     """The schema that the grammar engine enforces. It must not be changed."""

@@ -209,8 +209,8 @@ class ArrivingText:
         return False
 
     def _comment(self, first: str, pass_on: Callable[[str], None]) -> Steps[None]:
-        """If a comment begins with `first`, the character before, calls `pass_on` with the rest of
-        the comment."""
+        """If `first`, the character that was read last, begins a comment, calls `pass_on` with the
+        rest of the comment."""
         follows = yield from self.peek()
         if first == "#" or follows == "/":
             pass_on((yield from self.run(_NOT_NEWLINE)))

@@ -165,7 +165,8 @@ class HarmonyReader(ToolCallReader):
         return False
 
     def _read_message(self) -> Steps[None]:
-        """Reads a message with its header. The text of the header is recorded."""
+        """Reads a message with its header. The text of the header is recorded, in case it turns out
+        to be content."""
         header = yield from self._read_header()
         if header is None:
             return

@@ -1,5 +1,5 @@
-"""Converts arguments of calls that are written as texts to JSON. The schema of the tool says which
-type each argument has.
+"""Converts the arguments of calls to JSON, for formats in which arguments are written as texts. The
+schema of the tool says which type each argument has.
 
     path = a.py        {"path": "a.py"}       the schema says string
     n = 3              {"n": 3}               the schema says integer

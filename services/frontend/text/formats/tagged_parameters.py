@@ -176,8 +176,8 @@ class TaggedParametersReader(ParameterReader):
         return (yield from self._read_value(name, tags.parameter_end, types))
 
     def _end_element(self) -> Steps[None]:
-        """Ends a call, unless the answer ends inside the call. Recorded text that is no part of the
-        call becomes content."""
+        """Ends a call, unless the answer ends inside the call. Text that was read and is no part of
+        the call becomes content."""
         if (yield from self._text.take_one(self._tags.call_end)):
             self._text.kept()
             self._end_object()
