@@ -216,7 +216,7 @@ class Generation:
         return len(piece.token_ids) - (piece.token_ids[-1] in stops)
 
     def prompt_text_offsets(self, index: int) -> Sequence[int]:
-        """Returns the position of the first character of each token of an answer's prompt, in the
+        """Returns, for each token of an answer's prompt, the position of its first character in the
         text of the prompt."""
         are_added = self.options.add_special_tokens is not False
         return self.prompt_of(index).text_offsets(self._tokenizer, are_added=are_added)

@@ -38,7 +38,7 @@ class AnswerFormat:
     grammar: str = ""
     """Grammar that answers follow in place of the client's grammar; empty if there is none."""
     grammar_field: str = ""
-    """Field of the request because of which there is a grammar."""
+    """Field of the request that makes the grammar necessary."""
     schemas: Mapping[str, ClientSchema] = field(default_factory=dict)
     """Schemas of the tools whose schema the grammar does not enforce completely, keyed by the name
     of the tool."""

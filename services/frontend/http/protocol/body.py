@@ -59,7 +59,7 @@ class RequestBody(ExactModel, ABC):
 
     @property
     def unenforced(self) -> Sequence[str]:
-        """Names of the fields of the request that are not enforced with any model."""
+        """Names of the fields of the request that the server cannot enforce, whatever the model."""
         return ()
 
     def spelled(self, field: str) -> str:

@@ -77,8 +77,8 @@ class AnswerLogprobs(TextLogprobs):
         return found
 
     def _place_of(self, text: str) -> int:
-        """Returns the position at which a text begins in the written characters. Returns -1 if the
-        text does not occur in them."""
+        """Returns the position at which a text begins in the characters that the model has written.
+        Returns -1 if the text does not occur in them."""
         if self._written.endswith(text):
             return len(self._written) - len(text)
         # The reader holds characters of the piece back, or has held back the first of the text.

@@ -19,8 +19,8 @@ from services.frontend.http.transport.chunk_writer import ChunkWriter
 COMMENT = b": keep-alive\n"
 
 HEADERS_S = 2.0
-"""Seconds after which the headers are sent even if the request has not been accepted yet. An error
-that occurs earlier is an answer with its own status."""
+"""Seconds after which the headers are sent even if the request has not been accepted yet. If an
+error occurs earlier, the answer has the status of the error."""
 
 
 class EventOutput:

@@ -1,7 +1,9 @@
-"""Finds out whether no value can match two of several schemas, so that `oneOf` can be enforced.
+"""Finds out whether several schemas exclude each other, which means that no value matches two of
+them.
 
 The grammar engine can enforce only `anyOf`: a value matches at least one of the schemas. `oneOf`
-demands exactly one. If no value can match two of the schemas, both keywords mean the same.
+demands exactly one. If the schemas exclude each other, both keywords mean the same, so that `oneOf`
+can be enforced.
 """
 
 import itertools
@@ -30,8 +32,8 @@ class Alternatives:
         self._are_closed = are_closed
 
     def are_disjoint(self, parts: Sequence[Part]) -> bool:
-        """Returns whether no value that is generated for one of the schemas can match another of
-        them. Raises WrongSchema if the check takes too much work."""
+        """Returns whether the schemas exclude each other: a value that is generated for one of them
+        never matches another. Raises WrongSchema if the check takes too much work."""
         if len(parts) > MAX_ALTERNATIVES:
             return False
         found = [self._followed(part) for part in parts]

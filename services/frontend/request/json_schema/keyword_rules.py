@@ -190,8 +190,8 @@ def is_never(schema: dict[str, Json]) -> bool:
 
 
 def is_without_effect(keyword: str, schema: dict[str, Json]) -> bool:
-    """Returns whether a keyword that is not enforced has a value in this schema that constrains
-    nothing."""
+    """Returns whether the value of a keyword in a schema constrains nothing. `keyword` is one of
+    the keywords that are not enforced."""
     value = schema[keyword]
     match keyword:
         case "not":
