@@ -27,9 +27,9 @@ def test_the_page_has_every_route_field_and_error_as_the_code_has_it() -> None:
             "-| `top_p` | float | 1 | above 0, to 1 |",
         ),
         (
-            "| `echo` | boolean | false | any | Begin each",
-            "| `echo` | boolean | false | any | End each",
-            "-| `echo` | boolean | false | any | End each",
+            "| `echo` | boolean | false | any | Whether to begin each",
+            "| `echo` | boolean | false | any | Whether to end each",
+            "-| `echo` | boolean | false | any | Whether to end each",
         ),
         ("| `echo` | bool | ", "| `echoes` | bool | ", "+| `echo` | bool | "),
         ("| `echo` | bool | ", "| `echoes` | bool | ", "-| `echoes` | bool | "),

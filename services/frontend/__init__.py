@@ -3,9 +3,9 @@ OpenAI and Anthropic. A request means the same in every protocol.
 
 The frontend owns the contract with clients: it checks requests, turns text into tokens and back,
 finds stop strings, renders templates, and reports errors in the shape of each protocol. It holds
-one stream to the scheduler. It does not order requests, and holds no keys and values and no
-tensors. It imports neither torch nor transformers. It keeps no state that outlives a request, so
-any number of replicas may run side by side.
+one stream to the scheduler. It does not decide the order of requests, and holds neither K/V memory
+nor tensors. It imports neither torch nor transformers. It keeps no state that outlives a request,
+so any number of replicas may run side by side.
 
     http/, grpc/  the two protocols; nothing but translation
     generation/   the one implementation: check, submit, assemble, cancel

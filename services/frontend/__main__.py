@@ -10,8 +10,8 @@ from services.frontend.request.client_call import current_id
 from services.frontend.settings import FrontendSettings
 
 EXIT_LIMIT_S = 2.0
-"""Seconds, after the end of the event loop, in which the threads that work on texts may still
-end."""
+"""Seconds that the process waits, after its event loop has ended, for the threads that process
+texts."""
 
 
 def main() -> int:

@@ -43,24 +43,24 @@ from services.frontend.request.generation_request import GenerationRequest
 from services.frontend.request.refusals import Refusal, Refusals
 
 KEY_PREFIX = "orc-"
-"""Beginning of every key, by which scanners of repositories can recognise one."""
+"""Prefix of every key, by which scanners of repositories recognise a leaked key."""
 
 KEY_BYTES = 32
 
 REREAD_S = 1.0
-"""Seconds between two looks at the file."""
+"""Shortest time in seconds between two checks of whether the file of keys has changed."""
 
 MINUTE_S = 60.0
 
 PositiveTokens = Annotated[int, Field(gt=0, lt=2**63)]
-"""A limit in tokens, below 2**63."""
+"""Type of a limit in tokens: a positive integer below 2**63."""
 
 Weight = Annotated[float, Field(ge=0.001, le=1000)]
-"""The share of a key in the pipeline, relative to the shares of other keys."""
+"""Type of a key's weight: the share of the pipeline that the key gets, relative to other keys."""
 
 
 class ApiKey(BaseModel):
-    """The entry of one key in the file."""
+    """The entry of one API key in the file of keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -76,11 +76,11 @@ class ApiKey(BaseModel):
     without requests, the tokens of one minute may be used at once. An answer that has begun is not
     stopped when the limit is reached: the next answer waits."""
     max_in_flight_tokens: PositiveTokens | None = None
-    """Largest number of tokens of all answers in flight. The tokens of each prompt and the largest
-    number of tokens of each output count."""
+    """Largest number of tokens of all answers in flight. An answer counts as the tokens of its
+    prompt plus the largest number of tokens that its output may have."""
     weight: Weight = 1.0
-    """Share of the pipeline that the key gets, relative to other keys, while the keys together ask
-    for more than the pipeline can do."""
+    """Share of the pipeline that the key gets, relative to other keys. The weight matters only
+    while the keys together ask for more than the pipeline can do."""
     min_priority: Annotated[int, Field(ge=PRIORITIES.low, le=DEFAULT_PRIORITY)] = DEFAULT_PRIORITY
     """Best `priority` that requests of the key may have; a lower number is a better priority. With
     the default, no request of the key comes before requests that name no priority."""
@@ -90,7 +90,7 @@ class ApiKey(BaseModel):
 
 
 class ApiKeyFile(BaseModel):
-    """The content of the file."""
+    """The content of the file of API keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -109,7 +109,7 @@ class ApiKeyFile(BaseModel):
 
 
 class CallBucket:
-    """A limit of calls per minute, as a token bucket. The bucket holds at most the calls of one
+    """A limit on calls per minute, as a token bucket. The bucket holds at most the calls of one
     minute."""
 
     def __init__(self, per_minute: int, *, now: float) -> None:
@@ -150,7 +150,7 @@ class Account:
             self.set_limits(key, now=now)
 
     def set_limits(self, key: ApiKey, *, now: float) -> None:
-        """Sets the limits from now on. Answers in flight still count."""
+        """Replaces the limits of the account by those of `key`. Answers in flight still count."""
         self._max_in_flight = key.max_in_flight
         self._min_priority = key.min_priority
         self._may_watch = key.may_watch
@@ -168,7 +168,7 @@ class Account:
 
     @property
     def name(self) -> str:
-        """Name of the key. The value is empty without a key."""
+        """Name of the key; empty for an account without a key."""
         return "" if self._message is None else self._message.name
 
     @property
@@ -184,7 +184,7 @@ class Account:
 
     def to_proto(self) -> scheduler_pb2.Account | None:
         """Returns the account as a message for the scheduler, which enforces the limits in tokens.
-        Returns None without a key. The message must not be changed."""
+        Returns None for an account without a key. Callers must not change the message."""
         return self._message
 
     def count_call(self, now: float) -> None:
@@ -244,7 +244,8 @@ class Account:
 
 
 class ApiKeys:
-    """The keys of a file; finds the account of a caller. Without a file, every caller may call."""
+    """The API keys of a file, and an account for each key. Without a file, every caller may
+    call."""
 
     def __init__(
         self,
@@ -278,7 +279,7 @@ class ApiKeys:
 
     def admit(self, authorization: str | None) -> Account:
         """Returns the account of a caller and counts a call. `authorization` is the value of the
-        header, or of the gRPC metadata, with that name.
+        HTTP header, or of the gRPC metadata entry, of that name.
 
         Raises:
             Unauthenticated: there is no key, or it is unknown.

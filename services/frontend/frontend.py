@@ -8,11 +8,13 @@ takes requests for `linger_s` seconds, while they learn of it. Then it refuses n
 running requests finish. Requests that still run `END_S` seconds before `drain_s` is over, or when a
 second signal comes, end as unavailable.
 
-The frontend is ready while there is a pipeline, or was one less than `hold_s` seconds ago. So it
-stays ready when another scheduler takes the lead, or a pipeline forms again, in that time. While it
-lingers, the two answers about readiness differ. `/ready` and the health of the API say no, since
-their clients choose among frontends. Kubernetes' probe is told yes as long as requests are taken:
-Kubernetes knows by itself that the pod ends, and sends it requests only if no other pod is ready.
+The frontend is ready while there is a pipeline, and for `hold_s` seconds after a pipeline is lost.
+So the frontend stays ready if another scheduler takes the lead, or a pipeline forms again, within
+that time. While the frontend lingers, clients and Kubernetes get different answers about readiness.
+`/ready` and the health service of the API say that the frontend is not ready, since their clients
+can choose another frontend. The probe of Kubernetes is told that it is ready as long as requests
+are taken: Kubernetes knows by itself that the pod ends, and sends requests to such a pod only if no
+other pod is ready.
 """
 
 import asyncio
@@ -62,11 +64,11 @@ from services.frontend.watching.view_feed import ViewFeed
 log = logging.getLogger(__name__)
 
 FINISH_S = 1.0
-"""Seconds in which the last errors are sent, after draining."""
+"""Seconds after draining in which the process still sends the last errors."""
 
 END_S = 5.0
-"""Seconds at the end of `drain_s`, in which requests that still run get their errors, and the
-process ends."""
+"""Seconds at the end of `drain_s` that are kept for sending errors to requests that still run, and
+for ending the process."""
 
 
 async def serve(settings: FrontendSettings, traces: Tracing = tracing.OFF) -> int:
@@ -251,8 +253,8 @@ class Frontend:
         return server, rpc.bind(server, settings.grpc_address, credentials)
 
     async def answer_probes(self) -> None:
-        """Listens for health probes and for Prometheus, each on a separate port, if the settings
-        name the address.
+        """Listens for health probes and for Prometheus, each on a separate port. A port without an
+        address in the settings is not opened.
 
         Raises:
             OSError: an address is taken.
@@ -301,8 +303,8 @@ class Frontend:
         await self._scheduler.pipeline.wait_open()
 
     async def _announce(self) -> None:
-        """Reports the addresses to the launcher, and whether the model can chat, once requests can
-        be answered."""
+        """Waits until requests can be answered, then reports to the launcher the addresses of the
+        frontend and whether the model can chat."""
         await self.wait_ready()
         log.info("the checkpoint's own defaults: %s", str(self._defaults) or "none")
         log.info("serving http on %s, grpc on %s", self.http_address, self.grpc_address)
@@ -328,7 +330,7 @@ class Frontend:
 
     async def _linger(self, stop: asyncio.Event, *, until: float) -> None:
         """Tells clients and load balancers to use other frontends, and still takes requests for
-        `linger_s` seconds, but not longer than until a time of the event loop's clock."""
+        `linger_s` seconds. `until`, a time of the event loop's clock, may end this earlier."""
         left_s = max(0.0, until - asyncio.get_running_loop().time())
         linger_s = min(self._settings.linger_s, left_s)
         log.info("stopping; requests are taken for %g s more", linger_s)
@@ -338,8 +340,8 @@ class Frontend:
         await first_of(stop.wait(), asyncio.sleep(linger_s))
 
     async def _drain(self, stop: asyncio.Event, *, until: float) -> None:
-        """Refuses new requests, lets running ones finish until a time of the event loop's clock,
-        then ends the servers."""
+        """Refuses new requests and lets running requests finish until `until`, a time of the event
+        loop's clock. Then ends the servers."""
         drain_s = max(0.0, until - asyncio.get_running_loop().time())
         log.info("draining; running requests have %.3g s", drain_s)
         self._service.refuse_new()
@@ -357,12 +359,13 @@ class Frontend:
 
 
 def _renewal(linger_s: float) -> list[tuple[str, int]]:
-    """Returns the gRPC server options by which connections are renewed within the time to linger.
+    """Returns gRPC server options that limit the age of connections to half of `linger_s`.
 
-    Clients of gRPC keep a connection for ever. `stop` sends a message (GOAWAY) that ends
-    connections, and a call that is sent before its client has this message fails. A connection that
-    reaches its maximum age ends without failed calls. The age is half of the time to linger, for
-    connections that are made before load balancers know that this frontend stops.
+    Clients of gRPC keep a connection for ever. When the server stops, it sends each client a
+    message (GOAWAY) that ends the connection, and a call that the client sends before it has this
+    message fails. A connection that reaches its maximum age ends without failed calls. The age is
+    only half of `linger_s`, because clients still connect until load balancers know that this
+    frontend stops.
     """
     if linger_s == 0:
         return []

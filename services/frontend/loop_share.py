@@ -1,5 +1,5 @@
-"""Shares of the event loop: limits on the work caused by clients that may begin in one pass of the
-loop.
+"""Shares of the event loop. A share limits how much work that clients cause may begin in one pass
+of the loop.
 
 Without a limit, a thousand requests that arrive at once, a thousand clients that disconnect at
 once, or fifty clients that send as fast as they can, would be handled in one pass, and no stream
@@ -14,13 +14,14 @@ from collections.abc import Callable
 from functools import partial
 
 MIN_AT_ONCE = 2
-"""Smallest number of pieces of work (turns) that a share allows in one pass of the event loop,
-unless the share sets another."""
+"""Number of pieces of work (turns) that a share allows in each pass of the event loop at least,
+unless the share sets another number."""
 
 TURN_S = 0.004
-"""Seconds of the last pass for which a share gets one turn in this pass. A turn, such as a request
-until it waits for the scheduler, or a large read, takes about a millisecond. So when passes are
-long because of many streams, a share gets a quarter of the time of the loop."""
+"""Length of a pass of the event loop, in seconds, for which a share gets one turn in the next pass.
+A turn takes about a millisecond; it is, for example, a large read, or the work for a request until
+it waits for the scheduler. So when passes are long because of many streams, a share gets a quarter
+of the loop's time."""
 
 
 class LoopShare:
@@ -35,8 +36,8 @@ class LoopShare:
         at_once: int = MIN_AT_ONCE,
         turn_s: float = TURN_S,
     ) -> None:
-        """At least `at_once` pieces of work are done in each pass of the event loop. If a pass
-        takes long, the next pass does one piece for each `turn_s` seconds of that time, if this is
+        """In each pass of the event loop, at least `at_once` pieces of work may begin. After a long
+        pass, the next pass may begin one piece for each `turn_s` seconds of that time, if this is
         more."""
         self._loop = loop
         self._clock = clock
@@ -48,8 +49,8 @@ class LoopShare:
         self._began_at = 0.0
 
     def take(self, work: Callable[[], None]) -> None:
-        """Does the work now. If the limit of this pass of the event loop is reached, does the work
-        in a later pass."""
+        """Does the work now or, if the limit of this pass of the event loop is reached, in a later
+        pass."""
         if not self._n_taken:  # nothing was taken in the last passes
             self._began_at, self._n_allowed = self._clock(), self._at_once
         if self._n_taken < self._n_allowed and not self._waiting:
@@ -58,8 +59,8 @@ class LoopShare:
             self._waiting.append(work)
 
     async def turn(self) -> None:
-        """Waits until the share allows another piece of work, and counts the caller's work as that
-        piece."""
+        """Waits until the share allows another piece of work, and counts the work that the caller
+        does next as that piece."""
         come: asyncio.Future[None] = self._loop.create_future()
         self.take(partial(_end, come))
         await come

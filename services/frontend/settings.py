@@ -20,13 +20,13 @@ from services.common.memory_limit import MIB, PROCESS
 from services.common.settings import HostPort, ModelNames, ServerSettings, Target
 
 PROCESS_BYTES = 112 * MIB
-"""Memory, in bytes, reserved for an idle frontend, which takes 82 MiB with a small vocabulary, and
-for the translations of tools' schemas that it keeps (`translations.MAX_BYTES`, 8 MiB)."""
+"""Bytes of memory reserved for an idle frontend. It takes 82 MiB with a small vocabulary, and keeps
+up to 8 MiB of translations of tools' schemas (`translations.MAX_BYTES`)."""
 
 GRAMMARS_BYTES = 256 * MIB
-"""Memory, in bytes, of the process that checks grammars. The process starts with the first request
-that has a grammar. It takes 27 MiB, 23 MiB for a vocabulary of 32,000 tokens, and 128 MiB for the
-grammar that is being compiled."""
+"""Bytes of memory reserved for the process that checks grammars, which starts with the first
+request that has a grammar. The process itself takes 27 MiB, a vocabulary of 32,000 tokens 23 MiB,
+and the grammar that is being compiled 128 MiB."""
 
 ANSWER_BYTES = 5 * 2**10
 """Memory, in bytes, of an answer in flight, besides its prompt."""
@@ -35,35 +35,36 @@ CONNECTION_BYTES = 40 * 2**10
 """Memory, in bytes, of a connection of either API and of a call on it."""
 
 FEWEST_CHARACTERS = 256 * 2**10
-"""Lower bound of the default of `max_prompt_characters`: about 60,000 tokens of English."""
+"""Smallest default of `max_prompt_characters`, for any model: about 60,000 tokens of English."""
 
 CHARACTER_BYTES = 700
-"""Memory, in bytes, that tokenizing takes for each character of a text of at most
-`FEWEST_CHARACTERS` characters. Emoji take most."""
+"""Bytes of memory that tokenizing takes for each character of a text, up to `FEWEST_CHARACTERS`
+characters. Emoji take most."""
 
 FURTHER_CHARACTER_BYTES = 144
-"""Memory, in bytes, that each further character takes. A text with so many characters is made into
-tokens only if most of its tokens have many characters: 60 bytes were measured for letters of
-English, 115 for Greek, and the rendered text is held besides."""
+"""Bytes of memory that tokenizing takes for each character beyond `FEWEST_CHARACTERS`. So long a
+text is tokenized only if most of its tokens have many characters. 60 bytes were measured for
+English letters and 115 for Greek ones; the rendered text is also in memory."""
 
 CONTEXT_CHARACTERS = 16
 """The default of `max_prompt_characters` is this number times the model's context in tokens. Texts
 have three to five characters per token, tables and indented programs up to ten."""
 
 ASSUMED_CONTEXT = 131_072
-"""Length of the context, in tokens, that is assumed if the model's files do not state it."""
+"""Length of the model's context, in tokens, that is assumed if the model's files do not state
+it."""
 
 VIEWS_BYTES = 2 * MIB
-"""Memory, in bytes, of the events that are kept for later viewers."""
+"""Bytes of memory of the events that are kept for viewers who connect later."""
 
 VIEWER_BYTES = 5 * MIB // 2
-"""Memory, in bytes, of a viewer that reads too slowly: all kept events at the time when the viewer
+"""Bytes of memory of a viewer that reads too slowly: all kept events at the time when the viewer
 connected, and the events since then."""
 
 N_COPIES = 4.25
-"""Factor by which the memory of a running prompt exceeds the bytes that are counted for it. A token
-is counted with 40 bytes. It takes 4 more in each of the 32 submissions that a call may have at the
-scheduler."""
+"""Factor by which the memory of a running prompt exceeds the bytes that the memory budget counts
+for it. A token is counted with 40 bytes. It takes 4 more in each of the 32 submissions that a call
+may have at the scheduler."""
 
 
 def _split(value: object) -> object:
@@ -168,9 +169,9 @@ class FrontendSettings(ServerSettings):
     template. With `none`, reasoning is part of the content."""
 
     additional_properties: Literal["declared", "allowed"] = "declared"
-    """Members of an object whose JSON schema has `properties` and says nothing of other members.
-    `declared` allows none but the declared ones, which keeps small models from inventing members.
-    `allowed` follows JSON Schema to the letter and allows any."""
+    """Which members an object may have if its JSON schema has `properties` and does not say whether
+    other members are allowed. `declared` allows only the declared ones, which keeps small models
+    from inventing members. `allowed` allows any other member too, as JSON Schema does."""
 
     public_tls_dir: Path | None = None
     """Directory with `tls.crt` and `tls.key` for clients of both APIs, laid out as a mounted
@@ -189,9 +190,9 @@ class FrontendSettings(ServerSettings):
     uploads by mistake."""
 
     max_connections: PositiveInt = 2048
-    """Largest number of connections of each API; bounds memory and file descriptors, of which the
-    process needs 256 more. Beyond the limit, the HTTP API closes the connection that has been idle
-    longest, and the gRPC API closes the new connection."""
+    """Largest number of connections of each API. The number bounds memory and file descriptors; the
+    process needs 256 further descriptors. Beyond the limit, the HTTP API closes the connection that
+    has been idle longest, and the gRPC API closes the new connection."""
 
     max_head_bytes: PositiveInt = 32 * 2**10
     """Largest size of an HTTP request's line and headers together, in bytes; bounds the memory of a
@@ -201,8 +202,9 @@ class FrontendSettings(ServerSettings):
     """Largest number of headers of an HTTP request."""
 
     head_limit_s: PositiveFloat = 10.0
-    """Seconds for the TLS handshake, and from connecting, or a request's first byte, until its
-    headers are complete. Keeps slow senders from holding connections."""
+    """Seconds within which the TLS handshake must be complete, and within which the headers of a
+    request must be complete, counted from connecting or from the request's first byte. Keeps slow
+    senders from holding connections."""
 
     body_limit_s: PositiveFloat = 60.0
     """Seconds from the end of the headers until the body of a request, or a gRPC message, is
@@ -214,10 +216,10 @@ class FrontendSettings(ServerSettings):
     a connection that the frontend is closing."""
 
     client_silence_limit_s: float = Field(default=120.0, ge=0.1, le=86400)
-    """Seconds without a sign of a client's host, such as the acknowledgement of a packet or a
-    ping, after which its connection is closed and what it asked for is cancelled; over gRPC up to a
-    quarter more. Streams outlast a break of the network of half that time, since TCP tries again in
-    growing steps."""
+    """Seconds without a sign of a client's host, such as an acknowledged packet or an answered
+    ping, after which the connection of the client is closed and its requests are cancelled. Over
+    gRPC this takes up to a quarter longer. Streams survive a break of the network of half that
+    time, since TCP tries again at growing intervals."""
 
     send_limit_s: PositiveFloat = 30.0
     """Seconds in which a client must read 16 KiB of the output that waits for it, or one message
@@ -229,18 +231,18 @@ class FrontendSettings(ServerSettings):
 
     max_prompt_characters: NonNegativeInt = 0
     """Largest number of characters of all texts of one call together, and of a conversation as the
-    chat template renders it. The default 0 takes 16 for each token of the context that the model's
-    files state, but at least 262,144 and at most `max_body_bytes`. A context of 131,072 tokens
-    takes 2,097,152. The limit bounds the memory of tokenizing: 185 MB for 262,144 characters, and
-    144 bytes for each further one."""
+    chat template renders it. The default 0 means 16 characters for each token of the context that
+    the model's files state, but at least 262,144 and at most `max_body_bytes`; for a context of
+    131,072 tokens it means 2,097,152. The limit bounds the memory of tokenizing: 185 MB for 262,144
+    characters, and 144 bytes for each further one."""
 
     strict_max_tokens: bool = False
     """Whether a request is refused whose prompt and `max_tokens` together exceed the model's
     context. Otherwise `max_tokens` is lowered to the room that the prompt leaves."""
 
     api_metrics: bool = False
-    """Whether the HTTP API has `/metrics`, the metrics of this process for Prometheus, besides
-    `metrics_address`. With API keys the route needs a key."""
+    """Whether the HTTP API has `/metrics`, the metrics of this process for Prometheus, in addition
+    to `metrics_address`. With API keys the route needs a key."""
 
     render_limit_s: PositiveFloat = 1.0
     """Seconds of processor time in which the chat template must render a conversation. Most
@@ -271,7 +273,7 @@ class FrontendSettings(ServerSettings):
 
     max_request_s: NonNegativeFloat = 0.0
     """Seconds that a generating call may take, waiting included; 0 sets no limit. Clients may set a
-    shorter one for a call."""
+    shorter limit for a call."""
 
     hold_s: NonNegativeFloat = 30.0
     """Seconds that a new request waits for a pipeline when there is none; 0 refuses the request at
@@ -285,13 +287,13 @@ class FrontendSettings(ServerSettings):
 
     linger_s: NonNegativeFloat = 0.0
     """Seconds after a signal to stop in which requests are still taken, while load balancers and
-    clients learn to go elsewhere. gRPC connections are renewed twice in that time. It ends 5 s
-    before `drain_s` is over, so `drain_s` should be longer."""
+    clients learn to go elsewhere. gRPC connections are renewed twice in that time. This time ends
+    at the latest 5 s before `drain_s` is over, so `drain_s` should be longer."""
 
     drain_s: NonNegativeFloat = 30.0
     """Seconds from a signal to stop until this process has ended, `linger_s` included. The process
-    ends when its requests have. Those that run 5 s before the end get the error `unavailable`. In
-    Kubernetes the number is the pod's grace period, too."""
+    ends as soon as all its requests have ended. Requests that still run 5 s before the end get the
+    error `unavailable`. In Kubernetes this is also the pod's grace period."""
 
     @property
     def n_prompt_characters(self) -> int:
@@ -302,8 +304,8 @@ class FrontendSettings(ServerSettings):
         return max(FEWEST_CHARACTERS, min(CONTEXT_CHARACTERS * context, self.max_body_bytes))
 
     def memory_parts(self) -> Mapping[str, int]:
-        """Returns the largest memory, in bytes, that each part of the frontend may need. The key of
-        a part is the setting that limits it."""
+        """Returns the largest memory, in bytes, that each part of the frontend may need, keyed by
+        the setting that limits the part."""
         views = VIEWS_BYTES + self.max_viewers * VIEWER_BYTES
         return {
             PROCESS: PROCESS_BYTES + GRAMMARS_BYTES,
@@ -316,6 +318,6 @@ class FrontendSettings(ServerSettings):
 
 
 def _text_bytes(n_characters: int) -> int:
-    """Returns the memory, in bytes, of making tokens of a text."""
+    """Returns the memory, in bytes, that tokenizing a text takes."""
     n_further = max(0, n_characters - FEWEST_CHARACTERS)
     return (n_characters - n_further) * CHARACTER_BYTES + n_further * FURTHER_CHARACTER_BYTES

@@ -285,27 +285,38 @@ async def test_accepted_stream_has_its_headers_before_its_first_token(site: Site
 async def test_the_official_client_takes_comments_between_events_with_ids(tmp_path: Path) -> None:
     """It fails at an empty line after a comment, once it has seen an id."""
     body = {"prompt": "x", "stream": True, "max_tokens": 2, "return_token_ids": True}
+    go_on = asyncio.Event()
 
     async def pauses(submitted: FakeRequest) -> None:
         submitted.accept()
         submitted.tokens(7)
-        await asyncio.sleep(0.5)
+        await go_on.wait()
         submitted.last_token(8, scheduler_pb2.COMPLETION_REASON_LENGTH)
 
     async with running(tmp_path, FakeScheduler(pauses), comment_s=0.05) as site:
-        lines = (await site.http.post("/v1/completions", json=body)).text.split("\n")
-        between = lines[lines.index("") + 1 : -4]
-        assert lines[0].startswith("id: ")
+        lines: list[str] = []
+        async with site.http.stream("POST", "/v1/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                lines.append(line)
+                has_event = any(one.startswith("id: ") for one in lines)
+                if has_event and line == ": keep-alive":
+                    go_on.set()
+        event = next(i for i, line in enumerate(lines) if line.startswith("id: "))
+        between = lines[lines.index("", event) + 1 :]
         comments = list(itertools.takewhile(": keep-alive".__eq__, between))
-        assert len(comments) > 1
+        assert comments
         assert between[len(comments)].startswith("id: ")
         extra = {"return_token_ids": True}
         async with openai.AsyncOpenAI(
             base_url=f"{site.url}/v1", api_key="none", max_retries=0
         ) as client:
+            go_on.clear()
             stream = await client.completions.create(
                 model="test-model", prompt="x", stream=True, max_tokens=2, extra_body=extra
             )
-            reasons = [chunk.choices[0].finish_reason async for chunk in stream]
+            reasons = []
+            async for chunk in stream:
+                reasons.append(chunk.choices[0].finish_reason)
+                asyncio.get_running_loop().call_later(0.2, go_on.set)  # after some comments
         assert reasons[-1] == "length"
         assert len(reasons) > 1

@@ -15,29 +15,29 @@ from services.frontend.text.tokenizer import IncrementalText
 
 @dataclass(slots=True)  # frozen, creation takes three times as long; each token creates one
 class Piece:
-    """A part of an answer: the tokens and the text that are new. The last piece of an answer says
-    why the answer ended. A piece is never changed."""
+    """A part of an answer: its new tokens and their text. The last piece of an answer says why the
+    answer ended. A piece is never changed."""
 
     index: int
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     logprobs: Logprobs | None = None
-    """Log-probabilities of `token_ids`, if they are wanted."""
+    """Log-probabilities of `token_ids`, if the client wants them."""
     text_offsets: tuple[int, ...] = ()
-    """Number of characters of the answer before each token, if log-probabilities are wanted. The
-    text of a stop string counts. A character that several tokens make counts with the last of these
-    tokens."""
+    """For each token, the number of characters of the answer before the token. Empty unless the
+    client wants log-probabilities. The text of a stop string is included. A character made of
+    several tokens belongs to the last of these tokens."""
     prompt_logprobs: Logprobs | None = None
-    """Log-probabilities of the prompt's tokens after the first, if they are wanted. The first piece
-    of an answer has them."""
+    """Log-probabilities of the prompt's tokens, without the first token. Only the first piece of an
+    answer has this field, and only if the client wants log-probabilities of the prompt."""
     schema_valid: bool | None = None
-    """Whether the values of the answer match their JSON schemas, in the last piece of an answer
-    whose values were checked."""
+    """Whether the values of the answer match their JSON schemas. Only the last piece of an answer
+    whose values were checked has this field."""
 
     @classmethod
     def joined(cls, pieces: Sequence["Piece"]) -> "Piece":
-        """Returns the pieces of an answer, of which there is at least one, as one piece."""
+        """Joins the pieces of one answer into one piece. There must be at least one."""
         logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
         return cls(
             pieces[-1].index,
@@ -98,15 +98,14 @@ class Answer:
         self.index = index
         self.n_tokens = 0
         self.has_news = False
-        """Whether new tokens have come in this call, beyond the tokens that its client had
-        before."""
+        """Whether this call has brought tokens that the client did not have before the call."""
         self.is_finished = False
         self._text = text
         self._stops = stops
         self._has_stops = not stops.is_empty
         self.is_plain = not (self._has_stops or has_offsets)
-        """Whether a token only adds text: there are no stop strings, offsets or log-probabilities
-        of the prompt to look after."""
+        """Whether a new token only adds text. This is so if the answer has no stop strings, no text
+        offsets and no log-probabilities of the prompt."""
         self._stop_token_ids = stop_token_ids
         self._min_tokens = min_tokens
         self._offsets: list[int] | None = [] if has_offsets else None  # offsets of the next piece
@@ -119,7 +118,7 @@ class Answer:
         return self._stops.met
 
     def take_prompt_logprobs(self, logprobs: Logprobs) -> None:
-        """Takes log-probabilities of the prompt, which the next piece will carry."""
+        """Stores the log-probabilities of the prompt for the next piece."""
         self._prompt_logprobs.append(logprobs)
         self.is_plain = False
 

@@ -1,8 +1,8 @@
 """The answers of one call, `n` to each prompt: begins each answer, and makes the message that
 submits it.
 
-An answer has an index among all answers of the call, and a name at the scheduler. A resumed answer
-begins with the tokens that its client has.
+An answer has an index among all answers of the call, and a name by which the scheduler knows it. A
+resumed answer begins with the tokens that the client already has.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,8 @@ from services.frontend.text.tokenizer import IncrementalText, Tokenizer
 
 
 class Answers:
-    """The answers of one call, each with its index and its name at the scheduler."""
+    """The answers of one call, each with an index and with a name by which the scheduler knows
+    it."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Answers:
         return sum([answer.n_tokens for answer in self.begun.values()])
 
     def name(self, index: int) -> str:
-        """Returns the name of an answer at the scheduler."""
+        """Returns the name by which the scheduler knows an answer."""
         return f"{self._submission_id}-{index}"
 
     def prompt(self, index: int) -> EncodedPrompt:
@@ -113,8 +114,9 @@ class Answers:
         )
 
     def _n_prompt_logprobs(self, index: int, prompt: EncodedPrompt) -> int | None:
-        """Returns the number of log-probabilities for each token of the prompt. Returns None if
-        none are wanted, the prompt has only one token, or the client has received them."""
+        """Returns how many log-probabilities to compute for each token of the prompt. Returns None
+        if the client wants none or has received them already, or if the prompt has only one
+        token."""
         if len(prompt.token_ids) < 2 or self.tokens_so_far(index):
             return None
         return self._options.n_prompt_logprobs

@@ -18,8 +18,8 @@ class CallResources:
     """Answers of this call that the scheduler still runs. An answer that is complete, but not yet
     read by its client, does not count."""
     share: Share
-    """Share of the memory budget that the call holds until the call ends. The share grows with
-    output that is kept."""
+    """Share of the memory budget that the call holds until it ends. The share grows when output is
+    kept in memory."""
     budget: MemoryBudget
     """Memory budget for output that the client has not read."""
     refusals: Refusals = field(default_factory=Refusals)
@@ -29,4 +29,4 @@ class CallResources:
     max_at_once: int = 32
     """Largest number of answers of the call that the scheduler has at a time."""
     account: scheduler_pb2.Account | None = None
-    """Account for which the scheduler counts the call."""
+    """Account to which the scheduler counts the call."""

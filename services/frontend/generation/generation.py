@@ -3,7 +3,7 @@
 Each answer is submitted to the scheduler on its own (`Submissions`), a few at a time, so that one
 call cannot fill the pool. The events of all answers arrive in one inbox and leave it as pieces of
 text. `close` cancels the answers that still run. When a pipeline or a scheduler is lost, the
-scheduler client (`SchedulerClient`) sees to it that each answer goes on with the next one.
+scheduler client (`SchedulerClient`) continues each answer with the next pipeline or scheduler.
 
 A call that resumes a broken stream first restores every answer (`replay`). Answers that had not
 ended are submitted with the tokens that the client has already.
@@ -115,7 +115,7 @@ class Generation:
             request_id or new_request_id() if resumption is None else resumption.request_id
         )
         self.model = shown_model or model
-        """The model's name for clients."""
+        """Name of the model that is shown to clients."""
         self._pipeline_model = model
         self.options = options
         self.prompts = prompts
@@ -153,7 +153,8 @@ class Generation:
         self._shows_text_only = not options.shows_tokens
         self._endings: list[Piece] = []
         self._replayed: dict[int, MessageReader] = {}
-        """Readers of answers that a resumption has restored, by the index of the answer."""
+        """Message readers of the answers that a resumption has restored, keyed by the index of the
+        answer."""
         self._running: set[str] = set()
         """Names of the answers whose last piece has not been read."""
         self._submissions = Submissions(
@@ -167,8 +168,8 @@ class Generation:
         self._at_scheduler = self._submissions.at_scheduler
         self._expiry: asyncio.TimerHandle | None = None
         self._n_cached: dict[int, int] = {}
-        """Number of tokens of each prompt that were in a cache, by the index of the prompt. If
-        answers to the prompt differ, the smallest number counts."""
+        """Number of tokens of each prompt that were in a cache, keyed by the index of the prompt.
+        If this number differs between answers to a prompt, the smallest is kept."""
         self._n_prompt_tokens = sum([len(prompt.token_ids) for prompt in prompts])
         self._call.n_prompt_tokens = self._n_prompt_tokens
 
@@ -179,7 +180,7 @@ class Generation:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether this call resumes a broken stream, so that the client has a part of the answers
+        """Whether this call resumes a broken stream. The client then has a part of the answers
         already."""
         return self._resumption is not None
 
@@ -208,14 +209,14 @@ class Generation:
 
     def n_shown(self, piece: Piece) -> int:
         """Returns the number of tokens of a piece that belong to the text of the answer. A stop
-        token that ends the answer does not, unless the client wants it in the text."""
+        token that ends the answer belongs to the text only if the client asks for it."""
         if self.options.include_stop_str_in_output or not piece.token_ids:
             return len(piece.token_ids)
         stops = self.prompt_of(piece.index).stop_token_ids
         return len(piece.token_ids) - (piece.token_ids[-1] in stops)
 
     def prompt_text_offsets(self, index: int) -> Sequence[int]:
-        """Returns the position of the first character of each token of an answer's prompt, in the
+        """Returns, for each token of an answer's prompt, the position of its first character in the
         text of the prompt."""
         are_added = self.options.add_special_tokens is not False
         return self.prompt_of(index).text_offsets(self._tokenizer, are_added=are_added)
@@ -225,7 +226,7 @@ class Generation:
         return self.prompt_of(index).text(self._tokenizer)
 
     def is_new(self, index: int) -> bool:
-        """Returns whether the client has received nothing of an answer yet."""
+        """Returns whether the client has received nothing of the answer `index` yet."""
         if self._resumption is None:
             return True
         so_far = self._resumption.answers[index]
@@ -251,19 +252,19 @@ class Generation:
         return self._answers.begun[self._answers.name(index)].stop_met
 
     def keep(self, n_bytes: int) -> None:
-        """Takes memory for output that is kept until the call ends. Raises PoolFull if the memory
-        budget has no room for it."""
+        """Takes `n_bytes` of the memory budget for output that is kept until the call ends. Raises
+        PoolFull if the budget has no room."""
         self._resources.share.grow(n_bytes)
 
     async def start(self) -> None:
-        """Submits the first answers that have not ended, and waits until the scheduler has accepted
-        them.
+        """Submits the first few answers and waits until the scheduler has accepted them. Answers
+        that had ended before a resumption are not submitted.
 
         Raises:
-            InvalidRequest: the scheduler refuses an answer, or the stream cannot have sent the
-            tokens of the resumption.
-            PoolFull: there is too much at once.
-            TimedOut: the time of the call is over.
+            InvalidRequest: the scheduler refuses an answer, or the broken stream cannot have sent
+            the tokens that the resumption names.
+            PoolFull: there is no room for the call at the moment.
+            TimedOut: the time limit of the call is over.
             Unavailable: an answer could not be submitted in time.
         """
         self._span.submitted(
@@ -279,15 +280,17 @@ class Generation:
         await self._submissions.start(missing, until=self._until)
 
     async def pieces(self, outlet: Outlet | None = None) -> AsyncIterator[Piece]:
-        """Yields the pieces of all answers as they come. Empty pieces are left out. While the
-        reader waits for the next piece, pieces may leave through the outlet instead, if one is
-        given and is ready. Pieces with log-probabilities are always yielded.
+        """Yields the pieces of all answers as they come. Empty pieces are left out.
+
+        If there is an outlet and it is ready, pieces may be sent through it instead, while the
+        caller of this iterator waits for the next piece. Pieces with log-probabilities are always
+        yielded.
 
         Raises:
-            Unavailable: no pipeline went on with the answers in time.
+            Unavailable: no pipeline continued the answers in time.
             RequestFailed: the scheduler could not complete an answer.
             PoolFull: too many tokens of the answers were not read.
-            TimedOut: the time of the call is over.
+            TimedOut: the time limit of the call is over.
         """
         for piece in self._endings:
             yield await self._checked(piece)
@@ -302,8 +305,8 @@ class Generation:
                 yield piece if self._checks is None else await self._checked(piece)
 
     async def complete(self) -> list[Piece]:
-        """Returns the finished answers in order, each as one piece. `WholeAnswers.best` says which
-        answers these are.
+        """Returns the finished answers in order, each as one piece. With `best_of`, only the best
+        answers are returned (`WholeAnswers.best`).
 
         Raises:
             PoolFull: the answers take more memory than is left.
@@ -315,8 +318,8 @@ class Generation:
         return answers.best()
 
     def put(self, event: Event, answer: Answer) -> None:
-        """Takes an event of an answer at the moment when the event arrives. The reader of the
-        generation need not be waiting."""
+        """Takes an event of an answer as soon as the event arrives, also while no task waits for
+        pieces."""
         if isinstance(event, OutputTokens):
             outlet = self._outlet
             if outlet is not None and self._inbox.is_awaited and outlet.is_ready:
@@ -349,7 +352,8 @@ class Generation:
         self._span.closed(self._answers.n_tokens)
 
     def _send_at_once(self, event: OutputTokens, answer: Answer, outlet: Outlet) -> None:
-        """Sends new tokens through the outlet while the reader waits for tokens."""
+        """Sends the text of new tokens through the outlet, instead of waking the task that reads
+        the pieces."""
         try:
             if answer.is_plain and answer.has_news and self._shows_text_only:
                 if text := answer.add_plain(event.token_ids):
@@ -366,8 +370,8 @@ class Generation:
             self._inbox.put_nowait(Completed(event.request_id, FinishReason.STOP))
 
     async def _checked(self, piece: Piece) -> Piece:
-        """Returns a piece. The last piece of an answer gets the verdict on the answer's values, if
-        they are checked."""
+        """Returns a piece. If the values of the answer are checked, the answer's last piece also
+        says whether the values match their schemas."""
         if self._checks is None:
             return piece
         return await self._checks.checked(piece, self._answers.prompt(piece.index))
@@ -382,11 +386,10 @@ class Generation:
         self._submissions.withdraw()
 
     async def _resume_all(self, resumption: Resumption) -> None:
-        """Restores all answers as far as the client has them.
+        """Restores all answers up to the last token that the client has.
 
         Raises:
-            TimedOut: restoring, or waiting for other calls that restore answers, takes longer than
-            the call may.
+            TimedOut: the time limit of the call is over before all answers are restored.
         """
         deadline = None if self._expiry is None else self._expiry.when()
         try:
@@ -397,7 +400,7 @@ class Generation:
             raise TimedOut(TIMED_OUT, may_retry=False) from None
 
     async def _resume(self, index: int, so_far: AnswerSoFar) -> None:
-        """Restores an answer as far as the client has it."""
+        """Restores one answer up to the last token that the client has."""
         answer = self._answers.begin(index)
         prompt = self._answers.prompt(index)
         ending = so_far.ending(
@@ -446,8 +449,8 @@ class Generation:
         return self._cut_off(event, piece) if answer.is_finished else piece
 
     def _cut_off(self, event: OutputTokens, last: Piece) -> Piece:
-        """Cancels an answer at the scheduler, because the answer has ended here. Returns its last
-        piece."""
+        """Cancels at the scheduler an answer that has ended in this process, and returns the
+        answer's last piece."""
         self._submissions.cut_off(event.request_id)
         return last
 

@@ -59,19 +59,18 @@ DETOKENIZED_FIELD = "tokens"
 """Name of the request field with the tokens that `detokenize` turns into text."""
 
 NAMED_AT_ONCE = 4096
-"""Number of tokens whose names are looked up without a pause for other tasks: a millisecond of
-work."""
+"""Number of tokens whose names are looked up before other tasks may run: a millisecond of work."""
 
 TOKEN_NAME_BYTES = 96
 """Bytes of memory that the name of a token takes, as an object and in JSON."""
 
 SUBMISSION_TOKEN_BYTES = 2 * array("I").itemsize
-"""Bytes that a token of a prompt takes in each submission that the scheduler has at a time, and
-once more while the submission is sent."""
+"""Bytes of memory that a prompt token takes in each submission that the scheduler has at a time:
+once in the submission, and once in the copy that is sent."""
 
 
 class GenerationService:
-    """Answers requests until it is stopped."""
+    """Serves requests of all protocols for generated text and for tokens, until it is stopped."""
 
     def __init__(
         self,
@@ -126,8 +125,8 @@ class GenerationService:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether new requests are served. They are if this process refuses none, and there is a
-        pipeline or a pipeline is likely to come while requests are held."""
+        """Whether new requests are served. They are served if this process does not refuse them,
+        and if there is a pipeline or one is likely to form while requests are held."""
         return not self._is_stopping and _now() < self._scheduler.pipeline.hold_deadline(
             self._limits.hold_s
         )
@@ -154,7 +153,7 @@ class GenerationService:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Names by which clients know the model. Answers show the first. Raises Unavailable if
+        """Names by which clients know the model. Answers show the first name. Raises Unavailable if
         there has been no pipeline."""
         return self._model_limits(self.describe()).names
 
@@ -164,12 +163,12 @@ class GenerationService:
         return self._model.created
 
     def check_room(self, account: Account) -> None:
-        """Checks that there is room for a new call. Also checks that a request of the account's
-        best priority need not wait too long. Must be called before any work is done for the call.
-        Calls that resume a broken stream need not be checked.
+        """Checks that there is room for a new call, and that a request of the account's best
+        priority would not wait too long. This must be called before any other work is done for the
+        call. Calls that resume a broken stream need no check.
 
         Raises:
-            PoolFull: there is too much at once.
+            PoolFull: there is no room for a new call at the moment.
             Unavailable: this process is stopping.
         """
         self._check_stopping()
@@ -185,12 +184,12 @@ class GenerationService:
         model: str = "",
         options: GenerationOptions | None = None,
     ) -> Sequence[int]:
-        """Returns the tokens of the prompt with which a generation with these options would begin.
-        The call counts as a call with one answer.
+        """Returns the tokens that the prompt becomes when text is generated with these options. The
+        call counts as a call with one answer.
 
         Raises:
             InvalidRequest: the prompt is too long, tokens are not in the vocabulary, a conversation
-            can't be written out, or an option or the time limit of the call is wrong.
+            can't be rendered, or an option or the time limit of the call is wrong.
             UnknownModel: `model` is not the model that is served.
             PoolFull: there are too many calls at once.
             TimedOut: the time limit of the call is over.
@@ -217,11 +216,11 @@ class GenerationService:
         model. The call counts as a call with one answer.
 
         Raises:
-            InvalidRequest: the prompt has too many characters, a conversation can't be written out,
-            or the time limit of the call is wrong.
+            InvalidRequest: the prompt has too many characters, a conversation can't be rendered, or
+            the time limit of the call is wrong.
             UnknownModel: `model` is not the model that is served.
-            PoolFull: there is too much at once.
-            TimedOut: the time of the call is over.
+            PoolFull: there is no room for the call at the moment.
+            TimedOut: the time limit of the call is over.
         """
         deadline = self._deadline()
         request = GenerationRequest(prompts=(prompt,))
@@ -276,8 +275,9 @@ class GenerationService:
 
         Raises:
             InvalidRequest: the request breaks a rule.
-            PoolFull: there is too much at once.
-            TimedOut: the time of the call is over; later, the pieces of the generation raise it.
+            PoolFull: there is no room for the call at the moment.
+            TimedOut: the time limit of the call is over. Within the context, reading pieces raises
+            this error.
             Unavailable: no pipeline came in time, or this process is stopping.
         """
         until = _now() + self._limits.hold_s
@@ -309,8 +309,8 @@ class GenerationService:
                     generation.close()
 
     def leave(self) -> None:
-        """Becomes unready, so that requests are sent elsewhere. Requests that still come are
-        served."""
+        """Makes this frontend unready, so that new requests are sent to other frontends. Requests
+        that still arrive here are served."""
         self._is_leaving = True
 
     def refuse_new(self) -> None:
@@ -371,11 +371,12 @@ class GenerationService:
 
     @contextmanager
     def _admitted(self, request: GenerationRequest, account: Account) -> Iterator[CallResources]:
-        """Admits a call until it has ended for its client.
+        """Counts a call as admitted while the context is open, and yields the resources that the
+        call may use.
 
         Raises:
             InvalidRequest: the call asks for more answers than may ever be in flight.
-            PoolFull: there is too much at once.
+            PoolFull: there is no room for the call at the moment.
             Unavailable: this process is stopping.
         """
         self._check_stopping()
@@ -442,8 +443,9 @@ class GenerationService:
         )
 
     def _n_bytes(self, prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:
-        """Returns the approximate memory, in bytes, that a request takes when its prompts have
-        become tokens. The bytes that were counted when the request came are not included."""
+        """Returns the approximate memory, in bytes, that a request takes in addition when its
+        prompts have become tokens. The memory of the request itself was counted when the request
+        arrived."""
         n_at_once = self._limits.max_answers_at_once
         n_answers = len(prompts) * options.n_generated
         n_grammar_bytes = sum([len(prompt.answer_format.grammar) for prompt in prompts])
@@ -456,9 +458,9 @@ class GenerationService:
 
     def _n_token_bytes(self, prompts: Sequence[EncodedPrompt], n: int) -> int:
         """Returns the approximate memory, in bytes, of the tokens of `prompts` and of the copies of
-        the tokens for the scheduler. Prompts that came as tokens are counted elsewhere. Only their
-        copies count here. It is assumed that the copies of the longest prompts exist at the same
-        time."""
+        the tokens for the scheduler. If the client sent a prompt as tokens, only the copies are
+        counted, since the tokens were counted when the request arrived. It is assumed that the
+        copies of the longest prompts exist at the same time."""
         n_packed = sum(
             len(prompt.token_ids) for prompt in prompts if not isinstance(prompt.prompt, tuple)
         )
@@ -471,8 +473,8 @@ class GenerationService:
 
 
 def _n_prompt_logprob_bytes(prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:
-    """Returns the approximate memory, in bytes, of log-probabilities of prompts that come with the
-    answers."""
+    """Returns the approximate memory, in bytes, of the log-probabilities of prompts that the
+    answers will bring."""
     if options.n_prompt_logprobs is None:
         return 0
     n_numbers = (1 + options.n_prompt_logprobs) * options.n_generated

@@ -1,8 +1,8 @@
 """The events of one call's answers, from their arrival until they are read.
 
 While a client reads, the inbox is almost empty. If a client does not read, the tokens of each
-answer are packed into arrays, which take little more than the numbers, and count against the memory
-budget for clients' data. Too many unread tokens end the call.
+answer are packed into arrays, which take little more memory than the numbers in them. The arrays
+count against the memory budget for clients' data. Too many unread tokens end the call.
 """
 
 import asyncio
@@ -18,14 +18,15 @@ from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.refusals import Refusal, Refusals
 
 MAX_LOOSE = 128
-"""Number of events that are kept unpacked and do not count against the budget: the events of a few
-iterations."""
+"""Largest number of unread events that are not packed and do not count against the memory budget. A
+few iterations bring as many events."""
 
 READ_AT_ONCE = 64
-"""Number of tokens that are read before the reader pauses, so that other tasks run."""
+"""Number of tokens after which the reader pauses, so that other tasks run."""
 
 N_LATE = 4
-"""Smallest number of waiting events at which consecutive tokens of an answer are read together."""
+"""If at least this many events wait, the reader gets consecutive tokens of an answer as one
+event."""
 
 EVENT_BYTES = 256
 """Bytes of memory that an event takes."""
@@ -33,15 +34,15 @@ EVENT_BYTES = 256
 TOKEN_BYTES = array("I").itemsize
 
 NUMBER_BYTES = 2 * TOKEN_BYTES
-"""Bytes of memory that a log-probability takes, with the token or the rank that belongs to it.
-Log-probabilities of a prompt are counted before they come."""
+"""Bytes of memory that one log-probability takes, together with its token or rank.
+Log-probabilities of a prompt are counted before they arrive."""
 
 MAX_UNREAD_BYTES = 2**20
 """Largest memory of the unread events of one call, in bytes: some 80,000 tokens."""
 
 
 class Inbox:
-    """A queue of events for one reader."""
+    """A queue of events of one call's answers, for one reader."""
 
     __slots__ = (
         "_arrival",
@@ -69,13 +70,13 @@ class Inbox:
 
     @property
     def error(self) -> Exception | None:
-        """Error that `get` raises, or None. There is one if too many tokens were unread or the call
-        was ended with an error."""
+        """Error that `get` raises, or None. There is an error if too many tokens were unread, or if
+        the call was ended with an error."""
         return self._error
 
     def put_nowait(self, event: Event) -> None:
-        """Adds an event. If too many tokens are unread afterwards, drops all events and takes no
-        more."""
+        """Adds an event. If too many tokens are unread afterwards, all events are dropped and later
+        events are ignored."""
         if self._error is not None:
             return
         self._events.append(event)
@@ -84,14 +85,14 @@ class Inbox:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Drops all unread events and takes no more events: `get` raises the error from now on."""
+        """Drops all unread events and ignores later events. From now on `get` raises the error."""
         self._error = self._error or error
         self.close()
         self._wake()
 
     async def get(self) -> Event:
         """Waits for the next event and returns it. Only one task may wait. If several events are
-        waiting already, consecutive tokens of one answer are returned as one event, so that a slow
+        waiting already, consecutive tokens of one answer are returned as one event. So a slow
         reader has fewer events to process.
 
         Raises:
@@ -128,8 +129,8 @@ class Inbox:
         self._count(MAX_LOOSE)
 
     def _with_next(self, tokens: OutputTokens) -> OutputTokens:
-        """Returns tokens together with the following tokens of the same answer, up to
-        READ_AT_ONCE."""
+        """Returns `tokens`, joined with the tokens of the same answer that follow in the queue, up
+        to READ_AT_ONCE tokens."""
         events = self._events
         if len(events) < N_LATE:
             return tokens

@@ -11,15 +11,15 @@ from services.frontend.generation.answer import Piece
 
 
 class Outlet(Protocol):
-    """Sends pieces to the client without a task."""
+    """Sends pieces of answers to the client without waking the task that reads the generation."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether a piece can be taken now."""
+        """Whether the outlet can send a piece now."""
 
     def take(self, piece: Piece) -> None:
-        """Sends a piece."""
+        """Sends a piece of an answer to the client."""
 
     def take_text(self, index: int, text: str) -> None:
-        """Sends new text of the answer with the given index. The text must not be the first of its
-        answer, and nothing but text is sent."""
+        """Sends new text of the answer with the given index. The client gets only the text. The
+        first text of an answer must not be sent by this method."""

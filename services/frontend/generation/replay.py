@@ -1,9 +1,9 @@
-"""Replays an answer when a broken stream is resumed: reads the tokens that the client already has
-once more.
+"""Replays an answer when a broken stream is resumed: the tokens that the client already has are
+processed again.
 
 The text of these tokens is not sent again. Afterwards the answer is in the state that it had when
-the stream broke, including text that was held back, stop strings that had begun, and whether the
-answer had ended.
+the stream broke, including the text that was held back, the stop strings that had begun, and
+whether the answer had ended.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from services.frontend.request.resumption import TOKENS_FIELD
 from services.frontend.text.message_reader import MessageReader
 
 REPLAYED_TOKENS, REPLAY_S = 64, 0.001
-"""Largest number of tokens, and largest number of seconds, until replaying pauses for other tasks.
-The limit in seconds is needed because stop strings can make tokens slow."""
+"""Replaying pauses for other tasks after this many tokens, or after this many seconds. The limit in
+seconds is needed because stop strings can make tokens slow to process."""
 
 
 async def replay(
@@ -29,9 +29,9 @@ async def replay(
     reader: MessageReader,
 ) -> Piece:
     """Brings an answer and the reader of its text into the state after `token_ids`, the tokens that
-    the client has. If the answer ends there, returns its last piece, else an empty piece. `ending`
-    is the reason for this end, or None if the answer goes on. A stop string is found here and is no
-    such reason.
+    the client has. Returns the last piece of the answer if the answer ends there, else an empty
+    piece. `ending` is the reason why the answer ended there, or None if the answer goes on. If a
+    stop string ended the answer, `ending` is None, since replaying finds the stop string.
 
     Raises:
         InvalidRequest: a stop string would have ended the answer before these tokens.

@@ -27,8 +27,8 @@ from services.frontend.text.message_format import MessageFormat, schema_grammars
 from services.frontend.text.prompt_encoder import PromptEncoder
 
 LONG_SCHEMAS = 2**14
-"""Number of characters of tools' schemas from which the schemas are translated in a thread.
-Translating 400,000 characters takes a tenth of a second."""
+"""Number of characters in the schemas of all tools above which a thread translates the schemas, so
+that other tasks run meanwhile. Translating 400,000 characters takes a tenth of a second."""
 
 
 class RequestEncoder:
@@ -48,9 +48,9 @@ class RequestEncoder:
 
         Raises:
             InvalidRequest: a prompt is too long, tokens are not in the vocabulary, a conversation
-            can't be written out, or a grammar can't be followed.
+            can't be rendered, or a grammar can't be followed.
             UnknownModel: the request is for another model.
-            PoolFull: there is too much at once.
+            PoolFull: there is no room for the request at the moment.
         """
         limits.check_model(request.model)
         stop_token_ids = limits.stop_token_ids(request.options)
@@ -131,12 +131,12 @@ class RequestEncoder:
     async def check_value(
         self, schema: ClientSchema, value: str, *, limits: ModelLimits, share: Share
     ) -> bool | None:
-        """Returns whether a text is JSON that matches a client's schema. Returns None if that could
-        not be found out within the limits."""
+        """Returns whether a text is JSON that matches a client's schema. Returns None if the check
+        was not possible within the limits."""
         return await self._grammar_check.is_valid(schema, value, limits.pipeline, share)
 
 
 def _forces_call(prompt: Prompt) -> bool:
-    """Returns whether an answer must call a tool. Then the answer does not follow the format that
-    the client asks for, since such an answer has no other text."""
+    """Returns whether the answer must be a call of a tool. Such an answer has no other text, so the
+    output format that the client asks for does not apply."""
     return isinstance(prompt, Conversation) and prompt.tool_choice.mode in ("required", "named")

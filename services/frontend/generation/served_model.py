@@ -15,8 +15,9 @@ from services.frontend.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """The facts about the model, besides its tokenizer, that do not depend on the pipeline. The
-    limits of the model come from the pipeline that serves it."""
+    """Facts about the served model that are known without a pipeline; the tokenizer is kept
+    elsewhere. The limits of the model are not among these facts, since they come from the pipeline
+    that serves the model."""
 
     names: tuple[str, ...] = ()
     """Names by which clients know the model. If there are none, the pipeline's name for the model
@@ -28,9 +29,11 @@ class ServedModel:
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     additional_properties: AdditionalProperties = "declared"
-    """Members that objects may have whose schema says nothing of them."""
+    """Which members an object may have if its JSON schema does not say whether others than its
+    `properties` are allowed."""
     tokenizer_file: Path | None = None
-    """File from which the vocabulary is read to check grammars; None if there is no such file."""
+    """File from which the vocabulary is read when grammars are checked; None if there is no such
+    file."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Time at which the model's files were written, in seconds since 1970."""
 
@@ -60,7 +63,7 @@ class ServedModel:
 
 def model_created_at(model: Path) -> int:
     """Returns the time at which a checkpoint's configuration or a GGUF file was written, in seconds
-    since 1970. Without such a file, returns the current time."""
+    since 1970. If there is no such file, returns the current time."""
     for file in (model / "config.json", model):
         with suppress(OSError):
             return int(file.stat().st_mtime)

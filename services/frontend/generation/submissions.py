@@ -1,8 +1,8 @@
 """Submits the answers of one call to the scheduler.
 
-A few answers are submitted at a time; whenever the scheduler has ended one, the next follows. If
-submitting one of the later answers fails, it is retried for as long as an accepted request is,
-since the client's call has been accepted.
+A few answers are submitted at a time; whenever the scheduler has ended one, the next follows. If a
+later answer cannot be submitted, the attempt is repeated for as long as for a request that was
+accepted before, since the client's call has been accepted.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from services.frontend.observing.request_span import RequestSpan
 
 
 class SubmittedCall(Protocol):
-    """A call whose answers are submitted."""
+    """The call whose answers `Submissions` submits."""
 
     def submission(self, index: int) -> scheduler_pb2.Submission:
         """Returns the message that submits an answer."""
@@ -57,7 +57,8 @@ class Submissions:
         """Names of the answers that the scheduler has, or that are held until a scheduler can take
         them."""
         self._unaccepted: set[str] = set()
-        """Names of the answers that `start` waits for until the scheduler has accepted them."""
+        """Names of the first answers that the scheduler has not accepted yet. `start` waits until
+        there are none."""
         self._started: asyncio.Future[None] | None = None
 
     async def start(self, indices: Collection[int], *, until: float) -> None:
@@ -92,7 +93,7 @@ class Submissions:
             self._started.set_exception(error)
 
     def cut_off(self, request_id: str) -> None:
-        """Cancels an answer at the scheduler and submits the next."""
+        """Cancels an answer at the scheduler and submits the next answer."""
         self._scheduler.cancel(request_id)
         self._end(request_id)
 

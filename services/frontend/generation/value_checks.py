@@ -1,8 +1,8 @@
 """Checks finished values of answers against JSON schemas that the grammar enforces only in part.
 
 A value is the content of an answer whose format has such a schema, or the arguments of a call of a
-tool that has one. The text of an answer is kept until the answer ends, and then read as a whole.
-Nothing is changed in the answer: its last piece says whether the values match.
+tool with such a schema. The text of an answer is kept until the answer ends, and then read as a
+whole. Nothing is changed in the answer: its last piece says whether the values match.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -15,11 +15,11 @@ from services.frontend.request.json_schema.client_schema import ClientSchema
 from services.frontend.text.message_reader import MessageDelta, MessageReader
 
 CheckValue = Callable[[ClientSchema, str], Awaitable[bool | None]]
-"""A function that returns whether a text is JSON that matches a schema; None if that could not be
-found out within the limits."""
+"""Type of a function that returns whether a text is JSON that matches a schema. The function
+returns None if the check was not possible within the limits."""
 
 KEPT_BYTES = 4
-"""Largest number of bytes of memory that a kept character takes."""
+"""Largest number of bytes of memory that one character of kept text takes."""
 
 
 class ValueChecks:
@@ -47,7 +47,7 @@ class ValueChecks:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Names of the keywords that are not enforced."""
+        """Names of the keywords of JSON schemas that are not enforced."""
         names = () if self._schema is None else self._schema.unenforced_names
         found = dict.fromkeys(names)
         for prompt in self._prompts:
@@ -61,8 +61,8 @@ class ValueChecks:
         self._texts.setdefault(index, []).append(text)
 
     async def checked(self, piece: Piece, prompt: EncodedPrompt) -> Piece:
-        """Takes the next piece of an answer to a prompt, and returns the piece. The last piece of
-        the answer gets the verdict."""
+        """Takes the next piece of an answer to a prompt, and returns it. The last piece of the
+        answer also says whether the values match their schemas."""
         self.add(piece.index, piece.text)
         if piece.finish_reason is None:
             return piece
@@ -90,7 +90,7 @@ class ValueChecks:
 
 
 class RecordingReader:
-    """A reader that passes the text on to `checks`, and to another reader."""
+    """A message reader that passes each text to `checks` and then to another reader."""
 
     def __init__(self, reader: MessageReader, checks: ValueChecks, index: int) -> None:
         self._reader = reader
@@ -113,5 +113,5 @@ class RecordingReader:
         return self._reader.feed(text)
 
     def flush(self) -> MessageDelta:
-        """Ends the text, and returns the part of the message that was held back."""
+        """Ends the text and returns the part of the message that had been held back."""
         return self._reader.flush()

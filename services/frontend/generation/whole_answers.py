@@ -9,14 +9,15 @@ from services.frontend.request.logprobs import LOGPROB_BYTES
 from services.frontend.request.memory_budget import Share
 
 MAX_PIECES = 64
-"""Number of pieces of an answer at which the pieces are joined to one."""
+"""Number of pieces of an answer at which the pieces are joined into one, to save memory."""
 
 OUTPUT_TOKEN_BYTES = 40
 """Bytes of memory that a token of an answer takes, if the client wants to see tokens."""
 
 
 class WholeAnswers:
-    """Joins the pieces of answers. The call's share of the memory budget grows with them."""
+    """Joins the pieces of each answer. The memory of the pieces is counted in the call's share of
+    the memory budget."""
 
     def __init__(self, options: GenerationOptions, share: Share, *, n_answers: int) -> None:
         self._options = options
@@ -63,8 +64,8 @@ def _n_bytes(piece: Piece) -> int:
 
 
 def _mean_logprob(piece: Piece) -> float:
-    """Returns the mean log-probability of the tokens of an answer. Returns 0.0 for an answer
-    without any."""
+    """Returns the mean log-probability of the tokens of an answer, or 0.0 if the answer has no
+    tokens."""
     if piece.logprobs is None or not len(piece.logprobs):
         return 0.0
     return sum(piece.logprobs.values) / len(piece.logprobs)

@@ -32,7 +32,7 @@ class AnswerMessages:
         generation: Generation,
         message: inference_pb2.GenerateRequest | inference_pb2.GenerateStreamRequest,
     ) -> None:
-        """`message` is the request of the call."""
+        """`message` is the client's request."""
         self._generation = generation
         self._has_several_prompts = bool(message.prompts)
         self._shows_tokens = generation.options.return_token_ids
@@ -64,8 +64,8 @@ class AnswerMessages:
         )
 
     def streamed(self, piece: Piece) -> inference_pb2.GenerateStreamResponse | None:
-        """Returns the stream message for a new piece of an answer. Returns None if the piece shows
-        the client nothing yet."""
+        """Returns the stream message for a new piece of an answer. Returns None if the piece adds
+        nothing that the client can be shown yet."""
         choice = self._choice(piece)
         if not (choice.text or choice.token_ids or choice.finish_reason) and not (
             choice.reasoning_content or choice.tool_calls or choice.logprobs
@@ -127,8 +127,9 @@ class AnswerMessages:
         return reader
 
     def _end(self, reader: MessageReader, choice: inference_pb2.Choice) -> None:
-        """Sets the finish reason of an answer that ends with complete tool calls, as over HTTP: a
-        call of the tool that the client has named counts as an ordinary stop."""
+        """Sets the finish reason of an answer that ends with complete tool calls, as the HTTP API
+        does. If the client has named the tool that must be called, the reason is an ordinary
+        stop."""
         prompt = self._generation.prompt_of(choice.index).prompt
         is_named = isinstance(prompt, Conversation) and prompt.tool_choice.mode == "named"
         if (

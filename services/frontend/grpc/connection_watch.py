@@ -13,9 +13,9 @@ gRPC reads for all connections, the scheduler's among them, in a few threads. A 
 one connection as long as there are bytes to read, and other connections wait. So the kernel's
 receive buffer of each connection is kept small, so that the thread soon reads from the next
 connection. When a connection has sent too many bytes, it is held back: the kernel accepts no more
-bytes from it until the calls begin to which the bytes belong, or until the connection ends. The
-connection is held back for a time and not ended at once, since a client whose connection is ended
-connects again at once.
+bytes from it. This ends when the calls to which the bytes belong have begun, or when the connection
+ends. The connection is held back for a time and not ended at once, since a client whose connection
+is ended connects again at once.
 
 The kernel is asked through the process's own file descriptors, see `server_sockets.py`. Outside
 Linux nothing is watched.
@@ -41,40 +41,40 @@ from services.frontend.grpc.server_sockets import Counts
 from services.frontend.request.refusals import Refusal, Refusals
 
 PERIOD_S = 0.05
-"""Seconds between two looks at the connections."""
+"""Seconds between two inspections of the connections."""
 
 MAX_PART = 0.02
-"""Largest part of the time that looking at the connections may take, unless memory grows. With more
-than 50 connections, the looks become rarer."""
+"""Largest fraction of the time that inspecting the connections may take, unless memory grows. With
+more than 50 connections, inspections become rarer."""
 
 GROWTH_BYTES = 4 * 2**20
-"""Growth of the memory of the process, in bytes, at which the connections are looked at earlier
+"""Growth of the memory of the process, in bytes, at which the connections are inspected earlier
 than planned."""
 
 RECEIVE_BYTES = 8 * 2**10
 """Size in bytes of the receive buffer that the kernel keeps for a connection, instead of several
-megabytes. gRPC takes 0.3 ms to read a full buffer of empty SETTINGS frames, which cost most. For a
-connection with a long round trip, the buffer is larger: it holds the bytes of one round trip at
-PATH_BYTES_PER_S."""
+megabytes. gRPC takes 0.3 ms to read a full buffer of empty SETTINGS frames, the most expensive
+kind. For a connection with a long round trip, the buffer is larger: it holds the bytes of one round
+trip at PATH_BYTES_PER_S."""
 
 PATH_BYTES_PER_S = 2 * 2**20
-"""Bytes that a client with a long round trip may send each second."""
+"""Bytes that a client with a long round trip must be able to send each second."""
 MAX_RTT_US = 10**7
 """Longest round trip that is taken as measured, in microseconds. The kernel reports a larger number
 while it has not measured the round trip."""
 MAX_RECEIVE_BYTES = 64 * 2**10 - 1
-"""Largest receive buffer in bytes. It is the largest TCP window without window scaling, which
-connections with a small first window do not negotiate."""
+"""Size of the largest receive buffer, in bytes. It is the largest TCP window without window
+scaling. A connection whose first window is small does not negotiate window scaling."""
 
 HEAD_BYTES = 4 * 2**10
-"""Largest metadata of a call, in bytes, that honest clients send."""
+"""Size of the largest metadata of a call that honest clients send, in bytes."""
 
 MAX_DEBT_BYTES = MAX_STREAMS * (WINDOW_BYTES + HEAD_BYTES)
-"""Debt in bytes at which a connection is ended. It is the number of bytes that gRPC holds for the
-largest number of calls of one connection, if none of these calls has begun in this process."""
+"""Debt in bytes at which a connection is ended. gRPC may hold this many bytes for the largest
+number of calls of one connection, if this process has not begun any of the calls."""
 
 QUIET_DEBT_BYTES = 64 * 2**10
-"""Debt in bytes at which a connection is held back, if none of its calls began for QUIET_S."""
+"""Debt in bytes at which a connection is held back, if none of its calls has begun for QUIET_S."""
 
 QUIET_S = 2 * PERIOD_S
 """Seconds without a new call after which a connection with a debt is held back. Time in which this
@@ -84,29 +84,29 @@ HELD_S = 3.0
 """Seconds that a connection may be held back before it is ended."""
 
 MAX_DEBTS_BYTES = 64 * 2**20
-"""Largest debt of all connections together, in bytes. Beyond this limit, the connections with the
-largest debts are ended."""
+"""Largest sum of the debts of all connections, in bytes. Beyond this limit, the connections with
+the largest debts are ended."""
 
 BYTES_PER_S = 16 * 2**10
-"""Bytes that a connection may send each second beside its calls: pings, window updates,
+"""Bytes that a connection may send each second in addition to its calls: pings, window updates,
 settings."""
 
 CALL_BYTES = 256
-"""Bytes of the frames of a call besides its metadata and its message."""
+"""Bytes of a call's frames in addition to its metadata and its message."""
 
 
 @dataclass(slots=True)
 class _WatchedConnection:
-    """The state of a connection at the last look."""
+    """The state of a connection at its last inspection."""
 
     n_acked: int = 0
     n_received: int = 0
     receive_bytes: int = RECEIVE_BYTES
-    """Size of the receive buffer, in bytes."""
+    """Size of the connection's receive buffer, in bytes."""
     debt_bytes: float = 0.0
-    """Bytes that the connection has sent and that no call accounts for."""
+    """Bytes that the connection has sent and that belong to no call."""
     is_held: bool = False
-    """Whether the kernel accepts nothing from the connection at the moment."""
+    """Whether the connection is held back at the moment: the kernel accepts nothing from it."""
     held_for_s: float = 0.0
     """Seconds for which the connection has been held back."""
     quiet_for_s: float = 0.0
@@ -114,15 +114,17 @@ class _WatchedConnection:
 
 
 class ConnectionWatch:
-    """Counts the bytes that calls account for, and ends connections that send more."""
+    """Compares the bytes that each connection sends with the bytes of its calls, and ends
+    connections that send too many others."""
 
     def __init__(self, refusals: Refusals, *, max_message_bytes: int) -> None:
         self._refusals = refusals
         self._max_message_bytes = max_message_bytes
         self._earned: Counter[str] = Counter()
-        """Bytes of calls since the last look, by gRPC's name for the address of the client."""
+        """Bytes of calls since the last inspection, keyed by gRPC's name for the address of the
+        client."""
         self._receiving: Counter[str] = Counter()
-        """Number of messages that are being received, by gRPC's name for the address of the
+        """Number of messages that are being received, keyed by gRPC's name for the address of the
         client."""
         self._connections: dict[Address, _WatchedConnection] = {}
 
@@ -169,10 +171,12 @@ class ConnectionWatch:
             wait_s = (time.monotonic() - now) / MAX_PART
 
     def look(self, port: int, for_s: float, *, late_s: float = 0.0) -> None:
-        """Delays or closes the connections to a port that have sent too many bytes. `for_s` is the
-        time since the last look, in seconds. If the process was busy, the look comes late by
-        `late_s`, which is a part of `for_s`. Calls that arrived during that part may not have begun
-        yet."""
+        """Inspects the connections to a port: delays or closes those that have sent too many bytes.
+
+        `for_s` is the time since the last inspection, in seconds. If the process was busy, the
+        inspection comes `late_s` seconds late; `for_s` includes them. Calls that arrived during
+        that delay may not have begun yet.
+        """
         own_s = for_s - late_s
         earned, receiving = _by_address(self._earned), _by_address(self._receiving)
         self._earned.clear()
@@ -215,7 +219,7 @@ class ConnectionWatch:
 
 
 def _by_address(counts: Counter[str]) -> Counter[Address]:
-    """Returns counts by the IP addresses of clients. The given counts are by gRPC's names of
+    """Returns `counts` with other keys: the IP addresses of clients in place of gRPC's names of
     clients."""
     found: Counter[Address] = Counter()
     for peer, count in counts.items():
@@ -233,8 +237,8 @@ def receive_bytes(min_rtt_us: int) -> int:
 
 
 def _note_counts(state: _WatchedConnection, counts: Counts, allowed: float) -> None:
-    """Adds the bytes that a connection has sent since the last look to the connection's debt. The
-    `allowed` bytes are subtracted first."""
+    """Updates the debt of a connection: adds the bytes that the connection has sent since the last
+    inspection, and subtracts the `allowed` bytes."""
     # A client that reads answers sends window updates and pings for them.
     allowed += (counts.n_acked - state.n_acked) / 2
     n_received = counts.n_received - state.n_received
@@ -253,9 +257,9 @@ def _make_room(state: _WatchedConnection, connection: socket.socket, min_rtt_us:
 def _hold(
     state: _WatchedConnection, connection: socket.socket, address: Address, for_s: float
 ) -> None:
-    """Begins to delay a connection. If the connection is delayed already, adds `for_s` seconds to
-    the time of the delay. A connection that the kernel cannot delay is closed after the same
-    time."""
+    """Begins to hold back a connection. If the connection is held back already, adds `for_s`
+    seconds to the time for which it has been held. A connection that the kernel cannot hold back is
+    closed after an equal time."""
     if state.is_held:
         state.held_for_s += for_s
     else:

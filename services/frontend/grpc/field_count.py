@@ -47,14 +47,14 @@ def has_more_fields(data: bytes, message_class: type[Message], limit: int) -> bo
 
 @cache
 def _messages_in(kind: Any) -> dict[int, Any]:
-    """Returns the message types of a descriptor's fields, by field number. Other fields are left
-    out."""
+    """Returns the message types of a descriptor's fields, by field number. Fields that do not hold
+    messages are left out."""
     return {field.number: field.message_type for field in kind.fields if field.message_type}
 
 
 def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
-    """Returns the varint at `position` and the position after it. A varint that is cut off ends at
-    `end`."""
+    """Returns the varint at `position` and the position after it. A varint that is cut off is read
+    up to `end`."""
     value = shift = 0
     while position < end:
         byte = data[position]

@@ -80,7 +80,7 @@ class InferenceServicer:
     async def Tokenize(
         self, message: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        """Sends the tokens that a generation with this prompt would begin with."""
+        """Sends the tokens that the prompt becomes when text is generated."""
         self._check_size(message)
         self._check_n_tokens("prompt", message.prompt.token_ids.ids)
         account = self._api_keys.account_of(_authorization(context))
@@ -118,8 +118,8 @@ class InferenceServicer:
 
     def uploading(self, context: Context) -> AbstractContextManager[object]:
         """Returns a context for the time in which the message of a call is being received. Within
-        the context the call counts as one answer of its API key. Entering raises PoolFull if the
-        key has too many."""
+        the context the call counts as one answer of its API key. Entering the context raises
+        PoolFull if the key already has as many answers as it may have."""
         return self._api_keys.account_of(_authorization(context)).receiving()
 
     def _to_request(
@@ -131,7 +131,7 @@ class InferenceServicer:
         return to_request(message)
 
     def _check_n_tokens(self, field: str, token_ids: Sequence[int]) -> None:
-        """Raises TooLarge if `token_ids` has more tokens than the model can read. To be called
+        """Raises TooLarge if `token_ids` has more tokens than the model can read. Must be called
         before the tokens become Python objects."""
         n_tokens = len(token_ids)
         with suppress(errors.Unavailable):  # nothing is known of the model yet
@@ -159,7 +159,8 @@ def add_services(
     *,
     observe: rpc_handlers.Observe | None = None,
 ) -> None:
-    """Adds the services to a server. The messages of all calls go through `transfers`."""
+    """Adds the gRPC services to a server. The messages of all calls are received and sent by
+    `transfers`."""
     services = (SERVICE, health_servicer.SERVICE, *reflection.SERVICES)
     reflecting = reflection.ReflectionServicer(
         tuple(service.full_name for service in services), transfers.exchange

@@ -1,8 +1,8 @@
 """gRPC's reflection service, by which tools discover the API, with limits on its use.
 
 The library's own servicer does not limit the number of streams, the size of questions or the time
-of a stream. The library has the version `v1alpha` alone. The version `v1` has the same messages in
-another package, and so the same bytes on the wire: one servicer serves both.
+of a stream. The library has only the version `v1alpha`. The version `v1` has equal messages in
+another package, which have equal bytes on the wire. So one servicer serves both versions.
 """
 
 from collections.abc import AsyncIterator
@@ -17,10 +17,9 @@ from services.common import errors, rpc_handlers
 
 
 def _v1() -> FileDescriptor:
-    """Returns the description of the version `v1`, made from the one of `v1alpha`.
-
-    It is added to the process's descriptions, so that tools which list the service can ask for it.
-    """
+    """Returns the description of the reflection service's version `v1`, made from the description
+    of `v1alpha`. Registers it in this process as well, so that tools which list the service can ask
+    for its description."""
     file = descriptor_pb2.FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(file)
     text = text_format.MessageToString(file)
@@ -35,7 +34,7 @@ def _v1() -> FileDescriptor:
 SERVICES = tuple(
     file.services_by_name["ServerReflection"] for file in (_v1(), reflection_pb2.DESCRIPTOR)
 )
-"""The service in its two versions."""
+"""Descriptors of the reflection service, one for each version."""
 
 RAW_METHODS = frozenset({"ServerReflectionInfo"})
 
@@ -51,7 +50,7 @@ Question = reflection_pb2.ServerReflectionRequest
 
 
 class ReflectionServicer:
-    """The method of the reflection service."""
+    """Implements the one method of the reflection service."""
 
     def __init__(
         self, service_names: tuple[str, ...], make_exchange: rpc_handlers.MakeExchange

@@ -41,11 +41,12 @@ MAX_SCHEMA_CHARACTERS = 2**19
 of this length takes up to 0.08 s; JSON that consists of brackets alone takes most."""
 
 _APART = ("format", "sampling", "stop", "bad_words")
-"""Fields of `GenerationOptions` in the message that are translated one by one."""
+"""Fields of the message `GenerationOptions` whose translation needs code of its own. All other
+fields are copied."""
 
 _OWN_NAMES = {"logprobs": "n_logprobs", "prompt_logprobs": "n_prompt_logprobs"}
-"""Names of options in the class `GenerationOptions`, by the name in the message, where the two
-differ."""
+"""Maps the names of options in the message to their names in the class `GenerationOptions`, where
+the two names differ."""
 
 _MODES: dict[int, ToolChoice] = {
     inference_pb2.ToolChoice.MODE_UNSPECIFIED: ToolChoice(),
@@ -78,7 +79,7 @@ def to_resumed(
     at the point where the stream broke.
 
     Raises:
-        InvalidRequest: the resumption names another seed than the request.
+        InvalidRequest: the seed of the resumption differs from the seed of the request.
     """
     so_far, sampling = message.resumption, message.options.sampling
     resumption = Resumption(

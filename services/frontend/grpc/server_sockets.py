@@ -1,10 +1,10 @@
 """Finds the sockets of a gRPC server among this process's file descriptors, and acts on them.
 
 gRPC does not reveal its sockets. The descriptors belong to gRPC and stay open, and this module does
-not change whether a socket blocks. Two functions of the C library are called by ctypes.
-`getsockname` is, since making a Python socket of each descriptor takes twice as long (64 ms instead
-of 36 ms for 3,000 descriptors). `connect` without an address is, since Python does not offer it.
-The module works on Linux only.
+not change whether a socket blocks. ctypes calls two functions of the C library. One is
+`getsockname`: to make a Python socket of each descriptor instead takes twice as long (64 ms instead
+of 36 ms for 3,000 descriptors). The other is `connect` without an address, which Python does not
+offer. The module works on Linux only.
 """
 
 import ctypes
@@ -39,8 +39,8 @@ SocketAddress = ctypes.c_uint16 * 14
 16-bit numbers, in network order."""
 
 NO_ADDRESS = bytes(16)
-"""A `struct sockaddr` of the family AF_UNSPEC: connecting to it resets the connection of a
-socket."""
+"""A `struct sockaddr` of the family AF_UNSPEC. To connect a socket to this address resets the
+connection of the socket."""
 
 
 def sockets_at(port: int) -> Iterator[socket.socket]:
@@ -67,7 +67,7 @@ def sockets_at(port: int) -> Iterator[socket.socket]:
 
 def connections_to(port: int) -> Iterator[tuple[socket.socket, Address]]:
     """Yields the connections of this process whose local port is `port`, with the addresses of
-    their clients. `sockets_at` describes how long a socket may be used."""
+    their clients. A socket may be used until the next one is yielded."""
     for connection in sockets_at(port):
         with suppress(OSError):  # the socket listens, or its connection has gone
             yield connection, address_of(connection)
@@ -82,9 +82,9 @@ class Counts(NamedTuple):
     """Counters of a TCP connection that the kernel keeps."""
 
     n_acked: int
-    """Bytes that the client has acknowledged."""
+    """Number of bytes that the client has acknowledged."""
     n_received: int
-    """Bytes that came from the client."""
+    """Number of bytes that came from the client."""
     min_rtt_us: int
     """Shortest round trip in microseconds."""
 
@@ -109,9 +109,9 @@ def set_receive_bytes(connection: socket.socket, n_bytes: int) -> None:
 def hold(connection: socket.socket, address: Address) -> None:
     """Makes the kernel drop the packets of a connection. The client then sends the packets again at
     growing intervals. Packets with a TTL of 255, which can only come from a neighbour with no
-    router between, still arrive. A socket filter could let acknowledgements through, but to attach
-    a filter to a TCP socket needs a capability. Does nothing if the socket no longer belongs to the
-    connection of `address`."""
+    router between, still arrive. A socket filter could drop all packets but acknowledgements, but
+    attaching a filter to a TCP socket needs a capability. Does nothing if the socket no longer
+    belongs to the connection of `address`."""
     _set_min_ttl(connection, address, NO_TTL)
 
 

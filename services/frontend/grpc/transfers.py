@@ -2,10 +2,10 @@
 
 gRPC passes on only whole messages, and reports nothing about a message before it is complete. For
 each call whose message is being read, gRPC may hold the bytes of the largest message. So only a few
-calls receive at a time: each needs a turn (`turns.py`). The other calls wait, and the newest of
-them gets the next turn. Small messages arrive during the wait, so their turns take almost no time.
-A call that has received for a second loses its turn to a waiting call; so a slow client with a
-large message is served as long as no other call waits.
+calls may receive at a time. A call that receives must have a turn (`turns.py`). The other calls
+wait, and the newest of them gets the next turn. Small messages arrive during the wait, so their
+turns take almost no time. A call that has received for a second loses its turn to a waiting call;
+so a slow client with a large message is served as long as no other call waits.
 
 An answer that its client does not read cannot be taken back from gRPC. The bytes of the answer stay
 counted until the client disconnects, and a connection with several such answers gets no further
@@ -34,32 +34,36 @@ from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
 
 MAX_MESSAGE_BYTES = 4 * 2**20
-"""Largest message in bytes, if `max_body_bytes` is not smaller. This is the default of gRPC, and a
-million tokens fit. A message of this size that consists of numbers takes 0.04 s to parse."""
+"""Size of the largest message in bytes, unless `max_body_bytes` is smaller. This is the default of
+gRPC, and a million tokens fit. Parsing a message of this size that holds only numbers takes 0.04
+s."""
 
 MAX_FIELDS = 2**14
 """Largest number of fields in a message, including the fields of nested messages. The longest
 conversation fits, with a tool call in each turn."""
 
 UNREAD_CALL_BYTES = 12 * 2**10
-"""Bytes of memory, besides its message, of a call that has ended in this process but not yet in
-gRPC."""
+"""Bytes of memory that a call takes, besides its message, after its end in this process and before
+its end in gRPC."""
 
 MAX_UNREAD_CALLS = 8
-"""Largest number of calls of one connection whose answers are not read; the connection gets no
-further call until it has fewer."""
+"""Largest number of calls of one connection whose answers are not read. At this number, the
+connection gets no further call until an answer is read."""
 
 
 WRITES_AT_ONCE, WRITE_S = 4, 5e-4
-"""Number of stream messages that are written in one pass of the event loop. If the last pass was
-long, one message for each `WRITE_S` seconds of it is written instead. gRPC needs two or three
-passes to begin a call, or to read a message of the scheduler, and neither may wait until every
-stream has been written to. Tokens of a stream that come while it waits for its turn are sent in one
-message."""
+"""At least `WRITES_AT_ONCE` stream messages may be written in one pass of the event loop. After a
+long pass, the next pass may write one message for each `WRITE_S` seconds of that time, if this is
+more.
+
+gRPC needs two or three passes to begin a call, or to read a message of the scheduler. Neither may
+wait until every stream has been written to. Tokens that come while their stream waits for its turn
+are sent in one message.
+"""
 
 
 class Transfers:
-    """Holds what the messages of all calls share: the memory, the timeouts, and the turns to
+    """What the messages of all calls share: the memory budget, the timeouts, and the turns to
     receive and to write."""
 
     def __init__(
@@ -77,7 +81,7 @@ class Transfers:
         self.receive_limit_s = receive_limit_s
         self.send_limit_s = send_limit_s
         self.n_unread: Counter[str] = Counter()
-        """Number of calls whose answers are not read, by the address of their connection."""
+        """Number of calls whose answers are not read, keyed by the address of the connection."""
         self.turns = Turns(max(2, budget.max_bytes // max_message_bytes), refusals)
         self.writes = LoopShare(
             asyncio.get_running_loop(), clock, at_once=WRITES_AT_ONCE, turn_s=WRITE_S
@@ -91,8 +95,8 @@ class Transfers:
         uploading: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> "LimitedExchange":
         """Begins a call, and returns the object that receives and sends its messages. The context
-        of `uploading` is entered while the request is being received. The id of the call is sent
-        before the answers and with the status."""
+        that `uploading` returns is open while the request is being received. The id of the call is
+        sent before the answers and again with the status."""
         # Read only once: gRPC decodes all metadata at each read, and a call may have megabytes.
         received = context.invocation_metadata() or ()
         self.watch.note_call(context.peer(), received)
@@ -164,8 +168,8 @@ class LimitedExchange(TimedExchange):
         await super().write(message)
 
     def hand_over(self, message: Any) -> None:
-        """Counts the memory of the only answer of a call. gRPC sends this answer when the method of
-        the call has ended.
+        """Counts the memory of the answer of a call that has only one answer. gRPC sends the answer
+        when the method of the call has returned.
 
         Raises:
             PoolFull: there is no memory for the answer.
@@ -192,8 +196,8 @@ class LimitedExchange(TimedExchange):
             raise errors.PoolFull("this connection has too many calls whose answers are not read")
 
     def note_unread(self, message: Any) -> None:
-        """Counts an answer that the client did not read within the limit. gRPC keeps such an answer
-        until its client disconnects."""
+        """Counts an answer that the client did not read within the time limit. gRPC keeps such an
+        answer until the client disconnects."""
         transfers = self._transfers
         transfers.refusals[Refusal.UNREAD] += 1
         self._unread_peer = self._context.peer()

@@ -12,20 +12,19 @@ from services.common import errors
 from services.frontend.request.refusals import Refusal, Refusals
 
 MAX_WAITING = 1024
-"""Largest number of calls that wait; each may hold up to 64 KiB in gRPC. Beyond this number, a call
-is refused for each new call: the oldest waiting call of the same client if this client has many
-calls waiting (`MANY_PART`), else the oldest of all waiting calls."""
+"""Largest number of waiting calls; each may hold up to 64 KiB in gRPC. Beyond this number, each new
+call causes a waiting call to be refused. If the client of the new call has many calls waiting
+(`MANY_PART`), its oldest is refused, else the oldest of all clients."""
 
 MANY_PART = 16
-"""A client has many calls waiting if they are at least 1 / `MANY_PART` of the calls that may
-wait."""
+"""A client has many calls waiting if they make up at least 1 / `MANY_PART` of `MAX_WAITING`."""
 
 HOLD_S = 1.0
 """Seconds for which a call keeps its turn while other calls wait."""
 
 
 class Turns:
-    """The turns of a server, and the calls that have one or wait for one."""
+    """The turns of a server: which calls have a turn, and which calls wait for one."""
 
     def __init__(
         self,
@@ -43,7 +42,7 @@ class Turns:
         self._held: dict[Turn, None] = {}
         self._waiting: dict[Turn, None] = {}
         self._of_peers: dict[str, dict[Turn, None]] = {}
-        """Waiting calls by the address of their client, oldest first."""
+        """Waiting calls, keyed by the address of their client, oldest first."""
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, peer: str) -> "Turn":
@@ -86,13 +85,13 @@ class Turns:
             self._press()
 
     def refuse(self) -> errors.PoolFull:
-        """Counts a refusal and returns its error."""
+        """Counts a refused call and returns the error for it."""
         self._refusals[Refusal.MEMORY] += 1
         return errors.PoolFull("too many requests are being received; try again")
 
     def _refuse_oldest(self, peer: str) -> None:
-        """Refuses the call that has waited longest. If many calls of `peer` wait, only those are
-        considered, else all calls are."""
+        """Refuses the call that has waited longest. If many calls of `peer` wait, the call is one
+        of these, else one of all calls."""
         of_peer = self._of_peers.get(peer, {})
         oldest = next(iter(of_peer if len(of_peer) >= self._many else self._waiting))
         self._leave(oldest)
@@ -147,7 +146,7 @@ class Turn:
         self.has_come.set_result(None)
 
     def lose(self) -> None:
-        """Cancels the code in the `with` block, since another call gets the turn."""
+        """Cancels the code in the `with` block, because another call gets the turn."""
         self.is_lost = True
         if self._task is not None:
             self._task.cancel()

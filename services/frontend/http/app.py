@@ -61,7 +61,8 @@ class App:
         """Prepares the routes. The first route in `routes` that matches a request answers it."""
         self.routes = [_entry(api, route) for route in routes]
         self._dialects = {route.path: route.dialect for route in routes if route.dialect}
-        """Dialect of each path whose errors do not have the form of OpenAI's API."""
+        """Error dialect of each path, for the paths whose errors do not have the form of OpenAI's
+        API."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request. An unexpected error is answered and raised again, so that the server
@@ -110,8 +111,8 @@ class App:
 
     def _dialect(self, scope: Scope) -> Dialect:
         """Returns the dialect in which errors of a request are written. A path that is not served
-        has the dialect of the served path above. If there is none, a protocol's header decides, and
-        without such a header the dialect is OpenAI's."""
+        has the dialect of the served path above it. If there is no such path, the dialect is that
+        of the protocol whose version header the request has, else OpenAI's."""
         if (route := scope.get("route")) is not None:
             return self._dialects.get(route.path, openai_errors.DIALECT)
         names = {name.decode("latin-1") for name, _ in scope["headers"]}
@@ -121,8 +122,8 @@ class App:
         return openai_errors.DIALECT
 
     def _name_request(self, start: Message, scope: Scope) -> None:
-        """Adds a header with the id of a request to the start of the answer. The protocol names the
-        header. Without a name, nothing is added."""
+        """Adds a header with the id of a request to the start of the answer. The dialect of the
+        request says which header. If the dialect has no such header, nothing is added."""
         call, header = current_call(), self._dialect(scope).id_header
         if call is not None and header:
             start["headers"] = [*start["headers"], (header.encode(), call.shown_id.encode())]

@@ -1,4 +1,5 @@
-"""Cross-origin resource sharing (CORS): says which web pages of other origins may use the API."""
+"""Cross-origin resource sharing (CORS): decides which web pages of other origins may use the
+API."""
 
 from collections.abc import Collection
 

@@ -1,4 +1,4 @@
-"""The table of routes: all that the HTTP API serves.
+"""The table of all routes that the HTTP API serves.
 
 The app, the OpenAPI document, the page of documentation and the reference in `docs/api.md` are made
 from these rows, and from the types in the signatures of the handlers. To add an endpoint, write a
@@ -181,8 +181,8 @@ _METRICS = (
 
 
 def served_routes(*, has_page: bool, has_metrics: bool) -> tuple[Route, ...]:
-    """Returns the routes of a server. The page that shows the pipeline, and the metrics, may be
-    left out."""
+    """Returns the routes of a server. `has_page` says whether the server has the page that shows
+    the pipeline, and `has_metrics` whether it has the metrics."""
     return (
         *_OPENAI,
         *_OTHER_PROTOCOLS,
@@ -193,4 +193,4 @@ def served_routes(*, has_page: bool, has_metrics: bool) -> tuple[Route, ...]:
 
 
 ROUTES = served_routes(has_page=False, has_metrics=False)
-"""Routes that every server has."""
+"""Routes that every server has, without the page and the metrics."""

@@ -1,2 +1,2 @@
-"""The link to the scheduler: one stream to the scheduler that leads, whose messages become events
-of requests."""
+"""The link to the scheduler: one stream to the scheduler that leads. The scheduler's messages
+become events of single requests."""

@@ -1,7 +1,7 @@
-"""The pipeline that serves, or else the last pipeline that did, as a frontend knows it. Tasks can
-wait for the next pipeline.
+"""A frontend's knowledge of the pipeline that serves at the moment, or else of the last pipeline
+that served. Tasks can wait for the next pipeline.
 
-Times are those of the event loop's clock.
+Times are readings of the event loop's clock.
 """
 
 import asyncio
@@ -15,23 +15,25 @@ NO_PIPELINE = "no pipeline at the moment; try again"
 
 
 class KnownPipeline:
-    """Keeps the pipeline that serves, or served last, and wakes tasks that wait for a change."""
+    """Keeps the pipeline that serves or, if there is none, the last pipeline that served. Wakes
+    tasks that wait for a change."""
 
     def __init__(self) -> None:
         self.current: ServedPipeline | None = None
-        """Pipeline that serves; None if there is none."""
+        """Pipeline that serves at the moment; None if there is none."""
         self.shortfall = ""
-        """Why the scheduler has no pipeline, as far as it has said; names workers and no addresses.
-        """
+        """Reason why the scheduler has no pipeline, as far as it has told. The reason names
+        workers, but no addresses."""
         self.is_stopping = False
-        """Whether this process takes no more requests."""
+        """Whether this process is stopping and takes no more requests."""
         self._last: ServedPipeline | None = None
         self._last_open = -math.inf
         self._changed = asyncio.Event()
 
     @property
     def is_open(self) -> bool:
-        """Whether a pipeline serves, so that requests are sent at once."""
+        """Whether a pipeline serves at the moment. If so, requests are sent to the scheduler at
+        once."""
         return self.current is not None
 
     @property
@@ -59,8 +61,8 @@ class KnownPipeline:
         return pipeline == self._last
 
     def hold_deadline(self, hold_s: float) -> float:
-        """Returns the time until which clients should send requests to this frontend, unless a
-        pipeline comes or is lost before.
+        """Returns the time until which clients should send requests to this frontend. The time
+        changes when a pipeline comes or is lost.
 
         The time is infinite while there is a pipeline. After the loss of a pipeline, requests may
         be held for `hold_s` seconds, whichever scheduler leads. Before the first pipeline the time
@@ -87,17 +89,17 @@ class KnownPipeline:
         return self.current
 
     async def wait_change(self) -> None:
-        """Waits until a pipeline or a scheduler comes or goes."""
+        """Waits until a pipeline or a scheduler comes or is lost."""
         await self._changed.wait()
 
     def open(self, pipeline: ServedPipeline) -> None:
-        """Notes the pipeline that serves from now on."""
+        """Notes that `pipeline` serves from now on."""
         self.current = self._last = pipeline
         self.shortfall = ""
         self.note_change()
 
     def shut(self) -> None:
-        """Notes that no pipeline serves."""
+        """Notes that no pipeline serves from now on."""
         if self.current is not None:
             self.current = None
             self._last_open = asyncio.get_running_loop().time()

@@ -1,13 +1,13 @@
-"""Refuses new calls that the scheduler would refuse, before any work is done for them.
+"""Refuses new calls that the scheduler would refuse, before any work is done for the call.
 
-With each message the scheduler says how many free places its pool has; the gate subtracts the
-submissions that the scheduler has not answered yet. The number is used for a second only, since a
+Each message of the scheduler says how many free places its pool has. The gate subtracts the
+submissions that the scheduler has not answered yet. The number is used for one second only, since a
 frontend without requests gets no newer number. If a request of another frontend takes the last
-place in that time, the scheduler refuses the call.
+place in that second, the scheduler itself refuses the call.
 
-The scheduler may also say that a request would have its first token too late, and for how long this
-is true of all requests of the same account with the same or a lower priority. This statement is
-used for a second, too.
+The scheduler may also refuse a request because its first token would come too late. It then says
+for how long this applies to all requests of the same account with the same or a lower priority. The
+gate uses this statement for at most one second, too.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from services.common import errors
 from services.frontend.request.refusals import Refusal, Refusals
 
 BELIEVED_S = 1.0
-"""Seconds for which the scheduler's last statement is used."""
+"""Seconds for which the last statement of the scheduler is used."""
 
 TOO_LATE = "the first token would come too late"
 
@@ -35,7 +35,7 @@ class Lateness(NamedTuple):
 
 
 class PoolGate:
-    """The free places of the scheduler's pool, as one frontend knows them."""
+    """A frontend's knowledge of the free places in the scheduler's pool."""
 
     def __init__(self, refusals: Refusals) -> None:
         self._refusals = refusals
@@ -45,7 +45,8 @@ class PoolGate:
         self._late: dict[str, Lateness] = {}  # by account
 
     def reset(self) -> None:
-        """Drops the last reported number of free places. The scheduler or the stream is new."""
+        """Drops the last reported number of free places, because the scheduler or the stream has
+        changed."""
         self._n_free, self._n_unanswered = None, 0
         self._late.clear()
 
@@ -56,11 +57,11 @@ class PoolGate:
             self._n_free, self._told_at = response.n_free, now
 
     def note_sent(self) -> None:
-        """Notes that a request was submitted and waits for an answer."""
+        """Notes that a request was submitted that the scheduler has not answered yet."""
         self._n_unanswered += 1
 
     def check(self, *, now: float) -> None:
-        """Returns if the pool seems to have a free place.
+        """Returns normally if the pool seems to have a free place.
 
         Raises:
             PoolFull: the pool has no free place.
@@ -72,8 +73,9 @@ class PoolGate:
             raise errors.PoolFull("too many requests")
 
     def note_late(self, account: str, priority: int, for_s: float, *, now: float) -> None:
-        """Notes that the account's requests would have their first token too late during the next
-        `for_s` seconds. This holds for requests of the given priority and of lower priorities."""
+        """Notes that requests of the account would have their first token too late during the next
+        `for_s` seconds. This applies to requests of the priority `priority` and of lower
+        priorities."""
         known = self._late.get(account)
         if known is None or known.priority >= priority or now >= known.believed_until:
             believed_until = now + min(for_s, BELIEVED_S)

@@ -2,10 +2,10 @@
 
 Requests and cancellations are sent over the stream. The results of an iteration come back in one
 message and are handed to the receivers of the requests concerned. The scheduler says when it has a
-pipeline and when it has none; while it has none, new requests are held here. When a pipeline or a
+pipeline and when it has none; while there is none, new requests are held here. When a pipeline or a
 scheduler is lost, a request is submitted to the next one with the tokens that the request has
 (`submitted_request`), and generation goes on after these tokens. The client of the request notices
-only a pause, unless the request's time is up before.
+only a pause, unless the time limit of the request is over before.
 
 When the stream ends, `SchedulerClient` begins another stream (`scheduler_stream`) to the scheduler
 that leads then.
@@ -44,14 +44,12 @@ from services.frontend.request.refusals import Refusal, Refusals
 log = logging.getLogger(__name__)
 
 ATTEMPT_PAUSE_S = 0.1
-"""Seconds before a refused request is sent again, while a pipeline serves."""
+"""Seconds of pause before a refused request is sent again, while a pipeline serves."""
 
 
 class SchedulerClient:
-    """Submits requests, now or as soon as possible, and delivers their events.
-
-    Times are those of the event loop's clock.
-    """
+    """Submits requests, at once or as soon as possible, and delivers their events. Times are
+    readings of the event loop's clock."""
 
     def __init__(
         self,
@@ -63,8 +61,8 @@ class SchedulerClient:
         on_tokens: Callable[[], None] = lambda: None,
         refusals: Refusals | None = None,
     ) -> None:
-        """`on_tokens` is called when requests have got tokens or have ended. `refusals` counts
-        requests that the scheduler refuses because of a limit."""
+        """`on_tokens` is called after requests have received tokens or have ended. `refusals`
+        counts requests that the scheduler refuses because of a limit."""
         self._address = address
         self._resume_s = resume_s
         self._expiry: asyncio.TimerHandle | None = None  # set while there is no pipeline
@@ -78,11 +76,11 @@ class SchedulerClient:
         self._numbers = itertools.count()
         self._stream = SchedulerStream(address, connect)
         self.pipeline = KnownPipeline()
-        """The pipeline that the scheduler says it has."""
+        """What this process knows of the scheduler's pipeline."""
         self._has_leader = False
         self._outage = OutageLog.of_peer(log, f"the scheduler at {address}")
         self.n_resubmitted = 0
-        """Number of times that a request was sent again."""
+        """Number of times that any request was sent again."""
 
     @property
     def n_requests(self) -> int:
@@ -91,12 +89,12 @@ class SchedulerClient:
 
     @property
     def n_held(self) -> int:
-        """Number of requests that wait to be sent."""
+        """Number of requests that are held, which means that they wait to be sent."""
         return sum(request.is_held for request in list(self._requests.values()))
 
     def check_room(self) -> None:
-        """Returns if there may be room for a new call. Without a pipeline there is always room,
-        since the call may be held.
+        """Returns normally if there may be room for a new call. Without a pipeline there is always
+        room, since the call may be held.
 
         Raises:
             PoolFull: the scheduler has no free place.
@@ -109,7 +107,7 @@ class SchedulerClient:
         pipeline the check always succeeds, since the request may be held.
 
         Raises:
-            PoolFull: its first token would be too late.
+            PoolFull: the first token of the request would be too late.
         """
         if self.pipeline.is_open:
             self._gate.check_time(account, priority, now=_now())
@@ -125,8 +123,8 @@ class SchedulerClient:
         was_held: bool = False,
         span: RequestSpan = UNRECORDED,
     ) -> None:
-        """Sends a request for a model. The inbox gets its events until the request ends or is
-        cancelled.
+        """Sends a request for the model `model`. The inbox gets the events of the request until the
+        request ends or is cancelled.
 
         Until the time `until`, the request is held while it can't be sent, and sent again when it
         fails as unavailable. If `until` is None, the limit is `resume_s` seconds from now. Once a
@@ -234,7 +232,8 @@ class SchedulerClient:
         self.pipeline.shut()
 
     def _expire(self) -> None:
-        """Fails the requests that have waited for the next pipeline for too long."""
+        """Ends, with an error, the requests that have waited for the next pipeline longer than they
+        may."""
         for request in list(self._requests.values()):
             if request.is_stalled and not request.is_held:
                 self.cancel(request.request_id)
@@ -276,7 +275,7 @@ class SchedulerClient:
 
     def _deliver_columns(self, response: scheduler_pb2.ConnectResponse) -> None:
         """Delivers the tokens in the columns of a message. Nearly all tokens come in columns, so
-        this path makes no other event per request."""
+        this code is fast: it makes only one event for each request."""
         numbered = self._numbered
         for number, start, token_ids in columns_of(response):
             request = numbered.get(number)
@@ -294,8 +293,8 @@ class SchedulerClient:
     def _deliver_news(
         self, request: SubmittedRequest, event: OutputTokens | PromptLogprobs
     ) -> None:
-        """Delivers the new part of an event, if there is one. Ends the request if the event does
-        not fit the tokens that the request has."""
+        """Delivers only what is new in an event, if anything is. Ends the request if the event does
+        not fit the tokens that the request already has."""
         try:
             if isinstance(event, OutputTokens):
                 news: Event | None = request.new_tokens(event)
@@ -308,7 +307,7 @@ class SchedulerClient:
             request.inbox.put_nowait(news)
 
     def _end_wrong(self, request: SubmittedRequest, error: errors.RequestFailed) -> None:
-        """Ends a request for which the scheduler has sent something wrong."""
+        """Ends a request because the scheduler has sent something wrong for it."""
         log.error("bug in the scheduler: request %s: %s", request.request_id, error)
         self.cancel(request.request_id)
         self._end(request, error)

@@ -43,7 +43,7 @@ class OutputTokens(NamedTuple):
     start: int
     logprobs: Logprobs | None = None
     n_cached: int = 0
-    """Number of tokens of the prompt that were found in the cache; set only in the event with the
+    """Number of tokens of the prompt that were found in the cache. Set only in the event with the
     first token."""
 
     @property
@@ -52,7 +52,8 @@ class OutputTokens(NamedTuple):
 
 
 tokens_of = maker(OutputTokens)
-"""Makes an `OutputTokens` of a tuple of its fields, faster than the constructor does."""
+"""Function that makes an `OutputTokens` from a tuple of its fields, faster than the constructor
+does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """Event: the request waits for another pipeline, after `n_losses` losses in a row."""
+    """Event: the request waits for another pipeline, after `n_losses` consecutive losses of a
+    pipeline."""
 
     request_id: str
     n_losses: int
@@ -91,7 +93,7 @@ class Failed:
     request_id: str
     error: errors.OrcinusError
     refusal: Refusal | None = None
-    """The limit that the request exceeds, if a limit is the reason of the failure."""
+    """The limit that the request exceeds, if this is the reason of the failure."""
     is_last: ClassVar[bool] = True
 
 
@@ -100,7 +102,7 @@ Event = Accepted | PromptLogprobs | OutputTokens | Suspended | Completed | Faile
 
 def news_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
     """Yields the events of one message in the order in which they happened. New tokens and the ends
-    of requests are left out."""
+    of requests are left out; `columns_of` and `ends_of` yield them."""
     for suspension in response.suspended:  # a message with a loss begins with it
         yield Suspended(suspension.request_id, suspension.n_losses)
     for accepted in response.accepted:
@@ -124,7 +126,7 @@ def news_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
 def columns_of(
     response: scheduler_pb2.ConnectResponse,
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yields the new tokens in the columns of one message, by request: the number of the request,
+    """Yields the new tokens in the columns of one message. Each item has the number of a request,
     the index of the first new token in the output, and the new tokens."""
     if not response.HasField("columns"):
         return
@@ -138,7 +140,7 @@ def columns_of(
 
 
 def ends_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
-    """Yields the ends of requests in one message. They happened after the new tokens of the
+    """Yields the events of one message that end requests. These come after the new tokens of the
     message."""
     for completed in response.completed:
         yield _end(completed)
@@ -178,7 +180,7 @@ def _rejection_error(rejected: scheduler_pb2.Rejection) -> errors.OrcinusError:
 
 
 def _unavailable(message: str) -> errors.Unavailable:
-    """Returns the error for clients, with the advice to try again."""
+    """Returns the error for clients, whose message advises them to try again."""
     return errors.Unavailable(f"{message}; try again")
 
 

@@ -19,12 +19,13 @@ from services.common import rpc
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
 
 MAX_UNSENT, MAX_UNSENT_BYTES = 4096, 16 * 2**20
-"""Number of unsent messages, and bytes of unsent messages, at which requests are held instead of
-sent. The limits keep a scheduler that does not read from filling the memory of this process."""
+"""Largest number of messages, and of bytes of messages, that wait to be sent. Beyond either limit,
+requests are held instead of sent, so that a scheduler that does not read cannot fill the memory of
+this process."""
 
 FIND_LEADER_S = 5.0
-"""Seconds that one channel looks for a leader. The next channel looks the name up again, since the
-name may have got the address of a new scheduler."""
+"""Seconds for which one channel looks for a leader. The next channel looks the name up again, since
+the address of a new scheduler may have been added to the name."""
 
 CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     *rpc.RECONNECT_OPTIONS,
@@ -42,15 +43,16 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.keepalive_timeout_ms", rpc.KEEPALIVE_TIMEOUT_S * 1000),
     ("grpc.http2.ping_timeout_ms", rpc.KEEPALIVE_TIMEOUT_S * 1000),
 ]
-"""gRPC options of the channel. Calls go only to peers whose health says that they serve. A peer
-that has vanished silently is noticed in less than ten seconds, while requests are still held."""
+"""gRPC options of the channel. Calls go only to schedulers whose health service says that they
+serve. The loss of a scheduler that does not end its connection is noticed within ten seconds, while
+requests are still held."""
 
 
 AHEAD_BYTES = 4 * 2**10
 """Bytes that a scheduler may send before this process reads them: about fifteen iterations of 32
-requests. The scheduler joins results that it cannot send yet into its next message. The default
-limit of gRPC grows to megabytes: in a busy process, tokens and refusals would then wait for seconds
-behind earlier messages."""
+requests. Results that the scheduler cannot send yet are joined into its next message. gRPC's
+default limit grows to megabytes, so that in a busy process tokens and refusals would wait for
+seconds behind earlier messages."""
 
 STREAM_OPTIONS = [
     *CHANNEL_OPTIONS,
@@ -60,7 +62,7 @@ STREAM_OPTIONS = [
 
 
 class SchedulerStream:
-    """One stream to the scheduler that leads. An object is used for one stream only, until it
+    """One stream to the scheduler that leads. Each object serves for one stream, until the stream
     breaks."""
 
     def __init__(self, address: str, connect: rpc.Connect) -> None:
@@ -107,7 +109,8 @@ class SchedulerStream:
                 call.cancel()
 
     async def _write(self, call: Any) -> None:
-        """Sends the queued messages until the stream breaks. `_read` finds the reason."""
+        """Sends the queued messages until the stream breaks. `_read` returns the reason of the
+        break."""
         try:
             while True:
                 data = await self._outbox.get()
@@ -118,8 +121,8 @@ class SchedulerStream:
 
 
 async def wait_leader(channel: grpc.aio.Channel) -> None:
-    """Waits for a leading scheduler, for FIND_LEADER_S at most: after that, a call fails with the
-    reason."""
+    """Waits until a leading scheduler is found, but at most FIND_LEADER_S seconds. If none is
+    found, the next call on the channel fails with the reason."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FIND_LEADER_S):
             await channel.channel_ready()

@@ -1,8 +1,8 @@
-"""A request that was submitted to the scheduler, with the tokens that have come for it.
+"""A request that was submitted to the scheduler, with the output tokens that have come so far.
 
-All tokens of the request are kept, so that it can be submitted again with these tokens. Each update
-says where in the output its tokens belong, so that no token is delivered twice and a missing token
-is noticed.
+All tokens of the request are kept, so that it can be submitted again with these tokens. Each event
+says where in the output its tokens belong. So no token is delivered twice, and a missing token is
+noticed.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from services.frontend.link.scheduler_events import Event, OutputTokens, PromptL
 from services.frontend.observing.request_span import RequestSpan
 
 MAX_EXTENSIONS = 5
-"""Largest number of losses in a row, without a token in between, that extend the time of a request.
-The limit ends a request that crashes each scheduler or pipeline."""
+"""Largest number of consecutive losses, without a token in between, after which the time of a
+request is extended. The limit ends a request that crashes each scheduler or pipeline."""
 
 
 class EventSink(Protocol):
@@ -61,7 +61,7 @@ class SubmittedRequest:
 
     @property
     def is_held(self) -> bool:
-        """Whether the request waits to be sent."""
+        """Whether the request is held, which means that it waits to be sent."""
         return self.next_attempt is not None
 
     def message(self) -> scheduler_pb2.ConnectRequest:
@@ -72,8 +72,8 @@ class SubmittedRequest:
         return scheduler_pb2.ConnectRequest(submission=submission)
 
     def suspend(self, n_losses: int) -> None:
-        """Notes that the pipeline was lost, for the `n_losses`th time in a row. The scheduler keeps
-        the request for the next pipeline."""
+        """Notes that the pipeline was lost; `n_losses` is the number of consecutive losses. The
+        scheduler keeps the request for the next pipeline."""
         self.is_stalled = self.was_lost = True
         self.n_at_loss = len(self.token_ids)
         self.submission.n_losses = n_losses
@@ -81,8 +81,8 @@ class SubmittedRequest:
 
     def lose(self, *, until: float) -> None:
         """Notes that the scheduler has lost the request or never received it. If the scheduler had
-        accepted the request, the request may now be held until `until`. This extension is given for
-        at most MAX_EXTENSIONS losses in a row."""
+        accepted the request, the request may now be held until `until`. The time is extended in
+        this way for at most MAX_EXTENSIONS consecutive losses."""
         if self.is_accepted and self.n_extensions < MAX_EXTENSIONS:
             self.was_lost = True
             self.n_extensions += 1
@@ -91,13 +91,14 @@ class SubmittedRequest:
         self.is_accepted = False
 
     def release(self) -> None:
-        """Stops holding the request. The next attempt is no longer scheduled."""
+        """Ends the time in which the request is held, and cancels its next scheduled attempt."""
         if self.next_attempt is not None:
             self.next_attempt.cancel()
             self.next_attempt = None
 
     def new_tokens(self, event: OutputTokens) -> OutputTokens:
-        """Keeps the tokens of an event, and returns the event with only the tokens that are new.
+        """Adds the tokens of an event to the request's tokens. Returns the event with only the
+        tokens that are new.
 
         Raises:
             RequestFailed: tokens are missing, contradict earlier tokens, or lack their
@@ -121,8 +122,8 @@ class SubmittedRequest:
         return event
 
     def _recover(self) -> None:
-        """Notes that a token has come since the loss. When a second token has come, the loss no
-        longer counts."""
+        """Notes that a token has come since the last loss. When the second token has come, earlier
+        losses are no longer counted."""
         if not self.submission.n_losses or len(self.token_ids) - self.n_at_loss > 1:
             self.submission.n_losses = 0
             self.was_lost = False
@@ -131,7 +132,7 @@ class SubmittedRequest:
 
     def new_prompt_logprobs(self, event: PromptLogprobs) -> PromptLogprobs | None:
         """Notes log-probabilities of the prompt, and returns the event with only the
-        log-probabilities that are new. Returns None if none is new.
+        log-probabilities that are new. Returns None if there are no new ones.
 
         Raises:
             RequestFailed: log-probabilities of earlier tokens are missing.
@@ -150,8 +151,8 @@ class SubmittedRequest:
         return event
 
     def _check_logprobs(self, event: OutputTokens, *, has_tokens: bool) -> None:
-        """Raises RequestFailed if tokens come without the log-probabilities that are wanted: the
-        scheduler is of another version."""
+        """Raises RequestFailed if tokens come without the log-probabilities that the client wants.
+        This happens if the scheduler is of another version."""
         submission = self.submission
         n_logprobs = 0 if event.logprobs is None else len(event.logprobs)
         if submission.HasField("n_logprobs") and n_logprobs != len(event.token_ids):

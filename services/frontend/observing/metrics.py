@@ -1,9 +1,9 @@
 """The metrics of a frontend: client calls as clients see them, and its answers.
 
-The histograms follow OpenTelemetry's conventions for generative AI, except for their buckets, which
-reach as far as a call can take. If the trace of a call is recorded, the histograms get the id of
-the trace as an exemplar. Tokens are counted, like the usage that clients are told, only for calls
-whose answers are all complete.
+The histograms follow OpenTelemetry's conventions for generative AI. Only their buckets differ: they
+reach as far as the longest call. If the trace of a call is recorded, the histograms get the id of
+the trace as an exemplar. Tokens are counted only for calls whose answers are all complete, like the
+usage that clients see.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ class MeasuredCall:
         call."""
         self.n_prompt_tokens = 0
         self.checked_values: list[bool | None] = []
-        """Results of the checks of complete answers: whether the values of the answer match their
-        JSON schemas, or None if that could not be found out."""
+        """For each complete answer, whether its values match their JSON schemas, or None if the
+        check was not possible."""
 
     @property
     def is_complete(self) -> bool:
@@ -65,15 +65,15 @@ class MeasuredCall:
         return None if first is None else first - self._started_at
 
     def took_tokens(self, index: int) -> None:
-        """Notes that an answer has got tokens."""
+        """Notes that an answer has received tokens."""
         if index not in self._first_token_at:
             self._first_token_at[index] = perf_counter()
 
     def finished(
         self, index: int, reason: FinishReason, *, n_tokens: int, n_resumed: int = 0
     ) -> None:
-        """Notes that an answer is complete. `n_resumed` is the number of its tokens that came in an
-        earlier call."""
+        """Notes that an answer is complete. `n_resumed` of its `n_tokens` tokens came in an earlier
+        call."""
         now = perf_counter()
         elapsed_s = now - self._first_token_at.get(index, now)
         self.answers.append((reason, elapsed_s, n_tokens, n_tokens - n_resumed))
@@ -198,13 +198,13 @@ class FrontendMetrics:
 
 
 class Serving(Protocol):
-    """Tells whether requests get tokens."""
+    """The object that tells whether requests get tokens."""
 
     def reason_against(self) -> str: ...
 
 
 class AnswerCounts(Protocol):
-    """The number of answers in flight, for their gauges."""
+    """The object that knows the number of answers in flight, which gauges show."""
 
     @property
     def n_in_flight(self) -> int: ...
@@ -214,14 +214,14 @@ class AnswerCounts(Protocol):
 
 
 class PipelineState(Protocol):
-    """The state of the pipeline, for its gauge."""
+    """The object that knows the state of the pipeline, which a gauge shows."""
 
     @property
     def is_open(self) -> bool: ...
 
 
 class SchedulerLink(Protocol):
-    """The link to the scheduler, for its metrics."""
+    """The object that knows the link to the scheduler, which metrics describe."""
 
     n_resubmitted: int
 
@@ -233,15 +233,14 @@ class SchedulerLink(Protocol):
 
 
 class Views(Protocol):
-    """The feed of the viewers, for their gauge."""
+    """The feed of the viewers, whose number a gauge shows."""
 
     @property
     def n_viewers(self) -> int: ...
 
 
 class FrontendState(Collector):
-    """A collector of the present state of the frontend, which is read at each scrape of
-    Prometheus."""
+    """A collector that reads the present state of the frontend whenever Prometheus scrapes."""
 
     def __init__(
         self,
@@ -296,7 +295,7 @@ class FrontendState(Collector):
 
 
 class CountedApp:
-    """An ASGI app whose requests are counted by route and status."""
+    """An ASGI app that wraps another app and counts its requests by route and status."""
 
     def __init__(self, app: ASGIApp, metrics: FrontendMetrics) -> None:
         self._app = app

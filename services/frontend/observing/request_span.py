@@ -17,8 +17,8 @@ from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationRequest
 
 _OURS = (errors.Unavailable, errors.RequestFailed, errors.StaleEpoch)
-"""Errors of the server. All other errors are errors of the client, or mean that the client ended
-the call."""
+"""Errors that are faults of the server. Any other error is a fault of the client, or means that the
+client ended the call."""
 
 
 class RequestSpan:
@@ -33,12 +33,13 @@ class RequestSpan:
 
     @property
     def message(self) -> trace_pb2.TraceContext | None:
-        """The trace context that the submissions of a recorded call carry, or None otherwise."""
+        """The trace context that the submissions of a recorded call carry. None if the call is not
+        recorded."""
         return tracing.to_message(self._span) if self._is_recorded else None
 
     def checked(self, request: GenerationRequest) -> None:
-        """Records the options of a request. To be called when the request has been checked, so that
-        the options are valid."""
+        """Records the options of a request. Must be called after the request has been checked, when
+        its options are known to be valid."""
         if self._is_recorded:
             self._span.set_attributes(_attributes(request))
 
@@ -63,7 +64,8 @@ class RequestSpan:
         self._note(semconv.RESUBMITTED, request_id, reason)
 
     def suspended(self, request_id: str, n_losses: int) -> None:
-        """Notes that an answer waits for another pipeline, after `n_losses` losses in a row."""
+        """Notes that an answer waits for another pipeline, after `n_losses` consecutive losses of a
+        pipeline."""
         if self._is_recorded:
             attributes: dict[str, AttributeValue] = {
                 semconv.REQUEST_ID: request_id,
@@ -72,7 +74,8 @@ class RequestSpan:
             self._span.add_event(semconv.SUSPENDED, attributes)
 
     def first_token(self) -> None:
-        """Notes the time of the first token. To be called whenever tokens come."""
+        """Notes the time of the first token. May be called whenever tokens come; only the first
+        call has an effect."""
         if self._is_recorded and not self._has_tokens:
             self._has_tokens = True
             seconds = time.monotonic() - self._started
@@ -84,7 +87,7 @@ class RequestSpan:
             self._reasons[index] = reason.value
 
     def closed(self, n_generated: int) -> None:
-        """Notes how the call ended. To be called when all answers have ended or the call is
+        """Notes how the call ended. Must be called when all answers have ended or the call is
         cancelled. Further calls have no effect."""
         if self._is_recorded:
             self._is_recorded = False

@@ -1,1 +1,1 @@
-"""A client's request, independent of its protocol, and the rules that it must keep."""
+"""A client's request, independent of the protocol, and the rules for requests."""

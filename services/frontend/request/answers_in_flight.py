@@ -1,27 +1,27 @@
-"""The answers of one call that are in flight, which means that the scheduler has not ended them."""
+"""Counts which answers of a call are in flight: the scheduler has not ended them."""
 
 from collections.abc import Callable
 from typing import Self
 
 
 class AnswersInFlight:
-    """Counts the answers of a call that are in flight. Answers end one by one or together, and each
-    is counted only once."""
+    """Counts the answers of a call that are in flight. Answers may end one by one or several
+    together, and each end is counted only once."""
 
     def __init__(self, n_answers: int, release: Callable[[int], None]) -> None:
-        """`release` is called each time that answers end, with the number of these answers."""
+        """`release` is called whenever answers end, with the number of answers that have ended."""
         self._n_answers = n_answers
         self._release = release
 
     def end(self, n_answers: int) -> None:
-        """Notes that `n_answers` of the answers have ended."""
+        """Notes that `n_answers` further answers have ended."""
         n_ended = min(n_answers, self._n_answers)
         if n_ended:
             self._n_answers -= n_ended
             self._release(n_ended)
 
     def close(self) -> None:
-        """Notes that all answers have ended. A second call has no effect."""
+        """Notes that all remaining answers have ended. A second call has no effect."""
         self.end(self._n_answers)
 
     def __enter__(self) -> Self:

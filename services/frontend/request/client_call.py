@@ -14,15 +14,15 @@ from services.common import errors
 from services.frontend.request.request_id import new_request_id
 
 ID_HEADER = "x-request-id"
-"""Header, or gRPC metadata, with the id that a client gives its request."""
+"""HTTP header, or gRPC metadata entry, with the id that a client gives its request."""
 
 TIMEOUT_HEADER = "x-request-timeout"
-"""Header with the seconds that a request may take."""
+"""Header with the number of seconds that a request may take."""
 
 MAX_TIMEOUT_S = 86_400
 
 SECONDS = r"^[0-9]{1,5}(\.[0-9]{1,6})?$"
-"""Pattern of a number of seconds, for `fullmatch`."""
+"""Regular expression for a number of seconds; the whole text must match."""
 
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
@@ -34,17 +34,17 @@ class ClientCall:
     request_id: str
     """Id that the call has in this process."""
     client_id: str | None = None
-    """Id that the client has given the call, if its form is safe to show."""
+    """Id that the client has given the call; None if its form is not safe to show."""
     timeout: str | None = None
     """Seconds that the call may take, as the client wrote them."""
     time_left_s: float | None = None
-    """Seconds that the call may take, if its protocol has a deadline."""
+    """Seconds that the call may take, if the protocol has deadlines."""
     began_at: float = 0.0
     """Time at which the call began, by the event loop's clock."""
 
     @property
     def shown_id(self) -> str:
-        """Id of the call in replies to the client. This is the client's own id, or else
+        """Id of the call in replies to the client: the client's own id or, if there is none,
         `request_id`."""
         return self.client_id or self.request_id
 
@@ -74,8 +74,8 @@ _current: ContextVar[ClientCall | None] = ContextVar("current", default=None)
 def begin_call(
     client_id: str | None, *, timeout: str | None = None, time_left_s: float | None = None
 ) -> ClientCall:
-    """Makes a call, sets it as the current call of this task, and returns it. The id that a client
-    gives is ignored if its form could harm logs."""
+    """Makes a call, sets it as the current call of this task, and returns it. A client's id is
+    ignored if its form could do harm in logs."""
     if client_id is not None and _CLIENT_ID.fullmatch(client_id) is None:
         client_id = None
     call = ClientCall(

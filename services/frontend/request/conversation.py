@@ -1,7 +1,7 @@
 """A conversation that a model continues, independent of the client's protocol.
 
-Turns and tools have the meaning that OpenAI gives them; requests of other protocols are translated
-to these.
+Turns and tools have the meaning that OpenAI's API gives them. Those of other protocols are
+translated.
 """
 
 from collections.abc import Mapping
@@ -14,15 +14,16 @@ import pydantic_core
 from services.common import errors
 
 TURN_BYTES = 256
-"""Bytes of memory that a turn of a conversation, a tool call or a tool takes besides its texts."""
+"""Bytes of memory that a turn of a conversation takes besides its texts. A tool call, or a tool,
+takes as many."""
 
 JSON_BYTES = 32
-"""Largest number of bytes of memory that a character of JSON takes when it is parsed; nested lists
-take most."""
+"""Largest number of bytes of memory that parsed JSON takes for each character of its text. Nested
+lists take most."""
 
 MAX_TURNS = 2048
 """Largest number of messages of a conversation, and of parts of a message. The number is limited
-because each costs more than its bytes."""
+because each message or part takes more memory than its text."""
 
 MAX_TOOLS = 512
 """Largest number of tools, four times that of the OpenAI API: agents with many servers of tools
@@ -35,7 +36,8 @@ MAX_TEMPLATE_KWARGS = 16 * 2**10
 """Largest size of a client's variables for the chat template, in bytes of JSON."""
 
 RESERVED_KWARGS = {"messages", "tools", "add_generation_prompt"}
-"""Variables of the chat template that clients set by other fields."""
+"""Variables of the chat template that clients cannot set directly, because other fields of the body
+set them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class EarlierCall:
     id: str
     name: str
     arguments: str
-    """A JSON object, as text."""
+    """Arguments of the call, as the text of a JSON object."""
 
     @property
     def n_characters(self) -> int:
@@ -67,7 +69,7 @@ class ChatMessage:
     name: str | None = None
     tool_calls: tuple[EarlierCall, ...] = ()
     tool_call_id: str | None = None
-    """Id of the call that a tool's message answers."""
+    """Id of the call whose result this message is; set only in a tool's message."""
     reasoning_content: str | None = None
     """The reasoning of the assistant before its content."""
 
@@ -96,9 +98,9 @@ class Tool:
     """JSON schema of the arguments, as JSON text; empty if any object is allowed."""
     is_strict: bool = False
     """Whether arguments must match the schema even if the model may choose whether to call the
-    tool. A schema that cannot be enforced is an error."""
+    tool. If so, a schema that cannot be enforced is an error."""
     is_held: bool = False
-    """Whether arguments must match what can be enforced of the schema even if the model may choose
+    """Whether arguments must match the enforceable part of the schema even if the model may choose
     whether to call the tool."""
 
     @property
@@ -115,17 +117,17 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChoice:
-    """Whether the model calls tools, and which."""
+    """Whether the model may, must or must not call tools, and which tools."""
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str = ""
-    """Name of the tool that the model must call, with mode `named`."""
+    """Name of the tool that the model must call; set only with the mode `named`."""
     allows_parallel: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The turns of a conversation, oldest first; the chat template makes a text of them."""
+    """The turns of a conversation, oldest first. The chat template renders them as a text."""
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[Tool, ...] = ()
@@ -140,7 +142,8 @@ class Conversation:
 
     @property
     def n_characters(self) -> int:
-        """Number of characters that came from the client, plus one for each part."""
+        """Number of characters that came from the client, plus one for each turn, tool call and
+        tool."""
         n_characters = sum(turn.n_characters for turn in self.messages)
         n_characters += sum(tool.n_characters for tool in self.tools)
         return n_characters + self._n_kwargs
@@ -159,7 +162,7 @@ class Conversation:
 
     @property
     def n_json_characters(self) -> int:
-        """Number of characters of JSON that are parsed for the chat template."""
+        """Number of characters of those JSON texts that are parsed for the chat template."""
         n_characters = sum(len(tool.parameters) for tool in self.tools) + self._n_kwargs
         calls = (call for turn in self.messages for call in turn.tool_calls)
         return n_characters + sum(len(call.arguments) for call in calls)

@@ -1,9 +1,9 @@
-"""The checkpoint's own defaults, from its `generation_config.json`: the sampling options that its
-authors recommend, used where a client sets none.
+"""The checkpoint's own defaults, from its `generation_config.json`: the sampling options that the
+authors of the model recommend. They are used where a client sets no value.
 
-The defaults are applied to requests of both protocols before anything is checked, so that a resumed
-stream goes on with the same options. The file also names the tokens that end an answer; only the
-workers read these.
+The defaults are applied to requests of all protocols before anything is checked, so that a resumed
+stream continues with the same options. The file also names the tokens that end an answer, which
+only the workers read.
 """
 
 from collections.abc import Mapping
@@ -21,23 +21,25 @@ MAX_FILE_BYTES = 4 << 20
 """Largest size of the file in bytes; most such files have a few hundred bytes."""
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Options that may have a default in the file. The file uses the same names."""
+"""Options that may have a default in the file, which uses the same names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """Values of options that clients may leave out."""
+    """Default values of options that clients may leave out."""
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self:
-        """Reads the file in a checkpoint's directory. If there is none, there are no defaults.
+        """Reads the defaults from `generation_config.json` in a checkpoint's directory. Without
+        such a file there are no defaults.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: the file is broken, or a value is outside its range. The message says which.
+            ValueError: the file is not valid, or a value is outside its range. The message says
+            which.
         """
         path = directory / FILE
         if not path.is_file():
@@ -70,7 +72,7 @@ class GenerationDefaults:
         return ", ".join(f"{name} {value:g}" for name, value in values.items())
 
     def apply(self, options: GenerationOptions) -> GenerationOptions:
-        """Returns the options, with defaults where the client has set none."""
+        """Returns the options, in which the defaults replace what the client has left out."""
         used = {name: v for name, v in self.sampling.items() if name in options.defaulted}
         if not used and self.max_tokens is None:
             return options

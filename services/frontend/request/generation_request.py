@@ -29,17 +29,19 @@ MAX_ANSWERS = 1024
 """Largest number of answers to one request, over all its prompts."""
 
 MAX_STOPS = 16
-"""Largest number of stop strings: each is searched for at every character."""
+"""Largest number of stop strings. The number is limited because each is searched for at every
+character."""
 
 MAX_BAD_WORDS = 256
-"""Largest number of texts in `bad_words`: each is made into tokens twice."""
+"""Largest number of texts in `bad_words`. The number is limited because each text is tokenized
+twice."""
 
 MAX_BAD_WORD_LENGTH = 1024
 """Largest number of characters of a text in `bad_words`."""
 
 MAX_BAD_CHARACTERS = 2**14
-"""Largest number of characters of all texts in `bad_words`, which are made into tokens in the event
-loop, in a few milliseconds."""
+"""Largest number of characters of all texts in `bad_words` together. The event loop tokenizes them,
+which takes a few milliseconds."""
 
 MAX_SALT_LENGTH = 256
 """Largest number of characters in `cache_salt`."""
@@ -48,56 +50,59 @@ MAX_STOP_LENGTH = 1024
 """Largest number of characters in a stop string. Text of this length may have to be held back."""
 
 TOKEN_BYTES = 40
-"""Bytes of memory that a token takes: an integer object, and its reference in a tuple."""
+"""Bytes of memory that a token takes: an integer object, and the reference to it in a tuple."""
 
 ANSWER_BYTES = 256
 """Bytes of memory that a resumed answer takes besides its tokens."""
 
 MAX_TOKENS = WholeNumbers(1, INT32_MAX)
 MAX_TOKENS_OF_TEXT = WholeNumbers(0, INT32_MAX)
-"""Values of `max_tokens` for prompts of text or tokens, whose answers may have no tokens."""
+"""Allowed values of `max_tokens` for prompts of text or tokens. An answer to such a prompt may have
+no tokens."""
 _N = WholeNumbers(1, MAX_N)
 _N_LOGPROBS = WholeNumbers(0, MAX_LOGPROBS)
 
 
 Prompt = str | tuple[int, ...] | Conversation
-"""Text, tokens or a conversation."""
+"""Type of a prompt: text, tokens or a conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
-    """How to continue a prompt. `inference.proto` says what the options mean and which defaults
-    they have."""
+    """Options that say how to continue a prompt. `inference.proto` documents the options and their
+    defaults."""
 
     max_tokens: int | None = None
     max_tokens_field: str = "max_tokens"  # as the client spells it
     default_max_tokens: int | None = None
-    """The checkpoint's default of `max_tokens`. It applies if the client sets none, unless the
+    """The checkpoint's default of `max_tokens`. It applies if the client sets no value, unless the
     default for this kind of prompt is lower."""
     sampling: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     defaulted: Set[str] = dataclasses.field(default=frozenset(), compare=False)
-    """Names of the options of `sampling` that the client left out, so that the checkpoint's
-    defaults apply."""
+    """Names of the options of `sampling` that the client left out and for which the checkpoint's
+    defaults are used."""
     format_field: str = "format"  # the field that asks for the grammar, as the client spells it
     format_schema: ClientSchema | None = None
-    """The JSON schema from which the grammar is made, if there is one."""
+    """The JSON schema from which the grammar is made; None for other formats."""
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
-    """Texts that are never generated. `BadWords` makes them into the option of `sampling`."""
+    """Texts that are never generated. `BadWords` converts them to the option `bad_words` of
+    `sampling`."""
     ignore_eos: bool = False
     return_token_ids: bool = False
     n: int = 1
     add_special_tokens: bool | None = None
-    """Whether a prompt gets the special tokens that the checkpoint puts around a text. By default,
-    texts get special tokens, and conversations do not, since the chat template writes them."""
+    """Whether special tokens are put around the prompt as the checkpoint wants for texts. By
+    default this is done for texts, but not for conversations, since the chat template writes the
+    special tokens."""
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    """Whether the text of an answer ends with the stop string, or the text of the stop token, that
-    ended it."""
+    """Whether the text of an answer includes the stop string, or the text of the stop token, that
+    ended the answer."""
     cache_salt: str = ""
     cache_prompt: bool = True
-    """Whether the request may share keys and values with other requests whose prompts begin with
-    the same tokens."""
+    """Whether the request may share keys and values in the prefix cache with requests whose prompts
+    begin with the same tokens."""
     best_of: int | None = None  # answers to generate for each prompt; the n best are returned
     echo: bool = False  # returns the prompt before the answer, which may then have no tokens
     n_logprobs: int | None = None  # alternatives of each token; None for no log-probabilities
@@ -117,7 +122,7 @@ class GenerationOptions:
 
     @property
     def n_ranked(self) -> int | None:
-        """Number of alternatives of each token for which the scheduler is asked. The number is 0 if
+        """Number of alternatives of each token that the scheduler must send. The number is 0 if
         log-probabilities are needed only to find the best answers, and None if they are not needed
         at all."""
         if self.n_logprobs is None and self.n_generated > self.n:
@@ -126,8 +131,8 @@ class GenerationOptions:
 
     @property
     def n_bytes(self) -> int:
-        """Approximate memory of the options, in bytes. The request and each answer at the scheduler
-        take this memory."""
+        """Approximate memory of the options, in bytes. The request takes this memory once, and each
+        answer at the scheduler takes it once more."""
         sampling = self.sampling
         n_tokens = len(sampling.allowed_token_ids) + len(sampling.bad_token_ids)
         n_tokens += len(sampling.stop_token_ids) + 3 * len(sampling.logit_bias)
@@ -138,18 +143,18 @@ class GenerationOptions:
 
     @property
     def format(self) -> OutputFormat:
-        """Format that the client asks for."""
+        """Format of the output that the client asks for."""
         return OutputFormat(self.format_field, self.sampling.grammar, self.format_schema)
 
     def with_format(self, format: OutputFormat) -> Self:
-        """Returns the options with the format `format`."""
+        """Returns the options with the output format `format`."""
         sampling = replace(self.sampling, grammar=format.grammar)
         return replace(
             self, sampling=sampling, format_field=format.field, format_schema=format.schema
         )
 
     def check(self) -> None:
-        """Checks everything that doesn't depend on the model.
+        """Checks all rules for the options that do not depend on the model.
 
         Raises:
             InvalidRequest: a value is out of its range, or two options contradict each other.
@@ -182,8 +187,8 @@ class GenerationOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One client call: prompts, each of which gets `options.n` answers. With a resumption, the
-    answers go on where a stream broke."""
+    """One client call: its prompts, each of which gets `options.n` answers. If there is a
+    resumption, the answers continue where a stream broke."""
 
     prompts: tuple[Prompt, ...]
     options: GenerationOptions = dataclasses.field(default_factory=GenerationOptions)
@@ -214,8 +219,8 @@ class GenerationRequest:
         return n_bytes
 
     def resumed(self, resumption: Resumption, *, own_seed: int | None) -> Self:
-        """Returns the request with a resumption. `own_seed` is the seed that the request itself
-        gives, if any.
+        """Returns the request with a resumption. `own_seed` is the seed in the request itself, or
+        None.
 
         Raises:
             InvalidRequest: `own_seed` differs from the seed of the stream, or the seed of the
@@ -229,7 +234,7 @@ class GenerationRequest:
         return replace(self, options=options, resumption=resumption)
 
     def check(self) -> None:
-        """Checks everything that doesn't depend on the model.
+        """Checks all rules for the request that do not depend on the model.
 
         Raises:
             InvalidRequest: there is no prompt, or too many, an option is out of its range, or the

@@ -15,14 +15,15 @@ class ModelLimits:
 
     pipeline: ServedPipeline
     served_names: tuple[str, ...] = ()
-    """Names by which clients know the model; if there are none, clients know it by the pipeline's
-    name for it."""
+    """Names by which clients know the model. If there are none, clients use the name that the
+    pipeline reports."""
     strict_max_tokens: bool = False
-    """Whether a `max_tokens` that does not fit is refused instead of being lowered to what fits."""
+    """Whether a `max_tokens` that does not fit into the model's context is refused instead of being
+    lowered."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names by which clients know the model. Answers show the first."""
+        """Names by which clients know the model. Answers show the first name."""
         return self.served_names or (self.pipeline.model,)
 
     def check_model(self, model: str) -> None:
@@ -53,7 +54,8 @@ class ModelLimits:
 
     def check_length(self, field: str, n_tokens: int, *, is_least: bool = False) -> None:
         """Raises ContextOverflow if a prompt of `n_tokens` tokens leaves no room for an answer.
-        With `is_least`, the prompt may have more tokens, and the message says so."""
+        `is_least` says that the prompt may have more tokens than `n_tokens`, which the message then
+        mentions."""
         if self.is_too_long(n_tokens):
             number = f"at least {n_tokens}" if is_least else str(n_tokens)
             raise errors.ContextOverflow(
@@ -64,14 +66,14 @@ class ModelLimits:
             )
 
     def too_many_characters(self, field: str, message: str) -> errors.ContextOverflow:
-        """Returns the error for a prompt that has too many characters to be made into tokens."""
+        """Returns the error for a prompt that has too many characters to be tokenized."""
         return errors.ContextOverflow(
             field, f"{message}: {self._context_words}", context=self.pipeline.max_model_len
         )
 
     def max_new_tokens(self, options: GenerationOptions, *, n_prompt: int, is_chat: bool) -> int:
         """Returns the largest number of tokens that an answer may have: the client's `max_tokens`,
-        lowered to the room that the prompt leaves.
+        lowered to the room that the prompt leaves in the model's context.
 
         Raises:
             ContextOverflow: the client's `max_tokens` does not fit, and the limit is strict.
@@ -107,8 +109,8 @@ class ModelLimits:
         )
 
     def check_prompt_logprobs(self, options: GenerationOptions, *, n_prompt: int) -> None:
-        """Raises InvalidRequest if the wanted log-probabilities of `n_prompt` prompt tokens are too
-        many."""
+        """Raises InvalidRequest if the client wants too many log-probabilities for a prompt of
+        `n_prompt` tokens."""
         if options.n_prompt_logprobs is None:
             return
         n_numbers = n_prompt * (1 + options.n_prompt_logprobs)
@@ -120,8 +122,8 @@ class ModelLimits:
             )
 
     def stop_token_ids(self, options: GenerationOptions) -> tuple[int, ...]:
-        """Returns the tokens that end an answer: the model's own (unless the client sets
-        `ignore_eos`) and the client's.
+        """Returns the tokens that end an answer: the model's own, unless the client sets
+        `ignore_eos`, and the tokens that the client names.
 
         Raises:
             InvalidRequest: an option names a token that is not in the vocabulary, or bans all

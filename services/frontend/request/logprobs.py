@@ -9,19 +9,19 @@ from typing import Self
 from orcinus.v1 import logprobs_pb2
 
 LOGPROB_BYTES = 100
-"""Bytes of memory that a log-probability takes. Most of them are needed while it is written as
-text."""
+"""Bytes of memory that a log-probability takes at most. Most of them are needed while the
+log-probability is written as text."""
 
 
 MANY_LOGPROBS = 4096
-"""Largest number of log-probabilities that are written as text in the event loop, which takes some
-milliseconds. A larger number is written in a thread."""
+"""Largest number of log-probabilities that the event loop itself writes as text, which takes some
+milliseconds. A thread writes larger numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Log-probabilities of `len` tokens, and of the `n_top` most likely tokens at the same
-    positions."""
+    """Log-probabilities of consecutive tokens, and of the `n_top` most likely tokens at each of
+    their positions. `len` is the number of tokens."""
 
     values: "array[float]"  # [n_tokens]
     ranks: "array[int]"  # [n_tokens], rank of each token by likelihood, from 1
@@ -33,7 +33,7 @@ class Logprobs:
         """Parses a serialised message `Logprobs`.
 
         Raises:
-            ValueError: the bytes are no such message, or the lengths of its lists do not fit
+            ValueError: the bytes are not such a message, or its lists have lengths that do not fit
             together.
         """
         message = logprobs_pb2.Logprobs.FromString(data)
@@ -51,7 +51,7 @@ class Logprobs:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Returns the log-probabilities of the parts, one after the other."""
+        """Joins the log-probabilities of consecutive parts of a text, in the order of the parts."""
         if len(parts) == 1:
             return parts[0]
         return cls(
@@ -75,7 +75,8 @@ class Logprobs:
         return len(self.values) + len(self.top_values)
 
     def part(self, start: int, stop: int) -> Self:
-        """Returns the log-probabilities of the tokens from `start` to before `stop`."""
+        """Returns the log-probabilities of the tokens from index `start` up to, but not including,
+        `stop`."""
         if (start, stop) == (0, len(self.values)):
             return self
         n_top = self.n_top

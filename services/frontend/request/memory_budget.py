@@ -1,8 +1,9 @@
 """The memory budget of this process for the data of all clients.
 
-Code that holds bytes for a client takes a share of the budget for as long: for a body that is being
-received, a running request, a text that is being tokenized, or output that is not read. A share
-grows with the data. It ends with the data, not with the client's connection.
+Code that holds data for a client takes a share of the budget for as long as it holds the data: a
+body that is being received, a running request, a text that is being tokenized, or output that is
+not read. The share grows with the data, and ends when the data is freed, which may be after the
+client has disconnected.
 """
 
 from types import TracebackType
@@ -13,7 +14,7 @@ from services.frontend.request.refusals import Refusal, Refusals
 
 
 class MemoryBudget:
-    """A limit in bytes for all shares together. A share may exceed the limit while no other share
+    """A limit in bytes on all shares together. One share may exceed the limit while no other share
     has bytes."""
 
     def __init__(self, max_bytes: int, *, refusals: Refusals | None = None) -> None:
@@ -26,7 +27,7 @@ class MemoryBudget:
         """Returns a share of `n_bytes` bytes.
 
         Raises:
-            PoolFull: the budget has less left.
+            PoolFull: the budget has fewer bytes left.
         """
         share = Share(self)
         share.grow(n_bytes)
@@ -37,13 +38,14 @@ class MemoryBudget:
         return self.n_bytes + n_bytes <= self.max_bytes
 
     def refuse(self) -> errors.PoolFull:
-        """Counts a refusal and returns its error."""
+        """Counts a refused request for memory, and returns the error for it."""
         self._refusals[Refusal.MEMORY] += 1
         return errors.PoolFull("requests take all the memory that they may; try again")
 
 
 class Share:
-    """A part of a budget, until it is closed. Closing it a second time has no effect."""
+    """A part of a budget, which is taken until the share is closed. Closing it a second time has no
+    effect."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
@@ -54,7 +56,7 @@ class Share:
         """Takes `n_bytes` more bytes, if the budget then still has `leaving` bytes for others.
 
         Raises:
-            PoolFull: the budget has less left. The share stays as it is.
+            PoolFull: the budget has fewer bytes left. The size of the share is not changed.
         """
         budget = self._budget
         if budget.n_bytes > self.n_bytes and not budget.has_room(n_bytes + leaving):

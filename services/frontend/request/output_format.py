@@ -1,6 +1,6 @@
 """The formats that a client may request for an output, each translated to a grammar.
 
-    JSON that keeps a schema (`json_schema`), with white space as Python's `json.dumps` writes it
+    JSON that matches a schema (`json_schema`), with white space as Python's `json.dumps` writes it
         and no other, so that no output fills up with white space; the schema may allow any object
     a text that matches a regular expression, in the syntax of Rust
     one of several texts
@@ -23,29 +23,29 @@ from services.common import errors
 from services.frontend.request.json_schema.client_schema import AdditionalProperties, ClientSchema
 
 MAX_CHOICES = 1024
-"""Largest number of texts in a choice."""
+"""Largest number of texts among which a format lets the model choose."""
 
 MAX_LENGTH = 2**16
-"""Largest number of characters of a format: of a regular expression, a choice, a grammar, or what
-is enforced of a schema. The grammar of many tools may be longer."""
+"""Largest number of characters of a format: of a regular expression, of all texts of a choice, of a
+grammar, or of the enforced part of a schema. The grammar of many tools may be longer."""
 
 MAX_SCHEMA_LENGTH = 2**18
-"""Largest number of characters of a schema that is given as text, with its annotations. To read the
-text takes up to 0.04 s; text of brackets alone takes most."""
+"""Largest number of characters of a schema that is given as text, including its annotations.
+Parsing the text takes up to 0.04 s; a text of brackets alone takes most."""
 
 MAX_MESSAGE_LENGTH = 500
 """Largest number of characters of an explanation for clients."""
 
 MAX_GBNF_LENGTH = 2**14
-"""Largest number of characters of a grammar in GBNF. To translate a thousand characters takes up to
+"""Largest number of characters of a grammar in GBNF. Translating a thousand characters takes up to
 ten milliseconds."""
 
 MAX_GBNF_RULES = 256
-"""Largest number of rules of a grammar in GBNF: the translator looks at all rules once for each
-rule."""
+"""Largest number of rules of a grammar in GBNF. The number is limited because the translator looks
+at all rules for each rule."""
 
 _LARK = re.compile(r"^[ \t]*(%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
-"""Pattern of a line that occurs in grammars in Lark and never in grammars in GBNF."""
+"""Matches a line that occurs in grammars in Lark and never in grammars in GBNF."""
 
 _SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -57,17 +57,19 @@ class OutputFormat:
     field: str = "format"
     """Field of the request that asks for the format, as the client spells it."""
     grammar: str = ""
-    """Grammar of the format; empty if the request asks for none."""
+    """Grammar of the format; empty if the request asks for no format."""
     schema: ClientSchema | None = None
     """The JSON schema of the format, if it has one."""
 
     @classmethod
     def of_schema(cls, field: str, schema: ClientSchema) -> Self:
-        """Returns the format of JSON that keeps a schema. Raises what `json_schema` raises."""
+        """Returns the format of JSON that matches a schema. Raises the same errors as
+        `json_schema`."""
         return cls(field, json_schema(schema), schema)
 
     def with_additional(self, additional_properties: AdditionalProperties) -> "OutputFormat":
-        """Returns the format in which objects may have the given additional members."""
+        """Returns the format in which objects may have the additional members that
+        `additional_properties` allows."""
         schema = self.schema
         if schema is None or schema.additional_properties == additional_properties:
             return self
@@ -86,10 +88,10 @@ def json_object() -> str:
 
 
 def json_schema(schema: ClientSchema) -> str:
-    """Returns the grammar of JSON that keeps what can be enforced of a schema.
+    """Returns the grammar of JSON that matches the enforceable part of a schema.
 
     Raises:
-        InvalidRequest: the schema is wrong, too long, or strict and cannot be enforced.
+        InvalidRequest: the schema is wrong or too long, or is strict and cannot be enforced.
     """
     enforced = {**schema.enforced, "x-guidance": _SPACING}
     grammar = _json_text({"grammars": [{"json_schema": enforced}]})
@@ -98,13 +100,13 @@ def json_schema(schema: ClientSchema) -> str:
 
 
 def json_rule(enforced: Mapping[str, Any]) -> str:
-    """Returns the expression for JSON that keeps a schema, for use in a rule of a Lark grammar. The
-    schema is one that can be enforced (`ClientSchema.enforced`)."""
+    """Returns the expression, for use in a rule of a Lark grammar, of JSON that matches a schema.
+    The schema must be enforceable (`ClientSchema.enforced`)."""
     return f"%json {_json_text({**enforced, 'x-guidance': _SPACING})}"
 
 
 def read_schema(text: str, field: str) -> dict[str, Any]:
-    """Returns the JSON schema in a text.
+    """Parses a JSON schema that is given as text.
 
     Raises:
         InvalidRequest: the text is not a JSON object, or is too long.
@@ -130,10 +132,10 @@ def regex(pattern: str, *, field: str = "regex") -> str:
 
 
 def choice(texts: Sequence[str], *, field: str = "choice") -> str:
-    """Returns the grammar whose only texts are `texts`.
+    """Returns the grammar of an output that is one of `texts`.
 
     Raises:
-        InvalidRequest: there are no texts, too many, or an empty one.
+        InvalidRequest: there are no texts or too many, or one of them is empty.
     """
     if not 1 <= len(texts) <= MAX_CHOICES or not all(texts):
         raise errors.InvalidRequest(field, f"must be 1 to {MAX_CHOICES} texts, none of them empty")
@@ -142,8 +144,7 @@ def choice(texts: Sequence[str], *, field: str = "choice") -> str:
 
 
 def quoted(text: str) -> str:
-    """Returns a text as a literal of a grammar in Lark, in which control characters are not
-    allowed."""
+    """Returns a text as a literal of a Lark grammar, in which control characters are escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -174,8 +175,8 @@ def grammar(text: str, *, field: str = "grammar") -> str:
 
 
 def parts(grammar: str) -> list[dict[str, Any]]:
-    """Returns the parts of a valid grammar, to be put into a larger grammar. The larger grammar
-    refers to the first part as `@` and its name."""
+    """Splits a valid grammar into its parts, which are to be put into a larger grammar. The larger
+    grammar refers to the first part as `@` and the name of the part."""
     found: list[dict[str, Any]] = [{"lark_grammar": grammar}]
     if grammar.lstrip().startswith("{"):
         found = json.loads(grammar)["grammars"]
@@ -184,8 +185,8 @@ def parts(grammar: str) -> list[dict[str, Any]]:
 
 
 def check_length(field: str, n_characters: int, max_length: int = MAX_LENGTH) -> None:
-    """Raises InvalidRequest if a text is longer than `max_length`. To be called before the text is
-    parsed."""
+    """Raises InvalidRequest if a text is longer than `max_length`. Must be called before the text
+    is parsed."""
     if n_characters > max_length:
         raise errors.InvalidRequest(field, f"has {n_characters} characters, {max_length} at most")
 

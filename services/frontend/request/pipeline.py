@@ -1,4 +1,4 @@
-"""The pipeline that serves, as a frontend knows it."""
+"""A frontend's description of the pipeline that serves."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from orcinus.v1 import scheduler_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPipeline:
-    """A pipeline: its model, the limits of the model, and its shape."""
+    """A pipeline: its model, the limits of the model, and its numbers of stages and ranks."""
 
     model: str
     vocab_size: int

@@ -1,6 +1,7 @@
 """The reasons why clients are refused or cut off, for both protocols, and a count of each reason.
 
-Code that enforces a limit increases a count in `Refusals`; the metrics read the counts.
+Code that enforces a limit increases the count of its reason in `Refusals`, and the metrics read the
+counts.
 """
 
 from collections import Counter
@@ -8,7 +9,7 @@ from enum import StrEnum
 
 
 class Refusal(StrEnum):
-    """A reason to refuse a client, or to end what the client has begun."""
+    """A reason to refuse a client's request or connection, or to end it."""
 
     UNKNOWN_KEY = "unknown_key"
     """The client shows no API key, or an unknown one."""
@@ -21,8 +22,8 @@ class Refusal(StrEnum):
     TOO_LATE = "too_late"
     """The first token would come too late."""
     MEMORY = "memory"
-    """The data of clients, which is requests and unread output, takes all the memory that it
-    may."""
+    """The data of clients, such as requests and unread output, takes all the memory that it may
+    take."""
     CONNECTIONS = "connections"
     """There are too many connections, or too many calls on one of them."""
     HEAD_TOO_LARGE = "head_too_large"
@@ -36,15 +37,15 @@ class Refusal(StrEnum):
     BODY_TIMEOUT = "body_timeout"
     """A body or message did not arrive in time."""
     PROMPT_TOO_LONG = "prompt_too_long"
-    """A text is too long; this was found before the text was tokenized."""
+    """A text has too many characters to be tokenized."""
     UNREAD = "unread"
-    """A client did not read its answer in time, or left too much of the answer unread."""
+    """A client did not read its answer in time, or left too much of it unread."""
     VIEWERS = "viewers"
     """Too many viewers watch the scheduler."""
 
 
 class Refusals(Counter[Refusal]):
-    """Number of refusals so far, by reason; every reason has a count from the start."""
+    """Number of refusals so far, keyed by reason. Every reason has a count from the start."""
 
     def __init__(self) -> None:
         super().__init__(dict.fromkeys(Refusal, 0))

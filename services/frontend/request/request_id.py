@@ -1,8 +1,5 @@
 """Ids of requests: 32 hexadecimal digits, of which the first eight are the time of creation.
-
-Because the id contains the time of creation, this time stays the same when another frontend resumes
-the request.
-"""
+Another frontend that resumes the request can therefore show the same time of creation."""
 
 import re
 import secrets

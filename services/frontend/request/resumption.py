@@ -1,8 +1,8 @@
-"""The resumption of a broken stream: the tokens that the client has received. Any frontend can
-continue the stream after these tokens.
+"""The resumption of a broken stream, for which the client sends the tokens that it has received.
+Any frontend can continue the stream after these tokens.
 
 The tokens, the seed and the rest of the request determine how an answer goes on and whether it has
-ended. So a frontend keeps no state for a client that may resume.
+ended. So a frontend need not keep any state for clients that may resume.
 """
 
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from services.frontend.request.request_id import is_request_id
 
 SEED_FIELD = "resumption.seed"
 TOKENS_FIELD = "resumption.token_ids"
-"""Names of fields, as clients of the HTTP API spell them."""
+"""Names of the fields of a resumption, as clients of the HTTP API spell them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class AnswerSoFar:
     def ending(
         self, *, max_new_tokens: int, stop_token_ids: Collection[int]
     ) -> FinishReason | None:
-        """Returns the reason why the answer ends with the last of `token_ids`, apart from stop
-        strings. Returns None if the answer goes on.
+        """Returns the reason why the answer ends with the last of `token_ids`, or None if it goes
+        on. Stop strings are not considered.
 
         Raises:
             InvalidRequest: the answer would have ended before the last of `token_ids`.
@@ -50,7 +50,8 @@ class AnswerSoFar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """The part of a stream that a client has, with its answers by their index."""
+    """The part of a stream that a client has: what it has of each answer, by the index of the
+    answer."""
 
     request_id: str
     seed: int
@@ -62,7 +63,7 @@ class Resumption:
         return sum(len(answer.token_ids) for answer in self.answers)
 
     def check(self, *, n_answers: int) -> None:
-        """Checks everything that doesn't depend on the model.
+        """Checks all rules for a resumption that do not depend on the model.
 
         Raises:
             InvalidRequest: the resumption cannot belong to a request for `n_answers` answers.

@@ -1,5 +1,5 @@
-"""The format of the answers to one prompt: the readers of the answers, and the grammar of the
-answers, follow from it."""
+"""The format of the answers to one prompt, which decides how the answers are read and which grammar
+they follow."""
 
 import hashlib
 from collections.abc import Mapping
@@ -15,31 +15,33 @@ from services.frontend.text.message_reader import MessageReader, PlainReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
-    """The format of the answers to one prompt: makes their readers, and has the grammar that
-    answers follow."""
+    """The format of the answers to one prompt. Makes the readers of the answers, and has the
+    grammar that the answers follow."""
 
     family: ToolFormat | None = None
     tools: Mapping[str, str] = field(default_factory=dict)
-    """Schema of the arguments of each tool, as JSON, by the tool's name."""
+    """Schema of the arguments of each tool as a JSON text, keyed by the name of the tool."""
     is_single: bool = False
-    """Whether an answer has one call at most."""
+    """Whether an answer may have only one call."""
     must_call: bool = False
     """Whether an answer must call a tool."""
     is_exclusive: bool = False
-    """Whether an answer consists either of calls or of a text of the client's grammar."""
+    """Whether an answer consists either only of calls or only of a text that follows the client's
+    grammar."""
     reasoning: ReasoningFormat | None = None
     is_thinking: bool = False
     """Whether the prompt ends inside the reasoning, so that the answer begins with reasoning."""
     marks: Mapping[int, str] = field(default_factory=dict)
-    """Special tokens that readers must see, with their texts."""
+    """Special tokens whose texts the readers must see, each with its text."""
     end_tokens: tuple[int, ...] = ()
-    """Tokens that end the answer, besides those that the pipeline names."""
+    """Tokens that end the answer, in addition to the tokens that the pipeline names."""
     grammar: str = ""
     """Grammar that answers follow in place of the client's grammar; empty if there is none."""
     grammar_field: str = ""
-    """Field of the request that is the reason for the grammar."""
+    """Field of the request that makes the grammar necessary."""
     schemas: Mapping[str, ClientSchema] = field(default_factory=dict)
-    """Schemas of tools that the grammar does not enforce completely, by the name of the tool."""
+    """Schemas of the tools whose schema the grammar does not enforce completely, keyed by the name
+    of the tool."""
 
     def reader(self, request_id: str, index: int) -> MessageReader:
         """Returns a new reader for the answer with index `index` to a request."""

@@ -1,7 +1,8 @@
 """Makes texts that must not be generated into sequences of tokens, as vLLM does.
 
-A text is banned at the beginning of an output and after a space. The tokens with a space in front
-are a second sequence if they begin with another token and are as many as those without.
+A text is banned at the beginning of an output and after a space. For this, the text is tokenized
+without and with a space in front. The tokens with the space become a second sequence if their first
+token differs and their number is the same.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from services.frontend.text.tokenizer import Tokenizer
 
 
 def bad_word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Returns the sequences of tokens that must not be generated.
+    """Returns, for texts that must not be generated, the sequences of tokens that are banned.
 
     Raises:
         InvalidRequest: a text has no tokens.
@@ -24,10 +25,10 @@ def bad_word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[i
 
 
 def with_bad_words(request: GenerationRequest, tokenizer: Tokenizer) -> GenerationRequest:
-    """Returns the request with the tokens of its banned texts among its sampling options.
+    """Returns the request, with the tokens of its banned texts added to the sampling options.
 
     Raises:
-        InvalidRequest: a text has no tokens, or all texts have too many.
+        InvalidRequest: a text has no tokens, or all texts together have too many.
     """
     options = request.options
     if not options.bad_words:

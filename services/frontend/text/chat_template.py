@@ -1,4 +1,4 @@
-"""Turns a conversation into one text by the template of the checkpoint.
+"""Renders a conversation as one text, by the chat template of the checkpoint.
 
 Templates are Jinja programs made for the `transformers` library, and see the conversation as plain
 dictionaries.
@@ -79,7 +79,7 @@ class ChatTemplate:
     @classmethod
     def _from_files(cls, files: TemplateFiles, *, name: str) -> Self | None:
         """Returns the template in the files of a checkpoint. Returns None if there is none. Error
-        messages name the template `name`."""
+        messages call the template `name`."""
         if DEFAULT not in files.sources:
             return None
         try:
@@ -94,12 +94,12 @@ class ChatTemplate:
 
     @property
     def renders_parallel_calls(self) -> bool:
-        """Whether the template shows several calls in one turn."""
+        """Whether the template can show several calls in one turn."""
         return self._with_tools.form.has_parallel_calls
 
     @property
     def takes_tool_results(self) -> bool:
-        """Whether the template shows the results of tools."""
+        """Whether the template can show the results of tools."""
         return self._with_tools.form.takes_tool_results
 
     def render(self, conversation: Conversation, *, limit_s: float, max_characters: int) -> str:
@@ -122,13 +122,13 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class _FittedTemplate:
-    """A template and the form in which it takes turns."""
+    """A template, together with the form in which it takes turns."""
 
     program: TemplateProgram
     form: TemplateForm
 
     def render(self, conversation: Conversation, meter: Meter) -> str:
-        """Returns the text of a conversation with the tools that the template sees."""
+        """Returns the text of a conversation, with those tools that the template can show."""
         tag = _new_tag() if conversation.continues_last else ""
         messages = _tagged(conversation, tag) if tag else conversation.messages
         variables = {
@@ -150,7 +150,8 @@ class _FittedTemplate:
 
 
 def _tagged(conversation: Conversation, tag: str) -> tuple[ChatMessage, ...]:
-    """Returns the messages. The content of the last one ends with a tag, unless it is blank."""
+    """Returns the messages, with a tag at the end of the last message's content. If that content is
+    blank, no tag is added."""
     *others, last = conversation.messages
     content = last.content or ""
     return (*others, replace(last, content=content + tag) if content.strip() else last)

@@ -1,9 +1,9 @@
 """Checks whether a grammar can be followed, by compiling it in the same way as the workers, and
 whether a finished value matches a client's schema.
 
-Another process compiles grammars (`grammar_process`), one at a time; the number of grammars that
-wait is limited. The result of a check (the verdict) is kept, but the compiled grammar is not.
-Values are checked in the same process. A value that cannot be checked has no verdict.
+Another process compiles the grammars (`grammar_process`), one at a time; the number of grammars
+that wait is limited. The result of a check (the verdict) is cached, but the compiled grammar is
+not. The same process checks values. If a value cannot be checked, the result is None.
 """
 
 import hashlib
@@ -25,18 +25,18 @@ from services.frontend.text.text_threads import MAX_WAITING_CHARACTERS, TextLane
 log = logging.getLogger(__name__)
 
 MAX_VERDICTS = 1024
-"""Number of grammars whose verdicts are kept."""
+"""Largest number of grammars whose verdicts are cached."""
 
 MAX_WAITING = 64
 """Largest number of grammars that wait for the process. Each takes at most a tenth of a second of
 processor time (`checker.COMPILE_S`), and most take 5 ms."""
 
 MAX_VALUE_LENGTH = 2**20
-"""Largest number of characters of a value that is checked."""
+"""Largest number of characters of a value; longer values are not checked."""
 
 COPIES = 4
-"""Bytes of memory for each character of a grammar while it is checked. The memory for compiling it
-is counted elsewhere, in `settings.GRAMMARS_BYTES`."""
+"""Bytes of memory that each character of a grammar takes while the grammar is checked. The memory
+for compiling is not included; `settings.GRAMMARS_BYTES` counts it."""
 
 _NONE_CAN = (
     "the model that is served can follow no format: it has no token to end an output with, or no "
@@ -45,11 +45,11 @@ _NONE_CAN = (
 
 
 class GrammarCheck:
-    """The verdicts about grammars for the served model."""
+    """Checks whether the served model can follow grammars, and caches the verdicts."""
 
     def __init__(self, tokenizer_file: Path | None, refusals: Refusals) -> None:
-        """`tokenizer_file` is the `tokenizer.json` of the model. Without it no grammar can be
-        followed."""
+        """`tokenizer_file` is the `tokenizer.json` of the model. If there is none, every grammar is
+        refused."""
         self._tokenizer_file = tokenizer_file
         self._lane = TextLane("grammars", refusals)
         self._model: ServedPipeline | None = None
@@ -59,8 +59,9 @@ class GrammarCheck:
         )  # the reason against a grammar; empty for none
 
     async def check(self, field: str, grammar: str, pipeline: ServedPipeline, share: Share) -> None:
-        """Returns if a grammar can be followed. `field` is the request's field that contained the
-        grammar. During the check, its memory is added to the share of the call.
+        """Returns normally if the model can follow a grammar. `field` is the request's field that
+        contains the grammar. The memory of the check is added to the call's share of the budget
+        while the check lasts.
 
         Raises:
             InvalidRequest: the grammar cannot be followed. The message says where.
@@ -88,8 +89,8 @@ class GrammarCheck:
     async def is_valid(
         self, schema: ClientSchema, value: str, pipeline: ServedPipeline, share: Share
     ) -> bool | None:
-        """Returns whether a text is JSON that matches a client's schema. Returns None if that could
-        not be found out within the limits."""
+        """Returns whether a text is JSON that matches a client's schema. Returns None if the check
+        was not possible within the limits."""
         if self._tokenizer_file is None or len(value) > MAX_VALUE_LENGTH:
             return None
         work = partial(self._is_valid, schema.text, value, pipeline, self._tokenizer_file)
@@ -106,7 +107,8 @@ class GrammarCheck:
     def _is_valid(
         self, schema: str, value: str, pipeline: ServedPipeline, tokenizer_file: Path
     ) -> bool | None:
-        """Returns the verdict on a value. Runs in the thread for grammars."""
+        """Returns whether a value matches a schema; None if the check was not possible. Runs in the
+        thread for grammars."""
         try:
             return self._of(pipeline, tokenizer_file).is_valid(schema, value)
         except (CannotFollow, NoAnswer) as error:
@@ -133,8 +135,8 @@ class GrammarCheck:
         return "" if reason is None else f"cannot be followed: {reason}"[:MAX_MESSAGE_LENGTH]
 
     def _of(self, pipeline: ServedPipeline, tokenizer_file: Path) -> GrammarProcess:
-        """Returns the process that checks grammars for a model. Ends the process for another model,
-        if there is one."""
+        """Returns the process that checks grammars for a model. If there is a process for another
+        model, ends that process."""
         model = CheckedModel(
             tokenizer_file=str(tokenizer_file.absolute()),
             vocab_size=pipeline.vocab_size,

@@ -3,13 +3,13 @@
 
 llguidance limits its own work, but not all of it: intersections of regular expressions take
 unbounded processor time and memory, and long chains of rules overflow the stack. So each grammar is
-compiled in a child process that is forked for it, and whose processor time, memory and stack the
-kernel limits. A bad grammar can harm only that child. Values are checked in such children too.
+compiled in a forked child process, and the kernel limits the processor time, memory and stack of
+the child. A bad grammar can harm only that child. Values are checked in such children too.
 
 The first line of the input is JSON that names the model. Each further line is a grammar, as a JSON
 text, or a pair of a schema and a value. For each line there is one line of output, also JSON. For
 the model and for a grammar it is null, or the reason why the grammar cannot be followed. For a pair
-it says whether the value matches, or is null if that could not be found out within the limits. The
+it says whether the value matches, or is null if the check was not possible within the limits. The
 process ends with its input. It must have only one thread, so that it can fork.
 """
 
@@ -26,27 +26,27 @@ from services.frontend.text import value_checker
 from services.grammar.grammars import Grammars
 
 COMPILE_S = 0.1
-"""Seconds of processor time for compiling a grammar of up to `SHORT_LENGTH` characters and its
-first two masks. Most grammars take a hundredth of this limit. On the ranks, the request and those
-with later grammars wait for this time."""
+"""Seconds of processor time for compiling a grammar of up to `SHORT_LENGTH` characters and for its
+first two token masks. Most grammars take a hundredth of this limit. The ranks compile the grammar
+again; meanwhile the request, and requests with later grammars, wait."""
 
 SHORT_LENGTH = 2**15
-"""Number of characters beyond which the time limit of a grammar grows with its length. 200 tools
-with 500,000 characters take a third of their limit. The schemas of many tools make such grammars.
-The schemas are part of the prompt too, so the answer to such a request begins after seconds
-anyway."""
+"""Length of a grammar, in characters, above which its time limit grows with its length. The schemas
+of many tools make such long grammars: 200 tools with 500,000 characters take a third of their
+limit. These schemas are part of the prompt too, so the answer begins only after seconds anyway."""
 
 COMPILE_BYTES = 128 * 2**20
-"""Memory in bytes for compiling a grammar, or checking a value, in addition to the vocabulary. Most
-grammars take less than 16 MiB; the schemas of 200 tools, with 500,000 characters, take 94 MiB. The
-limit is a part of `GRAMMARS_BYTES` in the settings of a frontend."""
+"""Largest memory in bytes for compiling a grammar or checking a value, in addition to the
+vocabulary. Most grammars take less than 16 MiB; the schemas of 200 tools, with 500,000 characters,
+take 94 MiB. The limit is a part of `GRAMMARS_BYTES` in the settings of a frontend."""
 
 VALUE_S = 0.1
 """Seconds of processor time for checking a value. Most checks take less than a hundredth of this
 limit."""
 
 STACK_BYTES = 4 * 2**20
-"""Stack size in bytes for compiling a grammar; ranks have more (`compile_thread.STACK_BYTES`)."""
+"""Stack size in bytes for compiling a grammar. The ranks have a larger stack
+(`compile_thread.STACK_BYTES`)."""
 
 MAX_REASON_LENGTH = 500
 """Largest number of characters of the reason why a grammar cannot be followed."""
@@ -69,19 +69,20 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedModel:
-    """The model whose grammars are checked."""
+    """The model for which grammars are checked."""
 
     tokenizer_file: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]
 
     def to_json(self) -> str:
-        """Returns the first line of input for the process."""
+        """Returns the model as JSON, for the first line of input of the process."""
         return json.dumps(asdict(self))
 
 
 def main() -> None:
-    """Reads the model, then one grammar after the other, and writes an answer for each line."""
+    """Reads the model, then one grammar or value after the other, and writes an answer for each
+    line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the frontend
     model = CheckedModel(**json.loads(sys.stdin.readline()))
     try:
@@ -111,7 +112,7 @@ def reason_against(
     A child process compiles the grammar, in at most `compile_s` seconds of processor time.
 
     Raises:
-        ChildProcessError: the child process ended for another reason.
+        ChildProcessError: the child process ended for a reason other than a limit.
     """
     if compile_s is None:
         compile_s = COMPILE_S * max(1.0, len(grammar) / SHORT_LENGTH)
@@ -126,22 +127,22 @@ def reason_against(
 
 def is_valid(schema: str, value: str, *, value_s: float = VALUE_S) -> bool | None:
     """Returns whether a text is JSON that matches a schema. Returns None if the schema is wrong, or
-    the check takes too long. A child process checks, in at most `value_s` seconds of processor
-    time.
+    the check takes too long. A child process does the check, in at most `value_s` seconds of
+    processor time.
 
     Raises:
-        ChildProcessError: the child process ended for another reason.
+        ChildProcessError: the child process ended for a reason other than a limit.
     """
     code, verdict = _in_child(lambda: str(value_checker.is_valid(schema, value)), value_s)
     return {"True": True, "False": False}.get(verdict) if code == 0 else None
 
 
 def _in_child(work: Callable[[], str], limit_s: float) -> tuple[int, str]:
-    """Does work in a child process, in at most `limit_s` seconds of processor time, and returns the
-    child's status and the text that the work returned.
+    """Calls `work` in a child process, with at most `limit_s` seconds of processor time. Returns
+    the exit status of the child and the text that `work` returned.
 
     Raises:
-        ChildProcessError: the child process ended for another reason than a limit.
+        ChildProcessError: the child process ended for a reason other than a limit.
     """
     receiving, sending = os.pipe()
     child = os.fork()
@@ -158,7 +159,8 @@ def _in_child(work: Callable[[], str], limit_s: float) -> tuple[int, str]:
 
 
 def _do(work: Callable[[], str], limit_s: float, sending: int) -> None:
-    """Does work within the limits, writes the text that it returns, and ends the process."""
+    """Calls `work` within the limits, writes the text that it returns to the file descriptor
+    `sending`, and ends this process."""
     code = _PANIC  # the status if Rust panics
     try:
         os.dup2(

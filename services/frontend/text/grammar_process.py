@@ -1,8 +1,8 @@
-"""The process beside a frontend that compiles the grammars of clients to check them, and checks
-values against the schemas of clients.
+"""Starts and calls the process beside a frontend that compiles the grammars of clients to check
+them, and checks values against the schemas of clients.
 
-The process runs `services.frontend.text.grammar_checker`. The frontend starts the process when the
-first grammar comes, and again when the process has died or does not answer. The process holds the
+The process runs `services.frontend.text.grammar_checker`. The process is started when the first
+grammar comes, and again after it has died or has not answered in time. The process holds the
 vocabulary of the model in memory, so that the frontend need not hold it.
 """
 
@@ -17,31 +17,33 @@ from typing import Any
 from services.frontend.text.grammar_checker import CheckedModel
 
 START_LIMIT_S = 30.0
-"""Seconds in which the process must have read the tokenizer, which takes 0.3 s on an idle
-machine."""
+"""Seconds within which the process must have read the tokenizer. On an idle machine this takes 0.3
+s."""
 
 CHECK_LIMIT_S = 10.0
-"""Seconds in which the process must answer about a grammar. A separate limit, far below, holds for
-the processor time of the check."""
+"""Seconds within which the process must answer about a grammar. The processor time of the check has
+a separate limit, which is far lower."""
 
 
 class NoAnswer(Exception):
-    """The process has ended, or does not answer in time. The next call starts another one."""
+    """Raised if the process has ended, or does not answer in time. The next call starts another
+    process."""
 
 
 class CannotFollow(Exception):
-    """The tokenizer of the model cannot be read, or has no token that ends an output."""
+    """Raised if the model can follow no grammar: its tokenizer cannot be read, or has no token that
+    ends an output."""
 
 
 class GrammarProcess:
-    """The process for one model. One thread at a time may call it."""
+    """The process that checks grammars for one model. Only one thread at a time may call it."""
 
     def __init__(self, model: CheckedModel) -> None:
         self.model = model
         self._process: _StartedProcess | None = None
 
     def reason_against(self, grammar: str) -> str | None:
-        """Returns the reason why a grammar cannot be followed. Returns None if it can.
+        """Returns the reason why a grammar cannot be followed, or None if it can be followed.
 
         Raises:
             CannotFollow: the model can follow no grammar.
@@ -51,8 +53,8 @@ class GrammarProcess:
         return reason
 
     def is_valid(self, schema: str, value: str) -> bool | None:
-        """Returns whether a text is JSON that matches a schema. Returns None if that could not be
-        found out within the limits.
+        """Returns whether a text is JSON that matches a schema. Returns None if the check was not
+        possible within the limits.
 
         Raises:
             CannotFollow: the model can follow no grammar.
@@ -78,7 +80,7 @@ class GrammarProcess:
 
 
 class _StartedProcess:
-    """A process that has been started, and the connection to it."""
+    """A process that has been started, and the pipes to and from it."""
 
     def __init__(self, model: CheckedModel) -> None:
         self._connection, others_end = socket.socketpair()

@@ -1,10 +1,10 @@
-"""The largest number of characters that one token can stand for, read from the description of the
+"""Finds the largest number of characters that one token can stand for, from the description of the
 tokenizer.
 
-This number gives a lower bound of the number of tokens of a text before the text is tokenized. A
-tokenizer can make a text shorter: by normalizers that strip, by pre-tokenizers that drop spaces, by
-a token for any unknown text. So a bound is given only if all parts of the tokenizer are known not
-to shorten texts in these ways.
+With this number, a lower bound on the number of a text's tokens is known before the text is
+tokenized. Some parts of tokenizers make texts shorter: normalizers that strip, pre-tokenizers that
+drop spaces, a token for any unknown text. So a bound is given only if all parts of the tokenizer
+are known not to do so.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 import tokenizers
 
 COMPOSED_CHARACTERS = 4
-"""Largest number of characters that Unicode's composed forms (NFC, NFKC) make into one."""
+"""Largest number of characters that Unicode's composed forms (NFC, NFKC) join into one."""
 
 N_BYTES = 256
 
@@ -22,8 +22,8 @@ Part = Mapping[str, Any]
 
 
 def longest_token(tokenizer: tokenizers.Tokenizer) -> int | None:
-    """Returns the largest number of characters of a text that one token stands for; None if no
-    bound is known."""
+    """Returns the largest number of characters of a text that one token stands for. Returns None if
+    no bound is known."""
     parts: Part = json.loads(tokenizer.to_str())
     shrinking = _shrinking(parts["normalizer"])
     spans = [token["lstrip"] or token["rstrip"] for token in parts["added_tokens"]]
@@ -36,8 +36,8 @@ def longest_token(tokenizer: tokenizers.Tokenizer) -> int | None:
 
 
 def _shrinking(normalizer: Part | None) -> int | None:
-    """Returns the largest number of characters that a normalizer makes into one; None if the number
-    is not known."""
+    """Returns the largest number of characters that a normalizer joins into one. Returns None if
+    the number is not known."""
     factor = 1
     for part in _flat(normalizer, "normalizers"):
         match part:
@@ -67,8 +67,8 @@ def _keeps_all(pre_tokenizer: Part | None) -> bool:
 
 
 def _spells_all(parts: Part, vocabulary: Mapping[str, int]) -> bool:
-    """Returns whether the model neither drops an unknown character nor joins unknown characters to
-    one token."""
+    """Returns whether the model keeps every unknown character: it neither drops one nor joins
+    several into one token."""
     model = parts["model"]
     if model["type"] != "BPE":
         return False
@@ -88,7 +88,8 @@ def _has_byte_level(part: Part | None, key: str) -> bool:
 
 
 def _flat(part: Part | None, key: str) -> list[Part]:
-    """Returns the parts of a sequence of parts, including those of nested sequences."""
+    """Returns the simple parts of which a part of a tokenizer consists. A sequence lists its parts
+    under `key`, and may contain further sequences."""
     if part is None:
         return []
     if part["type"] == "Sequence":

@@ -1,5 +1,5 @@
-"""The format in which the served model writes messages. From the format follow the reader of an
-answer, and the grammar that makes the model call tools, or follow a client's grammar after its
+"""The format in which the served model writes messages. The format decides how answers are read. It
+also decides the grammar that makes the model call tools, or follow a client's grammar after its
 reasoning.
 
 Operators set the format, or it is derived from the chat template and the special tokens of the
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 Format = TypeVar("Format", ToolFormat, ReasoningFormat)
 
 TAIL_TOKENS = 48
-"""Number of tokens at the end of a prompt that are searched for the tag that opens the
-reasoning."""
+"""Number of tokens at the end of a prompt in which the tag that opens the reasoning is looked
+for."""
 
 MAX_BLAMED = 16
-"""Largest number of tools whose schemas are checked one by one, when the grammar of all cannot be
-followed."""
+"""Largest number of tools whose schemas are checked one by one, if the grammar of all tools cannot
+be followed."""
 
 
 class MessageFormat:
@@ -52,8 +52,8 @@ class MessageFormat:
         reasoning_parser: str = "auto",
         additional_properties: AdditionalProperties = "declared",
     ) -> None:
-        """`template` is the source of the chat template, and `renders_parallel_calls` whether it
-        shows several calls in one turn. If it does not, answers have one call at most.
+        """`template` is the source of the chat template. `renders_parallel_calls` says whether the
+        template can show several calls in one turn; if not, answers have at most one call.
         `tool_parser` and `reasoning_parser` are names of formats, `auto` or `none`."""
         self._renders_parallel_calls = renders_parallel_calls
         self._tokenizer = tokenizer
@@ -72,24 +72,24 @@ class MessageFormat:
 
     @property
     def tools(self) -> str:
-        """Name of the format of tool calls. `none` if there is no such format, or none is known."""
+        """Name of the format of tool calls, or `none` if no format is set or known."""
         return "none" if self._family is None else self._family.name
 
     @property
     def reasoning(self) -> str:
-        """Name of the format of reasoning. `none` if there is no such format, or none is known."""
+        """Name of the format of reasoning, or `none` if no format is set or known."""
         return "none" if self._reasoning is None else self._reasoning.name
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
         """Tokens that end a turn according to the format of messages. The checkpoint's generation
-        config may name more."""
+        config may name further tokens."""
         names = () if self._family is None else self._family.end_tokens
         return tuple(self._tokenizer.special_tokens(names).values())
 
     @property
     def thinks(self) -> bool:
-        """Whether answers may begin with reasoning."""
+        """Whether the model may begin answers with reasoning."""
         return self._reasoning is not None
 
     def of(
@@ -100,9 +100,10 @@ class MessageFormat:
         asked: str = "",
         asked_field: str = "format",
     ) -> AnswerFormat:
-        """Returns the format of the answers to a conversation whose text has these tokens. `asked`
-        is the grammar that the client requests in the field `asked_field`. If it is given, answers
-        call tools or follow this grammar, after the reasoning.
+        """Returns the format of the answers to a conversation. `token_ids` are the tokens of the
+        rendered conversation. `asked` is the grammar that the client requests in the field
+        `asked_field`. If it is given, answers call tools or follow this grammar, after the
+        reasoning.
 
         Raises:
             InvalidRequest: a tool must be called that cannot be called, or calls could not be
@@ -153,8 +154,8 @@ class MessageFormat:
         return "" if self._family is None else self._family.before_content
 
     def schemas_of(self, conversation: Conversation) -> dict[int, ClientSchema]:
-        """Returns the schemas of the tools whose arguments must match their schemas, by the index
-        of the tool.
+        """Returns the schemas of those tools whose arguments must match their schemas, keyed by the
+        index of the tool.
 
         Raises:
             InvalidRequest: a schema does not describe an object, or is too long.
@@ -167,13 +168,13 @@ class MessageFormat:
         }
 
     def _is_single(self, choice: ToolChoice) -> bool:
-        """Returns whether an answer has one call at most. This is the case if the client asks for
-        it, or if the template cannot show several calls of one turn in the next prompt."""
+        """Returns whether an answer may have only one call. This is so if the client asks for it,
+        or if the chat template cannot show several calls of one turn in the next prompt."""
         is_one_asked = not choice.allows_parallel or choice.mode == "named"
         return is_one_asked or not self._renders_parallel_calls
 
     def _check_can_force(self) -> None:
-        """Raises InvalidRequest unless the model can be made to call tools."""
+        """Raises InvalidRequest if the model cannot be forced to call tools."""
         if self._family is None:
             raise errors.InvalidRequest(
                 "tool_choice",
@@ -187,7 +188,8 @@ class MessageFormat:
             )
 
     def _opens_reasoning(self, conversation: Conversation, token_ids: Sequence[int]) -> bool:
-        """Returns whether a prompt with these tokens ends inside reasoning."""
+        """Returns whether a conversation's prompt ends inside reasoning. `token_ids` are the tokens
+        of the prompt."""
         if self._reasoning is None:
             return False
         begun = (conversation.messages[-1].content or "") if conversation.continues_last else ""
@@ -203,8 +205,8 @@ class MessageFormat:
         is_thinking: bool,
         asked: str,
     ) -> str:
-        """Returns the grammar of answers. After the reasoning, they call tools or follow the
-        grammar `asked`. The keywords that the format cannot enforce are noted in `schemas`."""
+        """Returns the grammar of answers: reasoning, and then calls of tools or a text of the
+        grammar `asked`. Keywords that the format cannot enforce are noted in `schemas`."""
         markers = Markers(self._special)
         rules = (
             ""
@@ -236,12 +238,10 @@ class MessageFormat:
         *,
         has_other: bool,
     ) -> str:
-        """Returns the rule `answer` of a grammar. If the model may choose whether to call, and the
+        """Returns the grammar rule `answer`. If the model may choose whether to call, and the
         client requests no other grammar (`has_other`), the rule allows text with calls in it.
-        Otherwise the rule allows only calls.
-
-        If the model may choose, only the arguments of strict tools must match their schemas.
-        """
+        Otherwise it allows only calls. If the model may choose, only the arguments of strict tools
+        must match their schemas."""
         choice, markers = conversation.tool_choice, Markers(self._special)
         is_free = choice.mode == "auto"
         is_single = self._is_single(choice)
@@ -267,13 +267,14 @@ class MessageFormat:
 
 
 def schema_grammars(schemas: Iterable[ClientSchema]) -> Iterator[tuple[str, str]]:
-    """Yields the field and the grammar of a tool's schema, for the first `MAX_BLAMED` schemas."""
+    """Yields the field and the grammar of each tool's schema, for the first `MAX_BLAMED`
+    schemas."""
     for schema in itertools.islice(schemas, MAX_BLAMED):
         yield schema.field, output_format.json_schema(schema)
 
 
 def _callable_tools(conversation: Conversation) -> list[tuple[int, Tool]]:
-    """Returns the tools that may be called, with their indices."""
+    """Returns the tools that the model may call, with their indices."""
     choice = conversation.tool_choice
     return [
         (number, tool)
@@ -283,14 +284,14 @@ def _callable_tools(conversation: Conversation) -> list[tuple[int, Tool]]:
 
 
 def _is_held(tool: Tool) -> bool:
-    """Returns whether arguments must match the schema of a tool even if the model is free to call
-    the tool or not."""
+    """Returns whether arguments must match the schema of a tool even if the model may choose
+    whether to call the tool."""
     return tool.is_strict or tool.is_held
 
 
 def _chosen(formats: Mapping[str, Format], name: str, checkpoint: Checkpoint) -> Format | None:
-    """Returns the format with a name. For the name `auto`, returns the first format that the model
-    of a checkpoint writes. Returns None if there is no such format."""
+    """Returns the format with the name `name`. For the name `auto`, returns the first format that
+    the model of a checkpoint writes. Returns None if there is no such format."""
     if name != "auto":
         return formats.get(name)
     return next((one for one in formats.values() if one.is_written_by(checkpoint)), None)
@@ -301,9 +302,9 @@ def _markers(one: ToolFormat | ReasoningFormat | None) -> tuple[str, ...]:
 
 
 def _check_json(grammar: str, field: str) -> None:
-    """Raises InvalidRequest unless a grammar is made from a JSON schema. Calls without a mark are
-    JSON that is recognised by the name of a tool, and could not be recognised in a text of another
-    grammar."""
+    """Raises InvalidRequest unless a grammar is made from a JSON schema. If calls have no mark,
+    they are recognised as JSON with the name of a tool, which is not possible within the text of
+    another grammar."""
     if not output_format.parts(grammar)[0].get("json_schema"):
         raise errors.InvalidRequest(
             field, "goes together with tools only as JSON, since the model's calls have no mark"

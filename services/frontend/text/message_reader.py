@@ -1,9 +1,9 @@
-"""Reads the assistant's message from the text that a model writes: its content, its reasoning, its
-tool calls.
+"""Reads an assistant's message from the text that a model writes: its content, its reasoning and
+its tool calls.
 
     text, piece by piece → MessageReader → MessageDelta → the shape of a protocol
 
-A reader belongs to one answer, and reads the format of one family of models.
+Each reader reads one answer, in the format of one family of models.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,8 @@ class CallDelta:
 
 @dataclass(slots=True)  # frozen, creation takes three times as long; each token creates one
 class Words:
-    """New characters of the message's content, or of its reasoning. Words are never changed."""
+    """New text of a message: characters of its content or of its reasoning. An object is never
+    changed."""
 
     text: str
     is_reasoning: bool = False
@@ -34,15 +35,15 @@ Part = Words | CallDelta
 
 @dataclass(slots=True)  # not frozen for the same reason as `Words`
 class MessageDelta:
-    """New parts of an assistant's message, in the order in which the model writes them. A delta is
-    never changed."""
+    """What a piece of text adds to an assistant's message, in the order in which the model writes
+    it. A delta is never changed."""
 
     parts: tuple[Part, ...] = ()
 
     @property
     def only_words(self) -> Words | None:
-        """Words of the delta, if it is a single part that is content or reasoning. Otherwise the
-        value is None."""
+        """The only part of the delta, if it has one part and this is content or reasoning.
+        Otherwise None."""
         if len(self.parts) != 1:
             return None
         (part,) = self.parts
@@ -67,7 +68,7 @@ class MessageDelta:
         return bool(self.parts)
 
     def __add__(self, later: "MessageDelta") -> "MessageDelta":
-        """Returns a delta with the parts of this delta, followed by the parts of a later delta."""
+        """Returns a delta with the parts of this delta and then the parts of `later`."""
         return MessageDelta(self.parts + later.parts)
 
     def _words(self, *, is_reasoning: bool) -> str:
@@ -97,7 +98,7 @@ class MessageReader(Protocol):
 
 
 class PlainReader:
-    """Reads text that is all content."""
+    """Reads text that consists only of content."""
 
     n_tool_calls = 0
     ends_in_call = False

@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 import pydantic_core
 
 MAX_DEPTH = 128
-"""Largest number of lists and objects that may be nested in each other."""
+"""Largest depth of nested lists and objects."""
 
 MAX_DIGITS = 4096
-"""Largest number of characters of a number."""
+"""Largest number of characters that a number may have."""
 
 _SPACE = re.compile(r"(?:\s+|//[^\n]*|#[^\n]*|/\*.*?\*/)*", re.DOTALL)
 _NAME = re.compile(r"[^\W\d][\w$.-]*")
@@ -49,9 +49,9 @@ _WORDS = {
 
 
 def object_of(text: str, *, is_cut: bool = False) -> dict[str, Any] | None:
-    """Returns the object that a text stands for. Returns None if the text stands for nothing that
-    could be an object. An empty text is an empty object. If the text is cut (`is_cut`), the object
-    has the members that are complete."""
+    """Returns the object that a text stands for. Returns None if the text does not stand for an
+    object. An empty text stands for an empty object. If the text is cut off (`is_cut`), the object
+    has only the members that are complete."""
     if not text.strip():
         return {}
     try:
@@ -62,7 +62,7 @@ def object_of(text: str, *, is_cut: bool = False) -> dict[str, Any] | None:
 
 
 def string_of(text: str) -> str | None:
-    """Returns the value of a string. Returns None if the text is not one."""
+    """Returns the value of a string. Returns None if the text is not a string."""
     try:
         value = _value_of(text, is_cut=False)
     except ValueError:
@@ -74,7 +74,7 @@ def _value_of(text: str, *, is_cut: bool) -> Any:
     """Returns the value of a text that is JSON or nearly JSON.
 
     Raises:
-        ValueError: the text is neither.
+        ValueError: the text is neither JSON nor nearly JSON.
     """
     try:
         return pydantic_core.from_json(text, allow_inf_nan=False)
@@ -83,8 +83,8 @@ def _value_of(text: str, *, is_cut: bool) -> Any:
 
 
 def _is_finite(value: Any) -> bool:
-    """Returns whether a value has only numbers that JSON can hold. A number such as 1e999 is read
-    as infinite."""
+    """Returns whether a value has only numbers that JSON can express. A number such as 1e999 is
+    read as infinite, and so is not one of them."""
     match value:
         case float():
             return math.isfinite(value)
@@ -96,7 +96,7 @@ def _is_finite(value: Any) -> bool:
 
 
 class _Cut(Exception):
-    """The text has ended inside a value."""
+    """Raised if the text ends inside a value."""
 
 
 class _Reader:
@@ -155,7 +155,8 @@ class _Reader:
         return elements
 
     def _elements(self, end: str, read_one: Callable[[], None]) -> None:
-        """Reads the elements of a list or an object, and the bracket at each side."""
+        """Reads a list or an object with its brackets. `read_one` reads one element, and `end` is
+        the closing bracket."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             self._fail()
@@ -195,7 +196,8 @@ class _Reader:
             parts.append(quote)  # an apostrophe
 
     def _escaped(self) -> str:
-        """Returns the character that a backslash and the next characters stand for."""
+        """Returns the character that an escape stands for: a backslash and the characters after
+        it."""
         self._at += 1
         letter = self._peek()
         self._at += 1
@@ -248,6 +250,6 @@ class _Reader:
 
 
 def _paired(text: str) -> str:
-    """Returns a text in which two escaped halves of a character are one character, and a half alone
-    is the replacement character."""
+    """Returns a text in which each pair of surrogates is replaced by one character, and each single
+    surrogate by the replacement character."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

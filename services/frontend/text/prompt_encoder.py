@@ -1,9 +1,9 @@
 """Turns prompts into tokens.
 
-A prompt that is too long is refused as early as possible: by the number of its characters, by the
-smallest number of tokens that a text of this length can have, by the tokens of its pieces if it is
-long, and finally by the number of its tokens, before the tokens become Python numbers. Only
-counting (`count`) takes prompts that are longer than the model's context.
+A prompt that is too long is refused as early as possible. Checked are, in this order: the number of
+its characters, the smallest number of tokens that a text of this length can have, the tokens of its
+pieces if it is long, and the number of all its tokens, before they become Python numbers. Only
+counting (`count`) accepts prompts that are longer than the model's context.
 """
 
 from array import array
@@ -38,38 +38,38 @@ from services.frontend.text.tokenizer import (
 Result = TypeVar("Result")
 
 INLINE_TURNS = 32
-"""Largest number of turns of a conversation that is rendered in the event loop."""
+"""Largest number of turns of a conversation that the event loop itself renders."""
 
 INLINE_RENDER_S = 0.02
-"""Seconds that rendering in the event loop may take. A template that needs more is never run there
-again."""
+"""Seconds that rendering in the event loop may take. A template that has taken longer is rendered
+only in threads from then on."""
 
 INLINE_TOKENS = 4096
-"""Largest number of tokens that are turned into text in the event loop, which takes two
+"""Largest number of tokens that the event loop itself turns into text, which takes two
 milliseconds."""
 
 TEXT_BYTES = 160
-"""Bytes of memory for each token while tokens are turned into text."""
+"""Bytes of memory that each token takes while tokens are turned into text."""
 
 TURN_BYTES = 512
-"""Bytes of memory that a turn takes while a conversation is rendered. The memory of the rendered
-text, a few times `max_characters` at most, is needed for one conversation in each thread."""
+"""Bytes of memory that a turn takes while a conversation is rendered. The rendered text also takes
+memory, at most a few times `max_characters`, for one conversation in each thread."""
 
 
 COUNTED_CHARACTERS = 2 * 2**20
-"""Largest number of characters of a prompt whose tokens are counted, if the limit for prompts that
-are answered is lower. Counting them takes about a second."""
+"""Number of characters up to which the tokens of any prompt are counted, even if the limit for
+prompts to be answered is lower. Counting so many takes about a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextLimits:
-    """The limits of the texts of one call."""
+    """The limits on the texts of one call."""
 
     max_characters: int = FEWEST_CHARACTERS
     """Largest number of characters of all texts of a call together, and of a rendered
     conversation."""
     render_limit_s: float = 1.0
-    """Seconds of processor time in which a conversation must be rendered."""
+    """Seconds of processor time within which a conversation must be rendered."""
 
 
 class PromptEncoder:
@@ -92,8 +92,8 @@ class PromptEncoder:
         self._is_template_slow = False
 
     def check_length(self, prompts: Sequence[Prompt], limits: ModelLimits | None) -> None:
-        """Checks the lengths of a call's prompts as far as possible without tokenizing. The limits
-        of the model are checked too, if they are known.
+        """Checks the lengths of a call's prompts as far as this is possible without tokenizing. The
+        limits of the model are checked too, if they are known.
 
         Raises:
             InvalidRequest: the prompts are too long.
@@ -115,9 +115,9 @@ class PromptEncoder:
         *,
         add_special_tokens: bool | None = None,
     ) -> Sequence[int]:
-        """Returns the tokens of a prompt, and checks that they leave room for an answer. During the
-        work, its memory is added to the share of the call. By default texts get special tokens, and
-        conversations do not.
+        """Returns the tokens of a prompt, and checks that they leave room for an answer. The memory
+        of the work is added to the call's share of the budget while the work lasts. By default,
+        special tokens are put around texts, but not around conversations.
 
         Raises:
             InvalidRequest: the prompt is too long, its tokens are not in the vocabulary, or a
@@ -201,8 +201,8 @@ class PromptEncoder:
         )
 
     def _encode(self, text: str, *, add_special_tokens: bool, max_tokens: int) -> Sequence[int]:
-        """Returns the tokens of a text. The tokens of a long text are counted first, in pieces,
-        since the memory of making tokens grows with their number.
+        """Returns the tokens of a text. The tokens of a long text are counted first, piece by
+        piece, since the memory for tokenizing grows with the number of tokens.
 
         Raises:
             TooManyTokens: the text has more than `max_tokens` tokens.
@@ -231,7 +231,7 @@ class PromptEncoder:
 
         Raises:
             TooManyTokens: the text certainly has more than `max_tokens` tokens. With `ends_early`,
-            the error has the number of tokens up to the piece that exceeds `max_tokens`.
+            counting stops there, and the error has only the number of tokens so far.
         """
         n_pieces = -(-len(text) // (PIECE_CHARACTERS - CUT_CHARACTERS))
         most = max_tokens + CUT_TOKENS * n_pieces

@@ -1,8 +1,8 @@
-"""Stop strings: texts that end the output, found while it is still coming.
+"""Stop strings: texts that end the output. They are found while the output is still coming.
 
 Each stop string has its own Knuth-Morris-Pratt automaton. So the cost of a character does not
-depend on how the text is cut into tokens, and only the longest text that may become a stop string
-is held back.
+depend on how the text is cut into tokens. Only the longest end of the text that may become a stop
+string is held back.
 """
 
 import functools
@@ -10,8 +10,9 @@ from collections.abc import Iterable
 
 
 class StopStrings:
-    """Cuts a text before the first stop string that is complete; if several are complete at once,
-    before the longest. With `are_shown`, it cuts after the stop string."""
+    """Cuts a text before the first stop string that is complete. If several are complete at the
+    same character, cuts before the longest. With `are_shown`, cuts after the stop string
+    instead."""
 
     def __init__(self, stops: Iterable[str], *, are_shown: bool = False) -> None:
         self._are_shown = are_shown
@@ -21,14 +22,12 @@ class StopStrings:
         """Whether there are no stop strings, so that text is delivered as it comes."""
         self.is_met = False
         self.met = ""
-        """Stop string that was met; empty if none was."""
+        """Stop string that was found; empty if none was."""
 
     def feed(self, text: str, *, may_end: bool = True) -> str:
         """Takes more text and returns the text that can be delivered. Must not be called after a
-        stop string was met.
-
-        A stop string that is complete while `may_end` is false counts as ordinary text.
-        """
+        stop string was found. While `may_end` is false, a complete stop string counts as ordinary
+        text."""
         if not self._matches:
             return text
         n_read = len(self._held)
@@ -44,7 +43,7 @@ class StopStrings:
 
     def flush(self) -> str:
         """Ends the text, and returns the part that was held back. The result is empty if a stop
-        string was met."""
+        string was found."""
         return "" if self.is_met else self._held
 
     def _deliver(self, n_characters: int) -> str:
@@ -53,7 +52,8 @@ class StopStrings:
 
 
 class _Match:
-    """The match of one stop string: the number of its first characters with which the text ends."""
+    """The state of the search for one stop string: how many of its first characters the text ends
+    with."""
 
     def __init__(self, stop: str) -> None:
         self._stop = stop
@@ -61,7 +61,8 @@ class _Match:
         self.n_characters = 0
 
     def advance(self, character: str) -> int:
-        """Reads a character. Returns the length of the stop string if it is complete, else 0."""
+        """Reads a character. Returns the length of the stop string if it is now complete, else
+        0."""
         n = self.n_characters
         while n and self._stop[n] != character:
             n = self._borders[n - 1]
@@ -76,8 +77,8 @@ class _Match:
 
 @functools.lru_cache(maxsize=256)
 def _borders(pattern: str) -> tuple[int, ...]:
-    """Returns, for each prefix of `pattern`, the length of its longest proper prefix that is also
-    its suffix."""
+    """Returns, for each prefix of `pattern`, the length of the longest shorter text that is both a
+    prefix and a suffix of it."""
     borders = [0] * len(pattern)
     n = 0
     for end in range(1, len(pattern)):

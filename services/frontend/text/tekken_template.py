@@ -1,7 +1,8 @@
 """Chat templates for checkpoints that have only Mistral's own tokenizer file, `tekken.json`.
 
 Such a checkpoint has no template: the version of its tokenizer says how a conversation is written.
-The templates here write what the library `mistral-common` encodes for the versions 3, 7, 11 and 13:
+The templates of this module write the texts that the library `mistral-common` encodes for the
+versions 3, 7, 11 and 13:
 
     v3   <s>[AVAILABLE_TOOLS][…][/AVAILABLE_TOOLS][INST]system
 
@@ -16,7 +17,7 @@ Tools stand before the last turn of the user, in version 13 before the first one
 from __future__ import annotations
 
 VERSIONS = (3, 7, 11, 13)
-"""Versions whose conversations can be written."""
+"""Versions of the tokenizer for which this module has a template."""
 
 THINK, END_THINK = "[THINK]", "[/THINK]"
 """Special tokens around reasoning, which only some tokenizers have."""
@@ -102,8 +103,9 @@ _RESULT = "{{- '[TOOL_RESULTS]' ~ message.content ~ '[/TOOL_RESULTS]' }}"
 
 
 def tekken_template(version: int, *, has_thoughts: bool = False) -> str | None:
-    """Returns the template of conversations for a version of the tokenizer; None if the version is
-    not one of `VERSIONS`. `has_thoughts` is whether the tokenizer has tokens around reasoning."""
+    """Returns the template of conversations for a version of the tokenizer. Returns None if the
+    version is not one of `VERSIONS`. `has_thoughts` says whether the tokenizer has tokens around
+    reasoning."""
     if version not in VERSIONS:
         return None
     is_first = version >= 13

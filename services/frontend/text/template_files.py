@@ -1,10 +1,11 @@
-"""The files of a checkpoint that hold its chat templates, and the special tokens for them.
+"""Reads the files of a checkpoint that hold its chat templates, and the special tokens that the
+templates use.
 
 The order is that of the `transformers` library. A file `chat_template.jinja` replaces all templates
 of `tokenizer_config.json`. The default template of older checkpoints may be in
 `chat_template.json`. Templates with other names are files `additional_chat_templates/NAME.jinja`.
-`special_tokens_map.json` counts only if `tokenizer_config.json` does not list the added tokens.
-A checkpoint with no tokenizer but Mistral's `tekken.json` has the template of that file's version.
+`special_tokens_map.json` is read only if `tokenizer_config.json` does not list the added tokens. A
+checkpoint whose only tokenizer is Mistral's `tekken.json` gets the template of that file's version.
 """
 
 from collections.abc import Mapping
@@ -24,16 +25,18 @@ MAX_TEMPLATE_BYTES = 1 << 20
 """Largest size of a template in bytes; long templates have a fiftieth of this size."""
 
 GGUF_TEMPLATE = "tokenizer.chat_template"
-"""Key of a GGUF file's template. The same key followed by a dot and a name is the key of a further
-template."""
+"""Key of the template in a GGUF file. A further template has this key, a dot and the template's
+name as its key."""
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"
-"""Names of the template for all conversations, and of the template for those with tools."""
+"""Name of the template for all conversations, and name of the template for conversations with
+tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateFiles:
-    """The sources of a checkpoint's templates, by name, and the texts of its special tokens."""
+    """The sources of a checkpoint's templates, keyed by name, and the texts of its special
+    tokens."""
 
     sources: Mapping[str, str]
     special_tokens: Mapping[str, str]
@@ -77,7 +80,8 @@ class TemplateFiles:
 
 
 def template_source(model: Path) -> str:
-    """Returns where the template of a checkpoint is, by the order of `TemplateFiles`."""
+    """Returns the place of a checkpoint's template, found in the same order as `TemplateFiles`
+    does."""
     if is_gguf(model):
         return f"{model.name}: {GGUF_TEMPLATE}"
     if (model / "chat_template.jinja").is_file():
@@ -104,7 +108,7 @@ def _tekken_template(tokenizer: Path) -> str | None:
 
 
 def _named(template: object) -> dict[str, str]:
-    """Returns templates by their names. A single template has the name of the default."""
+    """Returns templates, keyed by name. A single template has the name of the default template."""
     if isinstance(template, list):
         return {named["name"]: str(named["template"]) for named in template}
     if isinstance(template, dict):

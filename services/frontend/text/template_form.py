@@ -12,46 +12,49 @@ from services.common import errors
 from services.frontend.request.conversation import ChatMessage, EarlierCall, Tool
 
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
-"""Names under which templates look for the reasoning of a turn."""
+"""Names under which chat templates look for the reasoning of a turn."""
 
 SYSTEM_ROLES = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateForm:
-    """The form that one template takes. The defaults are the form that most templates take: that of
-    the `transformers` library."""
+    """The form in which one chat template takes turns and tools. The defaults are the form that
+    most templates take, which is that of the `transformers` library."""
 
     reasoning_names: tuple[str, ...] = REASONING_NAMES[:1]
     """Names under which the template gets the reasoning of a turn."""
     knows_developers: bool = False
-    """Whether the template has a role `developer`. If not, such messages are system messages."""
+    """Whether the template has a role `developer`. If not, messages of this role become system
+    messages."""
     part_roles: frozenset[str] = frozenset()
-    """Roles whose content the template takes as a list of parts, not as a text."""
+    """Roles whose content the template takes as a list of parts instead of a text."""
     has_null_content: bool = True
-    """Whether a turn of calls without content has the content None, not an empty text."""
+    """Whether a turn that has calls but no content gets the content None instead of an empty
+    text."""
     has_text_arguments: bool = False
-    """Whether the template takes the arguments of a call as the text of a JSON object, not as a
+    """Whether the template takes the arguments of a call as the text of a JSON object instead of a
     mapping."""
     has_late_systems: bool = True
-    """Whether the template shows system messages after the first message. If not, all of them are
-    merged into a first message."""
+    """Whether the template shows system messages that come after the first message. If not, all
+    system messages are joined into one first message."""
     has_parallel_calls: bool = True
-    """Whether the template shows several calls in a turn. If not, such a turn becomes turns of one
-    call each, followed by its result."""
+    """Whether the template shows several calls in a turn. If not, such a turn is split into turns
+    of one call each, followed by the call's result."""
     has_reasoning_beside_content: bool = True
-    """Whether the template takes reasoning and content in a turn of calls. If not, the reasoning
-    becomes the beginning of the content."""
+    """Whether the template takes both reasoning and content in a turn with calls. If not, the
+    reasoning becomes the beginning of the content."""
     has_tools_without_description: bool = True
-    """Whether the template takes tools without a description; if not, the description is empty."""
+    """Whether the template takes tools without a description. If not, such tools get an empty
+    description."""
     takes_tool_results: bool = True
-    """Whether the template takes tools and shows messages of the role `tool`."""
+    """Whether the template takes tools, and shows messages of the role `tool`."""
     left_out_roles: frozenset[str] = frozenset()
     """Roles whose messages the template would leave out without an error."""
 
     @classmethod
     def of_source(cls, source: str) -> Self:
-        """Returns what the source of a template reveals about its form."""
+        """Returns the form of a template, as far as its source code shows it."""
         words = set(re.findall(r"\w+", source))
         names = tuple(name for name in REASONING_NAMES if name in words)
         return cls(
@@ -61,8 +64,8 @@ class TemplateForm:
     def turns(
         self, messages: Sequence[ChatMessage], *, continues_last: bool = False
     ) -> list[dict[str, Any]]:
-        """Returns the turns of a conversation. Missing fields are left out. With `continues_last`
-        the last message stays the last one.
+        """Returns the turns of a conversation as the template takes them. Missing fields are left
+        out. With `continues_last` the last message stays the last one.
 
         Raises:
             InvalidRequest: the template would leave out a message.
@@ -117,7 +120,8 @@ class TemplateForm:
         return [{"type": "text", "text": content}] if role in self.part_roles else content
 
     def _call(self, call: EarlierCall) -> dict[str, Any]:
-        """Returns a call. Arguments that are no JSON object stay a text."""
+        """Returns a call as the template takes it. Arguments that are not a JSON object stay a
+        text."""
         text = call.arguments
         arguments = text if self.has_text_arguments else _read(text, text)
         function = {"name": call.name, "arguments": arguments}
@@ -125,7 +129,8 @@ class TemplateForm:
 
 
 def _with_one_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Returns messages that begin with all system messages as one, separated by blank lines."""
+    """Returns messages in which all system messages are joined into the first message, with blank
+    lines between them."""
     systems = [message for message in messages if message.role in SYSTEM_ROLES]
     rest = [message for message in messages if message.role not in SYSTEM_ROLES]
     if not systems:
@@ -135,7 +140,7 @@ def _with_one_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def _with_single_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Returns messages in which each turn has one call at most, followed by its result."""
+    """Returns messages in which each turn has at most one call, followed by the call's result."""
     rest, found = deque(messages), list[ChatMessage]()
     while rest:
         message = rest.popleft()
@@ -155,7 +160,7 @@ def _with_single_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def _read(text: str, otherwise: object) -> object:
-    """Returns the JSON object in a text, or `otherwise` if there is none."""
+    """Returns the JSON object in a text, or `otherwise` if the text is not a JSON object."""
     try:
         value = pydantic_core.from_json(text.encode())
     except ValueError:

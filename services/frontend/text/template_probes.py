@@ -1,6 +1,6 @@
 """Finds out, by short conversations, in which form a chat template takes turns.
 
-A template is a program: whether it takes a list of parts, or shows the result of a tool, appears
+A template is a program: whether it takes a list of parts, or shows the result of a tool, is known
 only when it runs. Each probe renders conversations whose texts are words that no template contains,
 and looks for the words in what the template writes.
 """
@@ -19,9 +19,9 @@ from services.frontend.text.template_sandbox import Meter, TooMuch
 log = logging.getLogger(__name__)
 
 PROBE_S = 1.0
-"""Seconds of processor time that one probe may take. After a slower one no further probe runs. The
-templates of known models take 2 ms; a pause of the garbage collector may add a tenth of a second,
-and must not change how a template is used."""
+"""Seconds of processor time that one probe may take. After a slower probe no further probe runs.
+The templates of known models take 2 ms. The limit is much higher because a pause of the garbage
+collector may add a tenth of a second, which must not change how a template is used."""
 
 MAX_CHARACTERS = 256 * 2**10
 """Largest number of characters that a template may write for a probe."""
@@ -54,7 +54,7 @@ _USER = ChatMessage("user", _ASKS)
 
 
 def _calling(n_calls: int, content: str | None = None) -> tuple[ChatMessage, ...]:
-    """Returns a conversation with a turn of calls and their results."""
+    """Returns a conversation with a turn that has `n_calls` calls, and with their results."""
     calls = _CALLS[:n_calls]
     results = (
         ChatMessage("tool", result, name=call.name, tool_call_id=call.id)
@@ -64,18 +64,18 @@ def _calling(n_calls: int, content: str | None = None) -> tuple[ChatMessage, ...
 
 
 class TemplateProbes:
-    """Probes of one template."""
+    """Finds out the form of one template by probes: renderings of short conversations."""
 
     def __init__(self, source: str, program: TemplateProgram, *, has_tools: bool) -> None:
-        """`has_tools` is whether the template is given tools."""
+        """`has_tools` says whether tools are given to the template."""
         self.form = TemplateForm.of_source(source)
-        """The form that the probes have found so far."""
+        """The form of the template, as far as the probes have found it."""
         self._program = program
         self._tools = _TOOLS if has_tools else ()
 
     def run(self) -> TemplateForm:
         """Runs all probes and returns the form of the template. If the template takes too long or
-        writes too much, returns what has been found until then."""
+        writes too much, returns what has been found so far."""
         try:
             self._find_tools()
             self._find_contents()
@@ -90,15 +90,16 @@ class TemplateProbes:
         return self.form
 
     def _find_tools(self) -> None:
-        """Finds out whether the template refuses all tools. Then the other probes have none, since
-        their errors would say nothing."""
+        """Finds out whether the template refuses all tools. If so, the other probes run without
+        tools, since errors about tools would say nothing about other matters."""
         parts = replace(self.form, part_roles=frozenset(["user"]))
         if all(self._text(form, (_USER,)) is None for form in (self.form, parts)):
             self._tools = ()
 
     def _find_contents(self) -> None:
-        """Finds the forms of contents for all roles except tools. If the content of the role
-        `developer` does not appear, the template does not know this role."""
+        """Finds out, for all roles except tools, in which form the template takes the content. If
+        the content of the role `developer` does not appear, the template does not know this
+        role."""
         says = ChatMessage("assistant", _SAYS)
         self._find_content("user", _ASKS, (_USER,))
         self._find_content("assistant", _SAYS, (_USER, says, _USER))
@@ -111,20 +112,23 @@ class TemplateProbes:
             self.form = replace(self.form, knows_developers=shown)
 
     def _find_content(self, role: str, word: str, messages: Sequence[ChatMessage]) -> None:
-        """Finds out whether the content of a role is a list of parts."""
+        """Finds out whether the template takes the content of a role as a list of parts. `word` is
+        a word of the content."""
         form = replace(self.form, part_roles=self.form.part_roles | {role})
         if not self._shows(self.form, messages, word) and self._shows(form, messages, word):
             self.form = form
 
     def _find_left_out(self, role: str, word: str, messages: Sequence[ChatMessage]) -> None:
-        """Finds out whether a template accepts messages of a role but leaves out their text."""
+        """Finds out whether the template accepts messages of a role but leaves out their text.
+        `word` is a word of that text."""
         text = self._text(self.form, messages)
         if text is not None and word not in text:
             self.form = replace(self.form, left_out_roles=self.form.left_out_roles | {role})
 
     def _find_arguments(self) -> None:
-        """Finds the form of calls that the template shows best. Takes the first form that is shown
-        well, or else the first that the template accepts."""
+        """Finds the form of calls that the template shows best: the first form with which both the
+        name and the arguments appear, else the first with the name, else the first without an
+        error."""
         forms = [
             replace(self.form, has_null_content=is_null, has_text_arguments=is_text)
             for is_null, is_text in product((True, False), (False, True))
@@ -151,8 +155,9 @@ class TemplateProbes:
         self.form = replace(self.form, takes_tool_results=is_taken)
 
     def _find_parallel_calls(self) -> None:
-        """Finds out whether a template shows the second of two calls like the first of a single
-        call. The calls are compared by names, by arguments, or by both."""
+        """Finds out whether the template shows several calls in a turn: the second of two calls
+        must appear as completely as a single call does. Names and arguments are considered only if
+        they appear for a single call."""
         plain, one, two = (
             self._text(self.form, messages) or ""
             for messages in ((_USER,), _calling(1), _calling(2))
@@ -194,7 +199,8 @@ class TemplateProbes:
     def _text(
         self, form: TemplateForm, messages: Sequence[ChatMessage], tools: Iterable[Tool] = ()
     ) -> str | None:
-        """Returns what the template writes. Returns None if the template refuses the messages.
+        """Returns the text that the template writes for messages. Returns None if the template
+        refuses them.
 
         Raises:
             TooMuch: the template takes too long or writes too much.

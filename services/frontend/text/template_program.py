@@ -23,7 +23,7 @@ TEMPLATE_ERRORS = (
     ValueError,
 )
 """Errors that a template can raise when it is compiled or rendered. Expressions of a template, for
-example `1 + ''`, raise such errors too: this means that the template does not support the
+example `1 + ''`, raise such errors too. An error means that the template does not support the given
 messages."""
 
 
@@ -31,8 +31,8 @@ class TemplateProgram:
     """A compiled chat template."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens` are the texts of special tokens by the names that templates use, for
-        example `bos_token`."""
+        """`special_tokens` are the texts of special tokens, keyed by the names that templates use
+        for them, for example `bos_token`."""
         environment = MeteredEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
         )
@@ -63,7 +63,8 @@ class TemplateProgram:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks what the assistant writes, for training; here it has no effect."""
+    """Jinja extension for the block `{% generation %}`, with which templates mark the assistant's
+    text for training. Here the block has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by the base class
 
@@ -79,8 +80,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Returns JSON in the form that templates expect: the filter of Jinja itself would escape
-    HTML."""
+    """Returns JSON in the form that templates expect. Jinja's own filter is not used, since it
+    would escape characters of HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -5,9 +5,9 @@ template that loops for ever or writes a billion spaces. The template comes with
 its input comes from any client.
 
 The time is checked wherever a template can repeat work: in loops, calls and filters. The length is
-checked before each operation that can make a long text out of short texts. A step between two
-checks handles texts of a bounded length, but the time of the step is not checked: a template may
-spend some hundredths of a second in one search or sort.
+checked before each operation that can make a long text out of short texts. Between two checks a
+template handles only texts of a bounded length, but no time is checked there: one search or sort
+may take some hundredths of a second.
 """
 
 import re
@@ -26,38 +26,39 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 COPIES = 4
-"""Number of characters that a template may handle for each character that it may write. The number
-is above 1 since a text is built from parts, and a part is counted each time that it is handled."""
+"""Number of characters that a template may handle for each character of its largest output. The
+number is above 1, since a text is built from parts, and a part is counted each time it is
+handled."""
 
 MAX_PRODUCT = 2**26
-"""Largest number of characters that a function may write, if it repeats one argument for each part
-of the other arguments."""
+"""Largest number of characters that a function may write if it repeats one argument for each part
+of another argument."""
 
 MAX_NUMBER_BITS = 1024
-"""Largest number of bits of a number."""
+"""Largest number of bits that a number may have."""
 
 LAZY_FILTERS = {
     *("attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items", "last"),
     *("length", "list", "map", "max", "min", "random", "reject", "rejectattr", "reverse"),
     *("select", "selectattr", "slice", "sort", "unique"),
 }
-"""Filters that do not turn their values into text. For other filters the length of the values
-counts."""
+"""Filters that do not turn their values into text. For any other filter, the lengths of the values
+are counted."""
 
 _WIDE = re.compile(r"\d{5}|%[^a-zA-Z%]*\*|\{[^{}]*\{")
-"""Formats with a large width, or with a width that is given by a value."""
+"""Matches format strings with a large width, or with a width that an argument sets."""
 
 
 class TooMuch(jinja2.TemplateRuntimeError):
-    """A template would write too many characters."""
+    """Raised if a template would write too many characters."""
 
 
 class TooSlow(TooMuch):
-    """A template has taken too long."""
+    """Raised if a template has taken too much time."""
 
 
 class Meter:
-    """The time and the characters of one rendering, and their limits."""
+    """Counts the time and the characters of one rendering, and checks their limits."""
 
     def __init__(self, *, limit_s: float, max_characters: int) -> None:
         self.max_characters = max_characters
@@ -66,12 +67,13 @@ class Meter:
         self._ends_at = time.thread_time() + limit_s
 
     def look(self) -> None:
-        """Raises TooSlow if the time is over. Only the processor time of this thread counts."""
+        """Raises TooSlow if the time limit is exceeded. Only processor time of this thread
+        counts."""
         if time.thread_time() > self._ends_at:
             raise TooSlow(f"it takes longer than {self._limit_s:g} s")
 
     def write(self, n_characters: int) -> None:
-        """Counts handled characters. Raises TooMuch if they are too many."""
+        """Counts characters that the template handles. Raises TooMuch if there are too many."""
         self._n_left -= n_characters
         if self._n_left < 0 or n_characters > self.max_characters:
             raise self.too_much()
@@ -95,9 +97,9 @@ class Meter:
         return size
 
     def check(self, *arguments: object) -> None:
-        """Raises TooMuch if a function with these arguments may write too many characters. Some
-        functions repeat an argument as often as another argument says, or once for each part of
-        another argument."""
+        """Raises TooMuch if a function with these arguments could write too many characters. Some
+        functions repeat an argument as many times as another argument says, or once for each part
+        of another argument."""
         most = 1
         for argument in arguments:
             size = abs(argument) if isinstance(argument, int) else self.size(argument)
@@ -115,7 +117,7 @@ _meter: ContextVar[Meter] = ContextVar("meter")
 
 @contextmanager
 def metered(meter: Meter) -> Iterator[None]:
-    """Counts the time and the characters of templates that run in this thread inside the `with`
+    """Limits the time and the characters of templates that run in this thread inside the `with`
     block."""
     token = _meter.set(meter)
     try:
@@ -125,8 +127,8 @@ def metered(meter: Meter) -> Iterator[None]:
 
 
 class MeteredEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's environment for untrusted templates, which counts the time and the characters of each
-    rendering."""
+    """Jinja's environment for untrusted templates, which also limits the time and the characters of
+    each rendering."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
@@ -178,7 +180,8 @@ def _filtered(value: nodes.Node, name: str, *arguments: nodes.Expr) -> nodes.Fil
 
 
 def _replace_concatenations(parent: nodes.Node) -> None:
-    """Replaces each `a ~ b` by a filter. The sandbox cannot intercept the operator itself."""
+    """Replaces each operator `~` (concatenation) by a filter, since the sandbox cannot intercept
+    the operator."""
     for field, value in parent.iter_fields():
         if isinstance(value, nodes.Concat):
             setattr(parent, field, _joined(value))
@@ -191,7 +194,8 @@ def _joined(node: nodes.Concat) -> nodes.Expr:
 
 
 def _each(values: Iterable[Any], n_written: int) -> Iterator[Any]:
-    """Yields the values of a loop whose body itself writes `n_written` characters."""
+    """Yields the values over which a template loops, and checks the meter for each. `n_written` is
+    the number of characters that the body of the loop writes each time."""
     meter = _meter.get()
     for value in values:
         meter.look()
@@ -207,8 +211,8 @@ def _count_output(value: Any) -> Any:
 
 
 def _counted(function: Callable[..., Any], *, is_lazy: bool) -> Callable[..., Any]:
-    """Returns a filter that checks the meter before it runs. The filter fails without a meter, so
-    that Jinja does not evaluate the filter for constants while a template is compiled."""
+    """Returns a filter that checks the meter before it calls `function`. Without a meter the filter
+    fails, so that Jinja does not evaluate it for constants while it compiles a template."""
 
     @wraps(function)  # the attributes say how Jinja must call the filter
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -254,7 +258,7 @@ def _length(value: object) -> int:
 
 
 def _check_format(meter: Meter, text: object, *values: object) -> None:
-    """Raises TooMuch if a format string may write a long text for a short value."""
+    """Raises TooMuch if a format string could make a long text of short values."""
     if isinstance(text, str) and _WIDE.search(text):
         raise meter.too_much()
     meter.write(meter.size([text, *values]))

@@ -1,12 +1,13 @@
 """Threads in which texts are tokenized and conversations are rendered.
 
-Work on a short text takes less time than a switch to a thread, and is done at once in the event
-loop. Other work waits for one of two lanes. A lane is a thread with a queue; one is for short
-texts, so that these do not wait behind long texts. A lane does one piece of work at a time, in
-order of arrival, and refuses work when too many characters wait.
+Work on a short text takes less time than a switch to a thread, so the event loop does it at once.
+Other work waits for one of two lanes. A lane is a thread with a queue. One of the two lanes is for
+short texts, so that these do not wait behind long ones. A lane does one piece of work at a time, in
+order of arrival. It refuses new work when too many characters wait.
 
 A thread cannot be stopped. So the memory of the work is counted until the work ends, even if the
-client has disconnected before. Work that has not begun when its client disconnects is not done.
+client has disconnected before. If the work has not begun when its client disconnects, it is not
+done.
 """
 
 import asyncio
@@ -19,31 +20,32 @@ from services.frontend.request.memory_budget import Share
 from services.frontend.request.refusals import Refusal, Refusals
 
 INLINE_CHARACTERS = 8192
-"""Largest number of characters of a text that is worked on in the event loop, which takes a few
+"""Largest number of characters of a text on which the event loop itself works, for a few
 milliseconds."""
 
 SHORT_CHARACTERS = 32 * 1024
-"""Largest number of characters of a text for the lane for short texts, which takes about 20 ms."""
+"""Largest number of characters of a text in the lane for short texts. Such a text takes about 20
+ms."""
 
 MAX_WAITING_CHARACTERS = 2 * 2**20
-"""Largest number of characters of the texts that wait for a lane: a few seconds of work. A single
+"""Largest number of characters of all texts that wait for one lane: a few seconds of work. A single
 text may wait even if it is longer."""
 
 ENCODE_BYTES = 160
-"""Bytes of memory that the tokenizers library takes while it works, for each character of a text
-and once more for each of its bytes in UTF-8. Measured: 130 for each letter of English, 305 for
+"""Bytes of memory that the tokenizers library takes while it works, for each character of a text,
+plus as much for each byte of the text in UTF-8. Measured: 130 for each letter of English, 305 for
 single letters between signs, 450 for each character of Chinese, 600 to 700 for emoji."""
 
 LANE_PART = 4
-"""The work of a lane counts as at most 1 / `LANE_PART` of the memory budget, so that one long text
-does not keep other requests out. The memory beyond that is bounded by `max_prompt_characters`, once
-for each lane."""
+"""A piece of work in a lane is counted with at most 1 / `LANE_PART` of the memory budget, so that
+one long text does not keep other requests out. Memory that is not counted for this reason is
+bounded by `max_prompt_characters`, once for each lane."""
 
 Result = TypeVar("Result")
 
 
 def encode_bytes(text: str) -> int:
-    """Returns an upper bound, in bytes, of the memory for turning a text into tokens."""
+    """Returns an upper bound, in bytes, on the memory that tokenizing a text takes."""
     n_utf8 = len(text) if text.isascii() else len(text.encode(errors="replace"))
     return ENCODE_BYTES * (len(text) + n_utf8)
 
@@ -64,12 +66,12 @@ class TextThreads:
         n_bytes: int,
         is_short: bool,
     ) -> Result:
-        """Does work on `n_characters` characters in a thread, and returns the result or raises the
-        error of the work. The work takes `n_bytes` bytes of memory, which are added to the share of
-        the call and counted until the work ends.
+        """Calls `work`, which handles `n_characters` characters, in a thread. Returns its result,
+        or raises its error. The work takes `n_bytes` bytes of memory, which are added to the call's
+        share of the budget until the work ends.
 
         Raises:
-            PoolFull: too many characters wait, or the budget has less memory left.
+            PoolFull: too many characters wait, or the budget has too little memory left.
         """
         lane = self._short if is_short else self._long
         return await lane.run(work, share, n_characters=n_characters, n_bytes=n_bytes)
@@ -87,7 +89,8 @@ class TextLane:
     async def run(
         self, work: Callable[[], Result], share: Share, *, n_characters: int, n_bytes: int
     ) -> Result:
-        """Does work in the thread when its turn comes, see `TextThreads.run`."""
+        """Calls `work` in the lane's thread, after all earlier work. `TextThreads.run` explains the
+        arguments."""
         n_bytes = min(n_bytes, share.max_bytes // LANE_PART)
         await self._wait_turn(n_characters)
         try:

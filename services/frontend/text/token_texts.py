@@ -2,8 +2,8 @@
 
 The text of a token is the text that the token adds in the middle of a text. For example, the text
 of `▁Paris` is " Paris", although a text that begins with this token begins without the space. The
-text of a special token is its name. If a token has only a part of a character, its text has U+FFFD
-there, and its bytes are the bytes of that part.
+text of a special token is its name. If a token has only some bytes of a character, its text has
+U+FFFD in place of the character, and its bytes are these bytes.
 """
 
 import functools
@@ -13,7 +13,7 @@ import re
 import tokenizers
 
 MAX_CACHED = 2**14
-"""Number of tokens whose texts are kept: some 2 MB."""
+"""Largest number of tokens whose texts are cached, which take about 2 MB."""
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
@@ -28,7 +28,7 @@ class TokenTexts:
         decoders = _decoders(tokenizer)
         self._byte_of = _bytes_of_characters() if "ByteLevel" in decoders else {}
         self.joins_bytes = set(decoders) == {"ByteLevel"}
-        """Whether the text of several tokens is the concatenation of the bytes of the tokens."""
+        """Whether the text of several tokens is simply the bytes of all tokens, joined."""
         self._special_ids = frozenset(
             token_id
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
@@ -36,14 +36,15 @@ class TokenTexts:
         )
         self._anchor, self._anchor_text = _anchor(tokenizer)
         self.text = functools.lru_cache(MAX_CACHED)(self._text)
-        """Returns the text of a token."""
+        """Cached function that returns the text of a token."""
         self.whole_text = functools.lru_cache(MAX_CACHED)(self._whole_text)
-        """Returns the text that a token adds to any text that ends with a whole character; None if
-        the added text depends on the text before, or if the token may be left out."""
+        """Cached function that returns the text that a token adds to any text that ends with a
+        whole character. It returns None if the added text depends on the text before, or if the
+        token may be left out."""
 
     def to_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of a token. These are its text in UTF-8, or the bytes that the token
-        stands for if they are not whole characters."""
+        """Returns the bytes of a token: the text of the token in UTF-8 or, if the token does not
+        stand for whole characters, the bytes for which it stands."""
         text = self.text(token_id)
         if REPLACEMENT in text:
             spelling = self._tokenizer.id_to_token(token_id) or ""
@@ -73,8 +74,8 @@ class TokenTexts:
 
 
 def _anchor(tokenizer: tokenizers.Tokenizer) -> tuple[list[int], str]:
-    """Returns tokens with a plain text, and their text. A single token is decoded after these
-    tokens. Both are empty if the tokenizer has no such tokens."""
+    """Returns some tokens with a plain text, and that text. Other tokens are decoded one at a time
+    after these tokens. Both results are empty if the tokenizer has no such tokens."""
     for text in ("a", "0", "."):
         token_ids = tokenizer.encode(text, add_special_tokens=False).ids
         decoded = tokenizer.decode(token_ids, skip_special_tokens=False)
@@ -84,16 +85,17 @@ def _anchor(tokenizer: tokenizers.Tokenizer) -> tuple[list[int], str]:
 
 
 def _decoders(tokenizer: tokenizers.Tokenizer) -> list[str]:
-    """Returns the types of the decoders that turn tokens into text, in order."""
+    """Returns the types of the decoders that turn tokens into text, in the order in which they are
+    applied."""
     decoder = json.loads(tokenizer.to_str())["decoder"] or {}
     parts = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
     return [part.get("type", "") for part in parts]
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """Returns the byte that each character of byte-level tokens stands for, with the mapping of
-    GPT-2: a printable byte has its own character, and the other bytes have the characters from
-    U+0100 on, in order."""
+    """Returns the byte for which each character of a byte-level token stands, in the mapping of
+    GPT-2. A printable byte is represented by its own character, and the other bytes by the
+    characters from U+0100 on, in order."""
     printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in set(printing)]
     found = {chr(byte): byte for byte in printing}

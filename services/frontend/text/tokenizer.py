@@ -1,8 +1,9 @@
 """Turns text into tokens, and tokens into text while they are still coming.
 
 A token is not a piece of text: one character may need several tokens, and the spacing of a token
-may depend on the token before it. So text is always made from a window of tokens, and
-`IncrementalText` delivers only what no later token can change. Delivered text is never taken back.
+may depend on the token before it. So text is always made from several tokens together (a window),
+and `IncrementalText` delivers only text that no later token can change. Delivered text is never
+taken back.
 """
 
 import copy
@@ -25,39 +26,40 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # threads as the machine has processors, each of which keeps memory of its own.
 
 MAX_TOKEN_ID = 1 << 24
-"""Largest number of a token. The library takes memory for all numbers below the largest one, and
-the largest vocabularies have a fiftieth of this number of tokens."""
+"""Largest token id that is accepted. The library takes memory for all ids below the largest one.
+The largest vocabularies have a fiftieth of this number of tokens."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""Character that decoders write for bytes that do not form a character, or do not form one yet."""
+"""Character that decoders write for bytes that do not form a character, or not yet."""
 
 MAX_HELD = 3
-"""Largest number of replacement characters at the end of a text that are held back. A character has
-at most four bytes, so an incomplete character has at most this number."""
+"""Largest number of replacement characters that are held back at the end of a text. A character has
+at most four bytes, so an incomplete one makes at most three."""
 
 CONTEXT_TOKENS = 6
 """Number of prompt tokens that are decoded together with the first token of an answer, to find out
-whether a space comes before it. One prompt token would suffice without incomplete characters."""
+whether a space comes before it. One prompt token would suffice if no token ended inside a
+character."""
 
 MAX_WINDOW_TOKENS = 32
-"""Largest number of tokens that are decoded again for each new token. Only output that is not valid
-text reaches this number."""
+"""Largest number of tokens that are decoded again for each new token. This number is reached only
+if the output is not valid text."""
 
 
 PIECE_CHARACTERS = 256 * 2**10
-"""Largest number of characters of a piece of a text whose tokens are counted piece by piece."""
+"""Largest number of characters in a piece, if a text is cut into pieces to count its tokens."""
 
 CUT_CHARACTERS = 1024
-"""Number of characters at the end of a piece that are searched for a place to cut the text."""
+"""Number of characters at the end of a piece in which a place to cut the text is looked for."""
 
 CUT_TOKENS = 16
-"""Largest difference, in tokens, that a cut between two pieces of a text is expected to make. Most
-cuts are in front of a space, and make no difference."""
+"""Largest number of tokens by which a cut between two pieces is expected to change the count. Most
+cuts are in front of a space, and change nothing."""
 
 
 def pieces_of(text: str, max_characters: int = PIECE_CHARACTERS) -> Iterator[str]:
-    """Yields pieces of at most `max_characters` characters, which together are the text. Pieces
-    begin with a space or a line end if there is one near."""
+    """Cuts a text into pieces of at most `max_characters` characters, and yields them. Pieces begin
+    with a space or a line end if there is one near."""
     start = 0
     while len(text) - start > max_characters:
         end = start + max_characters
@@ -69,7 +71,8 @@ def pieces_of(text: str, max_characters: int = PIECE_CHARACTERS) -> Iterator[str
 
 
 class TooManyTokens(ValueError):
-    """A text has more tokens than the caller allows; `n_tokens` is the number of its tokens."""
+    """Raised if a text has more tokens than the caller allows. `n_tokens` is the number of its
+    tokens."""
 
     def __init__(self, n_tokens: int) -> None:
         super().__init__(f"{n_tokens} tokens")
@@ -95,7 +98,8 @@ class Tokenizer:
 
     @cached_property
     def with_special_tokens(self) -> Self:
-        """A tokenizer whose texts include special tokens, as they are spelled in the vocabulary."""
+        """A copy of the tokenizer whose texts include special tokens, as they are spelled in the
+        vocabulary."""
         other = copy.copy(self)
         other._skips_special = False
         return other
@@ -141,8 +145,8 @@ class Tokenizer:
             raise
 
     def min_tokens(self, text: str) -> int:
-        """Returns a lower bound of the number of tokens of a text, from its length alone; 0 if the
-        length implies nothing."""
+        """Returns a lower bound on the number of tokens of a text, which follows from its length
+        alone. Returns 0 if no bound is known."""
         return 0 if self._longest_token is None else -(-len(text) // self._longest_token)
 
     def to_tokens(
@@ -151,9 +155,9 @@ class Tokenizer:
         """Returns the tokens of a text. With `add_special_tokens`, the special tokens that the
         checkpoint puts around texts are included.
 
-        The library's methods that encode batches are used, since only these release Python's global
-        lock, so that other threads run meanwhile. The lock is held while the tokens become Python
-        numbers, so at most `max_tokens` tokens do.
+        The library's methods for batches are used, since only these release Python's global lock,
+        so that other threads run meanwhile. While tokens become Python numbers the lock is held, so
+        this is done for at most `max_tokens` tokens.
 
         Raises:
             TooManyTokens: the text has more tokens than `max_tokens`.
@@ -176,9 +180,9 @@ class Tokenizer:
 
     def count_in_pieces(self, text: str, *, up_to: int | None = None) -> int:
         """Returns the number of tokens of a text that is cut into pieces, without special tokens.
-        The memory does not grow with the text. The number may differ from the tokens of the whole
-        text by at most `CUT_TOKENS` tokens for each piece. With `up_to`, the count ends with the
-        first piece after which there are more tokens than this number."""
+        The memory does not grow with the text. The number may differ from that of the uncut text by
+        up to `CUT_TOKENS` tokens for each piece. If `up_to` is given, counting stops after the
+        piece with which the number exceeds `up_to`."""
         n_tokens = 0
         for piece in pieces_of(text):
             n_tokens += self.count_tokens(piece, add_special_tokens=False)
@@ -193,8 +197,8 @@ class Tokenizer:
         return next((place for place, is_special in enumerate(mask) if not is_special), 0)
 
     def to_text(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of tokens; special tokens have no text unless this is
-        `with_special_tokens`."""
+        """Returns the text of tokens. Special tokens have no text, unless this tokenizer is a copy
+        made by `with_special_tokens`."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=self._skips_special)
 
     def to_marked_text(self, token_ids: Sequence[int]) -> str:
@@ -207,20 +211,20 @@ class Tokenizer:
         return {text: token for text, token in ids.items() if token in self._special_ids}
 
     def is_silent(self, token_id: int) -> bool:
-        """Returns whether a token has no text, because it is a special token that is skipped, or a
-        token that the tokenizer does not know."""
+        """Returns whether a token has no text, because it is a special token that is skipped or
+        because the tokenizer does not know it."""
         is_skipped = self._skips_special and token_id in self._special_ids
         return is_skipped or self._tokenizer.id_to_token(token_id) is None
 
     def names_of(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns the names of tokens in the vocabulary; empty for tokens that the tokenizer does
-        not know."""
+        """Returns the names that tokens have in the vocabulary. The name of a token that the
+        tokenizer does not know is empty."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
 
 def text_offsets(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[int]:
-    """Returns for each token the position, in characters, at which it begins in the text of all
-    tokens. A character that several tokens make belongs to the last of these tokens."""
+    """Returns, for each token, the position in characters at which it begins in the text of all
+    tokens. A character made of several tokens belongs to the last of these tokens."""
     text = IncrementalText(tokenizer)
     offsets, n_characters = [], 0
     for token_id in token_ids:
@@ -233,13 +237,13 @@ class IncrementalText:
     """The text of a growing list of tokens. The cost of a token does not grow with the number of
     earlier tokens.
 
-    `context` has the tokens before the first token, if the text continues another text. They decide
-    whether the text starts with a space. All pieces together are `to_text` of all tokens, with one
-    exception. Tokenizers that spell unknown characters byte by byte replace a whole run of bytes if
-    any of it is invalid, including characters that were complete and have been delivered; here
-    these characters stay.
+    If the text continues another text, `context` has the last tokens of that text. They decide
+    whether the new text starts with a space. All delivered pieces together equal `to_text` of all
+    tokens, with one exception. Tokenizers that spell unknown characters byte by byte replace a
+    whole run of bytes if any of it is invalid, including characters that were complete and have
+    been delivered; here these characters stay.
 
-    `marks` are special tokens whose text is wanted, with their texts: after each of them the text
+    `marks` maps special tokens whose text is wanted to their texts. After each such token the text
     begins anew.
     """
 
@@ -264,7 +268,7 @@ class IncrementalText:
         self._marks = marks or {}
         self._window: list[int] = []
         self._delivered = ""
-        """Text at the beginning of the window's text that has been delivered."""
+        """Text that has been delivered, at the beginning of the text of the window."""
         if not tokenizer.token_texts.joins_bytes:  # otherwise the context changes nothing
             self._window, self._delivered = _clean_tail(tokenizer, context)
         self._n_settled = len(
@@ -300,7 +304,8 @@ class IncrementalText:
         return piece
 
     def flush(self) -> str:
-        """Returns the text that was held back. `feed` must not be called afterwards."""
+        """Ends the text and returns the part that was held back. `feed` must not be called
+        afterwards."""
         if self._is_whole:
             return ""
         return self._tokenizer.to_text(self._window)[len(self._delivered) :]
@@ -314,16 +319,16 @@ class IncrementalText:
         return piece
 
     def _without_context(self) -> str:
-        """Returns the text of the window without the context, whose text the new token has
-        changed."""
+        """Returns the text of the window without the text of the context. Called when the new token
+        has changed the context's text."""
         del self._window[: self._n_settled]
         self._n_settled = 0
         self._delivered = ""
         return self._tokenizer.to_text(self._window)
 
     def _settle(self) -> None:
-        """Notes that all text is delivered. The tokens since the last call become the context of
-        the next tokens."""
+        """Notes that all text has been delivered. The tokens since the last call become the context
+        of the next tokens."""
         del self._window[: self._n_settled]
         self._n_settled = len(self._window)
         self._delivered = self._tokenizer.to_text(self._window)
@@ -337,8 +342,8 @@ class IncrementalText:
 
 
 def _check_ids(tokenizer: tokenizers.Tokenizer) -> None:
-    """Raises ValueError if a token has a number above `MAX_TOKEN_ID`, or if two tokens have the
-    same number, of which the library would take either one."""
+    """Raises ValueError if a token has an id above `MAX_TOKEN_ID`, or if two tokens have the same
+    id. In the second case the library would choose one of the two arbitrarily."""
     ids = tokenizer.get_vocab(with_added_tokens=True)
     if len(set(ids.values())) < len(ids):
         (number, _), *_ = Counter(ids.values()).most_common(1)
@@ -350,8 +355,8 @@ def _check_ids(tokenizer: tokenizers.Tokenizer) -> None:
 
 
 def _clean_tail(tokenizer: Tokenizer, token_ids: Sequence[int]) -> tuple[list[int], str]:
-    """Returns the last few tokens that have a text, and their text, which begins and ends with
-    whole characters. Both are empty if the last character is incomplete."""
+    """Returns the last few tokens that have a text, and that text, which must begin and end with
+    whole characters. Both results are empty if the last character is incomplete."""
     last = reversed(token_ids[-4 * CONTEXT_TOKENS :])
     heard = (token_id for token_id in last if not tokenizer.is_silent(token_id))
     tail = [*islice(heard, CONTEXT_TOKENS + 3)][::-1]

@@ -1,8 +1,8 @@
 """Checks whether a finished value matches a JSON schema, for the keywords that no grammar enforces.
 
-References to other documents are not followed: neither files nor the network are read. The regular
-expressions of a schema, and the work on the value, are not limited here; `grammar_checker`
-limits the process that calls this module.
+References to other documents are not followed: neither files nor the network are read. This module
+does not limit the time for regular expressions or for large values; `grammar_checker` limits the
+process that calls this module.
 """
 
 import json
@@ -11,16 +11,16 @@ from typing import Any, NoReturn
 import jsonschema_rs
 
 MAX_BACKTRACKING = 1_000_000
-"""Largest number of steps that the search for a match of a regular expression may go back."""
+"""Largest number of steps by which the search for a match of a regular expression may backtrack."""
 
 
 class CannotCheck(ValueError):
-    """The schema is wrong, or refers to another document."""
+    """Raised if the schema is wrong, or refers to another document."""
 
 
 def is_valid(schema: str, value: str) -> bool:
-    """Returns whether a text is JSON that matches a schema, which is given as JSON. Formats are
-    annotations.
+    """Returns whether a text is JSON that matches a schema, which is given as JSON. The keyword
+    `format` constrains nothing.
 
     Raises:
         CannotCheck: the schema cannot be used.
@@ -34,8 +34,8 @@ def is_valid(schema: str, value: str) -> bool:
 
 
 def _validator(schema: Any) -> jsonschema_rs.Validator:
-    """Returns a validator of the draft that the schema names. A schema that names none belongs to
-    the newest draft, or to draft 7 if the newest does not allow it."""
+    """Returns a validator for the draft of JSON Schema that the schema names. If the schema names
+    none, the newest draft is used, or draft 7 if the schema is not valid in the newest."""
     options: dict[str, Any] = {
         "validate_formats": False,
         "offline": True,

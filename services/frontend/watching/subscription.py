@@ -28,21 +28,22 @@ REASONS = {
     grpc.StatusCode.PERMISSION_DENIED: "the scheduler does not let this frontend watch",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the scheduler lets no more watch, or was not kept up with",
 }
-"""Explanations for viewers why a stream broke, by the status of gRPC. The messages of gRPC are not
+"""Texts that tell viewers why a stream broke, keyed by gRPC status. The messages of gRPC are not
 shown, since they contain addresses."""
 
 
 class EventReceiver(Protocol):
-    """A receiver of the events of a subscription."""
+    """The receiver of the events of a subscription."""
 
     def opened(self) -> None:
-        """Notes that a watch begins. Its events replace all earlier events."""
+        """Notes that a watch begins. The events of this watch replace all earlier events."""
 
     def received(self, events: Sequence[watch_pb2.WatchEvent], /) -> None:
-        """Takes events."""
+        """Takes events of the scheduler in the order in which they happened."""
 
     def lost(self, reason: str, /) -> None:
-        """Notes that the watch has ended, or could not begin. `reason` is a text for people."""
+        """Notes that the watch has ended, or could not begin. `reason` is an explanation for
+        people."""
 
 
 class Subscription:
@@ -57,8 +58,8 @@ class Subscription:
         self._is_open = False
 
     async def run(self, watcher: EventReceiver, *, has_decisions: bool) -> NoReturn:
-        """Passes events to the watcher until cancelled. With `has_decisions`, the events about
-        decisions of the scheduling core are included."""
+        """Passes events to `watcher` until cancelled. With `has_decisions`, events about decisions
+        of the scheduling core are included."""
         n_failures = 0
         while True:
             self._is_open = False
@@ -73,8 +74,8 @@ class Subscription:
     async def _watch(
         self, watcher: EventReceiver, *, has_decisions: bool
     ) -> grpc.aio.AioRpcError | None:
-        """Receives events until the stream breaks, and returns the error. Returns None if the
-        scheduler ended the stream."""
+        """Receives events until the stream breaks, and returns the error that broke it. Returns
+        None if the scheduler ended the stream."""
         async with self._connect(self._address, CHANNEL_OPTIONS) as channel:
             await wait_leader(channel)
             call: Any = channel.unary_stream(

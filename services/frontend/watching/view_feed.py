@@ -1,16 +1,16 @@
-"""The feed of viewers: makes changes in JSON of the events of one subscription, once for all
+"""The feed of viewers: converts the events of one subscription to changes in JSON, once for all
 viewers.
 
-A viewer is a client that watches the pipeline at work. Its stream begins with one of these objects
-of the feed, and so does each part after an interruption:
+A viewer is a client that watches the pipeline at work. Its stream begins with one of the following
+objects, and so does each part of the stream after an interruption:
 
     {"type": "here"}     a scheduler is watched; the next objects replace all earlier objects
     {"type": "gap"}      changes are missing; the next objects replace all earlier objects
     {"type": "away"}     no scheduler is watched; `text` has the reason
 
-Then the changes that `ViewState` keeps follow, and then new changes. Each viewer has a queue. If a
-viewer lets the queue grow too long, the queued changes are dropped, and the stream goes on after a
-gap when the viewer reads again.
+After it come the changes that `ViewState` keeps, and then new changes. Each viewer has a queue. If
+a viewer lets the queue grow too long, the queued changes are dropped, and the stream goes on after
+a gap when the viewer reads again.
 
 The subscription lasts while there are viewers, and `LINGER_S` seconds longer, since pages are often
 loaded again. The subscription includes decisions only while a viewer wants them. Another
@@ -37,14 +37,14 @@ from services.frontend.watching.subscription import EventReceiver
 from services.frontend.watching.view_state import ViewState
 
 LINGER_S = 2.0
-"""Seconds that the subscription lasts after the last viewer has left."""
+"""Seconds for which the subscription continues after the last viewer has left."""
 
 MAX_UNSENT_BYTES = 512 * 2**10
 """Largest size in bytes of the new changes that wait for a viewer: several seconds of a busy
 pipeline."""
 
 TICK_S = 1.0
-"""Seconds between figures while the scheduler sends no events."""
+"""Seconds between two reports of figures while the scheduler sends no events."""
 
 MAX_PIECE_BYTES = 64 * 2**10
 """Largest number of bytes that a viewer gets at a time, unless one change is larger."""
@@ -56,23 +56,23 @@ STOPPING = "the server is stopping"
 
 
 def as_json(value: Json) -> bytes:
-    """Returns an object as one line of JSON in ASCII. Server-sent events need this form."""
+    """Returns an object as one line of JSON in ASCII, which server-sent events need."""
     return pydantic_core.to_json(value, ensure_ascii=True, inf_nan_mode="null")
 
 
 def note(kind: str, **fields: str) -> bytes:
-    """Returns an object of the feed itself (`here`, `gap` or `away`), with the time of this
+    """Returns one of the feed's own objects (`here`, `gap` or `away`), with the time of this
     machine."""
     return as_json({"t": round(time.time(), 6), "type": kind, **fields})
 
 
 class Viewer:
-    """A viewer, with the changes that wait to be sent to it."""
+    """A client that watches the pipeline, and the changes that wait to be sent to it."""
 
     def __init__(self, feed: "ViewFeed", *, wants_decisions: bool) -> None:
         self.wants_decisions = wants_decisions
         self.is_here = False
-        """Whether the viewer was told that a scheduler is watched."""
+        """Whether the viewer was last told that a scheduler is watched."""
         self._feed = feed
         self._queue: deque[bytes] = deque()
         self._n_unsent = 0  # bytes of news
@@ -81,12 +81,12 @@ class Viewer:
         self._arrival = asyncio.Event()
 
     def greet(self, events: Iterable[bytes]) -> None:
-        """Adds the objects that a new viewer gets first."""
+        """Adds the objects that a new viewer must get first."""
         self._queue.extend(events)
         self._arrival.set()
 
     def put(self, events: Sequence[bytes], n_bytes: int) -> None:
-        """Adds new changes, which have `n_bytes` bytes together."""
+        """Adds new changes to the queue. All of them together have `n_bytes` bytes."""
         if self._is_behind or not events:
             return
         self._n_unsent += n_bytes
@@ -103,7 +103,7 @@ class Viewer:
         self._arrival.set()
 
     async def next(self) -> Sequence[bytes]:
-        """Waits for changes. Returns at least one.
+        """Waits for changes, and returns at least one.
 
         Raises:
             Unavailable: this process is stopping.
@@ -130,7 +130,7 @@ class Viewer:
 
 
 class EventSource(Protocol):
-    """A subscription to a scheduler's events."""
+    """The subscription from which the feed gets a scheduler's events."""
 
     def run(
         self, watcher: EventReceiver, *, has_decisions: bool
@@ -138,7 +138,7 @@ class EventSource(Protocol):
 
 
 class ViewFeed:
-    """The viewers of a frontend, and the view of the pipeline that is sent to them."""
+    """The feed: all viewers of a frontend, and the view of the pipeline that is sent to them."""
 
     def __init__(
         self, subscription: EventSource, *, max_viewers: int, refusals: Refusals | None = None
@@ -150,7 +150,7 @@ class ViewFeed:
         self._view = View()
         self._state: ViewState | None = None  # while a scheduler is watched
         self._ahead_s: float | None = None
-        """Seconds by which the scheduler's clock is ahead of the event loop's clock; None before
+        """Seconds by which the scheduler's clock is ahead of the event loop's clock. None before
         the first event."""
         self._away = ""  # why no scheduler is watched, once that is known
         self._is_stopping = False
@@ -165,7 +165,7 @@ class ViewFeed:
 
     @contextmanager
     def viewer(self, *, wants_decisions: bool = False) -> Iterator[Viewer]:
-        """Adds a viewer until the end of the context.
+        """Adds a viewer, and removes it at the end of the context.
 
         Raises:
             PoolFull: there are too many viewers.
@@ -215,7 +215,7 @@ class ViewFeed:
                 self._away = ""
 
     def anew(self, viewer: Viewer) -> Iterator[bytes]:
-        """Yields the objects that a viewer gets after a gap."""
+        """Yields the objects with which a viewer's stream begins again after a gap."""
         yield note("gap")
         viewer.is_here = self._state is not None
         if self._state is not None:
@@ -224,7 +224,7 @@ class ViewFeed:
             yield note("away", text=self._away)
 
     def opened(self) -> None:
-        """Notes that a watch begins."""
+        """Notes that a scheduler is watched from now on, and tells the viewers."""
         self._view, self._state = View(), ViewState()
         self._away = ""
         self._ahead_s = None
@@ -234,7 +234,7 @@ class ViewFeed:
             viewer.is_here = True
 
     def received(self, events: Sequence[watch_pb2.WatchEvent]) -> None:
-        """Sends viewers the changes of the view that events cause."""
+        """Updates the view by events, and sends the resulting changes to the viewers."""
         known = [event for event in events if event.WhichOneof("event")]  # none of later versions
         self._tell(change for event in known for change in self._view.take(event))
         for event in known[-1:]:
@@ -271,7 +271,7 @@ class ViewFeed:
             viewer.is_here = False
 
     async def _keep_time(self) -> NoReturn:
-        """Sends figures while the scheduler sends no events, until cancelled."""
+        """Sends figures to the viewers while the scheduler sends no events, until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             if self._state is not None and self._ahead_s is not None:
@@ -283,8 +283,8 @@ class ViewFeed:
         return any(viewer.wants_decisions for viewer in self._viewers)
 
     async def _wait_unwanted(self) -> None:
-        """Waits until there have been no viewers for `LINGER_S` seconds, or another subscription is
-        needed."""
+        """Waits until there have been no viewers for `LINGER_S` seconds, or until another kind of
+        subscription is needed."""
         while not self._is_stale:
             if self._viewers:
                 await self._wait_change()

@@ -1,9 +1,9 @@
-"""The changes that a viewer which comes later must get before any new change.
+"""Keeps the changes that a new viewer must get before any newer change.
 
-The changes of the view are kept as the JSON that was sent to earlier viewers: epochs, marks and
-figures of the last minutes, requests that live or have just ended, the last iterations, and the
-pool. Each kind is bounded in number and in bytes, and history also in time. Times are times of the
-scheduler.
+Changes are kept as the JSON that was sent to earlier viewers: epochs, marks and figures of the last
+minutes, requests that live or have just ended, the last iterations, and the pool. Each kind is
+bounded in number and in bytes, and epochs, marks, figures and iterations also in age. Times are
+readings of the scheduler's clock.
 """
 
 from collections import deque
@@ -13,22 +13,22 @@ from services.common.epochs import EPOCHS_PER_TERM
 from services.common.watch_json import Json
 
 ITERATIONS_S, MAX_ITERATIONS, MAX_ITERATION_BYTES = 60, 500, 768 * 2**10
-"""Limits for the iterations that are kept: age in seconds, number, and bytes."""
+"""Limits on the iterations that are kept: largest age in seconds, largest number, and largest size
+in bytes."""
 
 MARKS_S, MAX_MARKS, MAX_MARK_BYTES = 300, 64, 2**15
-"""Limits for the marks, and for the earlier epochs, that are kept: age in seconds, number, and
-bytes."""
+"""Limits on the marks, and on the earlier epochs, that are kept: largest age in seconds, largest
+number, and largest size in bytes."""
 
 FIGURES_S, MAX_FIGURES, MAX_FIGURE_BYTES = 300, 300, 2**17
-"""Limits for the figures that are kept: age in seconds, number, and bytes."""
+"""Limits on the figures that are kept: largest age in seconds, largest number, and largest size in
+bytes."""
 
 MAX_REQUESTS, MAX_TURNS, MAX_REQUEST_BYTES = 2048, 8, 384 * 2**10
-"""Largest number of requests, largest number of turns (changes of state) of each request, and
-largest number of bytes of all turns.
-
-A request's first turn, which has all fields, is always kept. A request that has ended is kept as
-long as its iterations may be kept.
-"""
+"""Limits on the requests that are kept: largest number of requests, largest number of turns
+(changes of state) of each, and largest size of all turns in bytes. A request's first turn, which
+has all fields, is always kept. A request that has ended is kept as long as its iterations may be
+kept."""
 
 
 class History:
@@ -42,7 +42,7 @@ class History:
         self._changes: deque[tuple[float, bytes]] = deque()
 
     def add(self, at: float, data: bytes) -> None:
-        """Adds the latest change. Drops the oldest changes beyond the limits."""
+        """Adds the latest change. Drops the oldest changes if a limit is exceeded."""
         self._changes.append((at, data))
         self._n_bytes += len(data)
         while self._changes and not self._fits(at):
@@ -60,8 +60,8 @@ class History:
 
 
 class KnownRequests:
-    """The turns (changes of state) of requests. Requests that have ended come before requests that
-    live."""
+    """The turns (changes of state) of known requests. Requests that have ended come before requests
+    that still run."""
 
     def __init__(self) -> None:
         self._live: dict[int, list[bytes]] = {}
@@ -78,8 +78,8 @@ class KnownRequests:
             yield from turns
 
     def add(self, change: Json, data: bytes) -> None:
-        """Adds a turn of a request. Drops the oldest requests beyond the limits, and ended requests
-        first."""
+        """Adds a turn of a request. If a limit is exceeded, drops the oldest requests, first those
+        that have ended."""
         at, number = change["t"], change["number"]
         turns = self._live.setdefault(number, [])
         turns.append(data)
@@ -134,7 +134,7 @@ def _term_of(epoch: Json) -> int:
 
 
 class ViewState:
-    """The changes that are kept of one watch; empty when the watch begins."""
+    """The changes of one watch that are kept. There are none when the watch begins."""
 
     def __init__(self) -> None:
         self._epochs = KnownEpochs()
@@ -145,8 +145,8 @@ class ViewState:
         self._pool: bytes | None = None
 
     def add(self, change: Json, data: bytes) -> None:
-        """Keeps a change that was sent to viewers, given as an object and as JSON. Decisions are
-        not kept."""
+        """Keeps a change that was sent to viewers. `change` is the change as an object, and `data`
+        is its JSON. Decisions are not kept."""
         at = change["t"]
         match change["type"]:
             case "epoch":
@@ -165,7 +165,7 @@ class ViewState:
                 self._pool = data
 
     def told(self) -> Iterator[bytes]:
-        """Yields the changes that a new viewer gets, each as JSON. The first is an epoch."""
+        """Yields the changes that a new viewer gets, each as JSON. The first change is an epoch."""
         yield from self._epochs
         yield from self._marks
         yield from self._requests

@@ -170,7 +170,7 @@ class Site:
             assert line.core is not None
             kv_manager = line.core.kv_manager
             assert kv_manager.n_reserved_blocks <= kv_manager.n_blocks
-            if not line.pool.running and not self.pool.has_suspects:
+            if not line.pool.running and not line.in_flight and not self.pool.has_suspects:
                 for request in self.pool.order:
                     assert self._is_sooner_elsewhere(line, request)
 

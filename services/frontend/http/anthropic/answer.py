@@ -13,7 +13,7 @@ class AnthropicText(TypedDict):
     """A text of the model."""
 
     type: Literal["text"]
-    """`text`."""
+    """Always `text`."""
     text: str
     """Text of the assistant."""
 
@@ -24,7 +24,7 @@ class AnthropicThinking(TypedDict):
     does not check it."""
 
     type: Literal["thinking"]
-    """`thinking`."""
+    """Always `thinking`."""
     thinking: str
     """Reasoning of the assistant."""
     signature: str
@@ -36,13 +36,14 @@ class AnthropicToolUse(TypedDict):
     """A call of a tool."""
 
     type: Literal["tool_use"]
-    """`tool_use`."""
+    """Always `tool_use`."""
     id: str
     """Id of the call. A later block with the call's result repeats the id."""
     name: str
     """Name of the tool."""
     input: dict[str, Any]
-    """Arguments. If the answer ended within the call, only the part that the model wrote."""
+    """Arguments of the call. If the answer ended within the call, these are only the arguments that
+    the model had written."""
 
 
 @answer_object
@@ -69,9 +70,9 @@ class AnthropicMessage(TypedDict):
     id: str
     """`msg_` and the id of the request."""
     type: Literal["message"]
-    """`message`."""
+    """Always `message`."""
     role: Literal["assistant"]
-    """`assistant`."""
+    """Always `assistant`."""
     model: str
     """Name of the model."""
     content: list[AnthropicText | AnthropicThinking | AnthropicToolUse]
@@ -83,5 +84,5 @@ class AnthropicMessage(TypedDict):
     usage: AnthropicUsage
     """Numbers of tokens of the prompt and of the answer."""
     orcinus: NotRequired[OrcinusNote]
-    """Facts about the values of the answer; only if a keyword of a JSON schema is not enforced. In
-    a stream the event `message_delta` has them."""
+    """Whether the values of the answer match their JSON schemas. Present only if a keyword of a
+    schema is not enforced. In a stream the event `message_delta` has this field."""

@@ -27,7 +27,7 @@ class Block(ExactModel):
     """Fields that blocks of all types have."""
 
     cache_control: Any = None
-    """Does nothing: prompts are cached without being asked."""
+    """Does nothing: prompts are cached by default."""
 
 
 class TextBlock(Block):
@@ -38,7 +38,7 @@ class TextBlock(Block):
     text: str
     """Text of the block; several blocks are joined by line ends."""
     citations: Any = None
-    """Does nothing."""
+    """Does nothing: the answer has no citations."""
 
 
 TextOnly = Annotated[
@@ -49,7 +49,7 @@ TextBlocks = TypeAliasType(
     "TextBlocks", Annotated[list[TextOnly], FailFast(), Field(max_length=MAX_TURNS)]
 )
 Text = Annotated[Annotated[str, Tag("text")] | Annotated[TextBlocks, Tag("list")], TEXT_OR_LIST]
-"""A text, whole or in blocks."""
+"""Type of a field with a text, which is one string or a list of blocks."""
 
 
 class PlainTextSource(ExactModel):
@@ -99,7 +99,7 @@ class DocumentBlock(Block):
     context: str | None = None
     """Text about the document, which the model reads before the text."""
     citations: Any = None
-    """Does nothing."""
+    """Does nothing: the answer has no citations."""
 
     @property
     def text(self) -> str:
@@ -119,7 +119,7 @@ class SearchResultBlock(Block):
     content: TextBlocks
     """Text of the result."""
     citations: Any = None
-    """Does nothing."""
+    """Does nothing: the answer has no citations."""
 
     @property
     def text(self) -> str:
@@ -143,8 +143,8 @@ class RedactedThinkingBlock(Block):
     the prompt."""
 
     type: Literal["redacted_thinking"]
-    """Kind of the block. The block is left out of the prompt, since only the server that wrote it
-    can read it."""
+    """Kind of the block. A block of this kind is left out of the prompt, since only the server that
+    wrote it can read it."""
     data: Any = None
     """Does nothing."""
 
@@ -155,7 +155,7 @@ class CompactionBlock(Block):
     type: Literal["compaction"]
     """Kind of the block."""
     content: str | None = None
-    """Text of the summary. The block is left out of the prompt if there is none."""
+    """Text of the summary. A block without text is left out of the prompt."""
     encrypted_content: Any = None
     """Does nothing."""
     signature: Any = None
@@ -174,7 +174,7 @@ class ToolUseBlock(Block):
     name: ToolName
     """Name of the tool."""
     input: dict[str, Any]
-    """Arguments."""
+    """Arguments of the call, as an object."""
     caller: Any = None
     """Does nothing."""
     toolset_name: str | None = None
@@ -187,8 +187,8 @@ class ToolReferenceBlock(Block):
     type: Literal["tool_reference"]
     """Kind of the block."""
     tool_name: str
-    """Name of the tool, which the model reads. Tools of `tools` need not be found before the model
-    sees them."""
+    """Name of the tool that was found, which the model reads. The model sees all tools of `tools`
+    from the beginning, also those that no search has found."""
 
     @property
     def text(self) -> str:
@@ -197,7 +197,8 @@ class ToolReferenceBlock(Block):
 
 
 def _tag_of_result_part(part: Mapping[str, Any]) -> str:
-    """Returns the tag of a part of a result. Documents that are no text are left out."""
+    """Returns the tag of a part of a tool's result. Documents other than plain texts get the tag of
+    parts that are left out."""
     source = part.get("source")
     kind = source.get("type") if isinstance(source, Mapping) else None
     is_read = part.get("type") == "document" and kind in ("text", "content")
@@ -245,16 +246,16 @@ class ToolResultBlock(Block):
 
 
 class ToolDefinition(ExactModel):
-    """A tool that is not in `tools`."""
+    """A definition of a tool that is not in `tools`."""
 
     type: Literal["tool_definition"]
     """Kind of the change."""
     definition: MessagesTool
-    """The tool."""
+    """Definition of the tool."""
 
 
 class ReferencedTool(ExactModel):
-    """The name of a tool."""
+    """A reference to a tool by its name."""
 
     type: Literal["tool_reference"]
     """Kind of the change."""

@@ -1,4 +1,4 @@
-"""POST /v1/messages/count_tokens."""
+"""Handler of POST /v1/messages/count_tokens."""
 
 from typing_extensions import TypedDict
 

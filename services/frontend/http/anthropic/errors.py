@@ -30,13 +30,13 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""Type of the error for each status that has a special type. Errors with other statuses are an
+"""Type of the error in Anthropic's API, keyed by status. Errors with other statuses are an
 `api_error` or an `invalid_request_error`."""
 
 
 @answer_object
 class AnthropicErrorObject(TypedDict):
-    """An error."""
+    """The type and the message of an error."""
 
     type: str
     """Kind of the error, as named in Anthropic's API."""
@@ -50,7 +50,7 @@ class AnthropicError(TypedDict):
     """Body of an answer that refuses a request in Anthropic's protocol."""
 
     type: Literal["error"]
-    """`error`."""
+    """Always `error`."""
     error: AnthropicErrorObject
     """The error."""
 

@@ -39,11 +39,11 @@ class ThinkingDisplay(Enum):
     """How an answer shows the reasoning of the model."""
 
     SHOWN = auto()
-    """As blocks with the text of the reasoning."""
+    """The answer has blocks of reasoning with the text of the reasoning."""
     OMITTED = auto()
-    """As blocks without text."""
+    """The answer has blocks of reasoning, but the blocks have no text."""
     HIDDEN = auto()
-    """Not at all."""
+    """The answer has no blocks of reasoning."""
 
 
 Block = AnthropicText | AnthropicThinking | AnthropicToolUse
@@ -148,7 +148,7 @@ class MessagesReply(MessageReply):
 
     def _stop(self, *, has_calls: bool) -> tuple[StopReason, str | None]:
         """Returns the reason why the answer ended, and the stop sequence that ended the answer, or
-        None. A call that a stop sequence has cut is no reason."""
+        None. If a stop sequence ended the answer within a call, the reason is not `tool_use`."""
         if self._reason is FinishReason.LENGTH:
             return "max_tokens", None
         if has_calls and not self._items.ends_in_call:
@@ -168,8 +168,8 @@ class MessagesReply(MessageReply):
 
 
 _UNSIGNED: dict[ItemKind, Mapping[str, object]] = {ItemKind.REASONING: {"signature": ""}}
-"""Fields in which a block that has just begun differs from a complete block, for each kind of
-block."""
+"""Fields whose value in a block that has just begun differs from the complete block, keyed by kind
+of item."""
 
 
 def _event(name: str, item: Item, fields: Mapping[str, object]) -> Event:

@@ -45,10 +45,10 @@ class ThinkingOptions(ExactModel):
 
 
 class JsonSchemaOutput(ExactModel):
-    """The format of JSON that keeps a schema."""
+    """An output format: JSON that matches a schema."""
 
     type: Literal["json_schema"]
-    """`json_schema`: the output is JSON that keeps a schema."""
+    """`json_schema`: the output is JSON that matches a schema."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     """The JSON schema."""
 
@@ -59,13 +59,13 @@ class OutputConfig(ExactModel):
     effort: str | None = None
     """Value of the chat template's variable `reasoning_effort`, such as `low` or `high`."""
     format: JsonSchemaOutput | None = None
-    """Format of the text; without a format any text is allowed."""
+    """Format of the text. Without a format, any text is allowed."""
     task_budget: Any = None
     """Does nothing."""
 
 
 class MessagesMetadata(ExactModel):
-    """Labels that the client gives to the request. Labels do nothing."""
+    """Labels that the client gives to the request. They have no effect."""
 
     user_id: str | None = None
     """Does nothing."""
@@ -86,8 +86,8 @@ class CountBody(UnusedFields, ConversationBody):
     system: Text | None = None
     """Text of the system at the beginning of the conversation."""
     tools: MessagesTools | None = None
-    """Tools that the model may call, 512 tools of the client at most. The model does not see tools
-    that Anthropic's servers run."""
+    """Tools that the model may call. At most 512 of them may be tools that the client runs. The
+    model does not see tools that Anthropic's servers run."""
     tool_choice: Choice | None = None
     """Whether the model may, must or must not call tools, and which tools. By default the model
     decides."""
@@ -126,8 +126,8 @@ class MessagesBody(CountBody, GeneratingBody):
     """The body of POST /v1/messages."""
 
     max_tokens: Annotated[int, N_TOKENS]
-    """Largest number of tokens to generate. The number is lowered to the room that the prompt
-    leaves in the model's length."""
+    """Largest number of tokens to generate. If the prompt leaves less room in the model's context,
+    the number is lowered to that room."""
     stop_sequences: StopTexts | None = None
     """Texts that end the output. The output does not include the stop text."""
     metadata: MessagesMetadata | None = None
@@ -149,7 +149,7 @@ class MessagesBody(CountBody, GeneratingBody):
 
     @property
     def _format(self) -> tuple[str, JsonSchemaOutput | None]:
-        """Format of the answer, after the name of the field that has it."""
+        """Name of the field that sets the format of the answer, and the format."""
         if self.output_config is not None and self.output_config.format is not None:
             return "output_config.format", self.output_config.format
         return "output_format", self.older_format

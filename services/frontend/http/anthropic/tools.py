@@ -37,9 +37,10 @@ class CustomTool(ClientTool):
     input_schema: dict[str, Any]
     """JSON schema of the arguments."""
     strict: bool | None = None
-    """Whether arguments must keep the schema even if the model is free to call the tool or not."""
+    """Whether arguments must match the schema even if the model may choose whether to call the
+    tool."""
     cache_control: Any = None
-    """Does nothing: prompts are cached without being asked."""
+    """Does nothing: prompts are cached by default."""
     defer_loading: bool | None = None
     """Does nothing: the model sees the tool from the beginning."""
     eager_input_streaming: bool | None = None
@@ -58,8 +59,8 @@ class ServerTool(LeftOutItem):
     see the tool."""
 
     type: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "custom"}})]
-    """Kind of the tool, anything but `custom`. The tool does not run here, so the model does not
-    see the tool."""
+    """Kind of the tool, any text but `custom`. A tool of such a kind does not run here, so the
+    model does not see the tool."""
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -110,11 +111,11 @@ MODES: dict[str, Literal["auto", "required", "none"]] = {
     "any": "required",
     "none": "none",
 }
-"""Mode of `ToolChoice` for each type of `AnyChoice`."""
+"""Maps each `type` of `AnyChoice` to the mode of `ToolChoice` that has the same meaning."""
 
 
 def tool_choice_of(choice: "Choice | None") -> ToolChoice:
-    """Returns the choice in the form that all protocols share."""
+    """Returns the choice of tools in the form that all protocols share."""
     match choice:
         case AnyChoice(type=kind, disable_parallel_tool_use=is_single):
             return ToolChoice(mode=MODES[kind], allows_parallel=not is_single)

@@ -30,12 +30,12 @@ from services.frontend.request.conversation import ChatMessage, EarlierCall
 
 
 def messages_of(turns: Sequence[Turn]) -> Iterator[ChatMessage]:
-    """Yields the messages for the turns. A last turn of the assistant without text is left out,
-    since there is nothing to continue.
+    """Yields the messages for the turns. If the last turn is an assistant's turn without text, it
+    is left out, since there is nothing to continue.
 
     Raises:
-        InvalidRequest: a result has the id of no earlier call, or the last turn is the assistant's
-        and has a call, whose result would have to follow.
+        InvalidRequest: a result has the id of no earlier call, or the last turn is an assistant's
+        turn with a call, whose result is missing.
     """
     call_ids: set[str] = set()
     last_user = max((i for i, turn in enumerate(turns) if isinstance(turn, UserTurn)), default=-1)
@@ -54,8 +54,8 @@ def messages_of(turns: Sequence[Turn]) -> Iterator[ChatMessage]:
 
 
 def tools_after(turns: Sequence[Turn], tools: Mapping[str, ClientTool]) -> dict[str, ClientTool]:
-    """Returns the tools for the model, keyed by their path in the body. Turns may add tools to the
-    given ones, and remove tools."""
+    """Returns the tools that the model may call after these turns, keyed by their path in the body.
+    Turns can add tools to `tools` and remove tools."""
     defined: dict[str, tuple[str, ClientTool]] = {}
     removed: set[str] = set()
     for index, turn in enumerate(turns):

@@ -75,7 +75,7 @@ class UserTurn(ExactModel):
     """A turn of the user, with the results of earlier calls."""
 
     role: Literal["user"]
-    """`user`."""
+    """Always `user`."""
     content: Annotated[
         Annotated[str, Tag("text")] | Annotated[UserBlocks, Tag("list")], TEXT_OR_LIST
     ]
@@ -87,7 +87,7 @@ class AssistantTurn(ExactModel):
     of the turn if the turn is the last."""
 
     role: Literal["assistant"]
-    """`assistant`."""
+    """Always `assistant`."""
     content: Annotated[
         Annotated[str, Tag("text")] | Annotated[AssistantBlocks, Tag("list")], TEXT_OR_LIST
     ]
@@ -98,7 +98,7 @@ class SystemTurn(ExactModel):
     """An instruction of the system within the conversation."""
 
     role: Literal["system"]
-    """`system`."""
+    """Always `system`."""
     content: (
         Annotated[Annotated[str, Tag("text")] | Annotated[SystemBlocks, Tag("list")], TEXT_OR_LIST]
         | None

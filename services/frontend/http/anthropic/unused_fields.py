@@ -2,7 +2,8 @@
 fields are read, and do nothing here.
 
 Claude Code sends `context_management`, `metadata` and `output_config`. The SDKs send the other
-fields when their callers set them. The names of betas come in a header, or in the field `betas`.
+fields if the application sets them. The names of beta features come in a header, or in the field
+`betas`.
 """
 
 from typing import Any
@@ -11,10 +12,10 @@ from services.frontend.http.bodies.object_kinds import ExactModel
 
 
 class UnusedFields(ExactModel):
-    """Fields of conversations that do nothing."""
+    """Fields of the bodies of conversations that the server accepts and ignores."""
 
     cache_control: Any = None
-    """Does nothing: prompts are cached without being asked."""
+    """Does nothing: prompts are cached by default."""
     context_management: Any = None
     """Does nothing: no turn is removed from the conversation."""
     compaction: Any = None

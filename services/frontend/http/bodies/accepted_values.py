@@ -1,5 +1,5 @@
-"""Fields of a body that are known and not served: only the values that change nothing are
-accepted."""
+"""Fields of a body that the server knows but does not serve. Such a field is accepted only with a
+value that changes nothing."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +11,8 @@ from pydantic_core import core_schema
 @dataclass(frozen=True, slots=True)
 class Only:
     """Annotation of a field that accepts only None and values that change nothing. The annotation
-    is checked before the type of the field, since checking the type would look at each item of a
-    value that is refused anyway."""
+    is checked before the type of the field: a value that is refused anyway may be long, and
+    checking its type would look at each item."""
 
     neutral: tuple[object, ...]
 

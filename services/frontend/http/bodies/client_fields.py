@@ -1,9 +1,7 @@
-"""Fields that official clients send of their own accord, and that change nothing here.
-
-The fields are read and ignored. Answers and the log do not name them, and a server that refuses
-unknown fields does not refuse them: users could not stop their clients from sending these fields.
-Fields that the bodies themselves declare are not in the list.
-"""
+"""Fields that official clients send of their own accord, and that change nothing here. The fields
+are read and ignored. They are named neither in answers nor in the log, and are accepted even if the
+server refuses unknown fields, since users cannot stop their clients from sending them. Fields that
+the bodies themselves declare are not in the list."""
 
 from collections.abc import Mapping
 
@@ -89,7 +87,8 @@ FIELDS_OF_CLIENTS: Mapping[str, tuple[str, ...]] = {
     "LangChain": ("messages.example", "messages.response_metadata"),
     "LiteLLM": ("litellm_metadata", "messages.thinking_blocks"),
 }
-"""Paths of the fields, by the clients that send them. Paths leave out positions in lists."""
+"""Paths of the ignored fields, keyed by the client that sends them. Paths leave out positions in
+lists."""
 
 CLIENT_FIELDS = frozenset(path for paths in FIELDS_OF_CLIENTS.values() for path in paths)
-"""Paths of all fields."""
+"""Paths of the ignored fields of all clients."""

@@ -7,8 +7,8 @@ MAX_METADATA = 16
 
 
 def _check_number(value: object) -> object:
-    """Limits the number of labels before validation, since validation would make an error for each
-    of a million labels."""
+    """Checks the number of labels before pydantic validates the labels, since validation would make
+    an error for each of a million wrong labels."""
     if isinstance(value, dict) and len(value) > MAX_METADATA:
         raise ValueError(f"has {len(value)} items; at most {MAX_METADATA} may be")
     return value

@@ -1,8 +1,8 @@
 """Objects of several kinds in one field of a body. A field of the object, such as `type`, names the
 kind and so chooses the model.
 
-The error for an object of a kind that is not served names the kind. Without this module the error
-would name the first field that another model misses.
+The error for an object of a kind that is not served names the kind. Without this module, the error
+would name a field that is missing for another kind.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ def _refuse(name: str) -> str:
 
 
 class Unknown(ExactModel):
-    """An object of a kind that is not served."""
+    """Base class of objects of a kind that is not served."""
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -43,8 +43,8 @@ class UnknownKind(Unknown):
 
 
 class LeftOutItem(Unknown):
-    """An item of a list, of a type that is not served, without which the prompt is made. The reader
-    of bodies reports the item like an unknown field."""
+    """An item of a list that has a type which is not served. The item is left out of the prompt,
+    and the reader of bodies reports it like an unknown field."""
 
     type: str
 
@@ -63,11 +63,13 @@ def by_type(
     others: str | Callable[[Mapping[str, Any]], str] = "unknown",
     text: str = "",
 ) -> Discriminator:
-    """Returns a discriminator that chooses among models by the value of an object's `field`. `tags`
-    has the tag of each value. An object without the field is treated as if the value were
-    `default`. Values that are not in `tags` have the tag `others`. If `others` is a function, the
-    function chooses the tag of an object whose `field` is such a value. A text instead of an object
-    has the tag `text`, if `text` is given."""
+    """Returns a discriminator that chooses among models by the value of an object's `field`.
+
+    `tags` maps each known value to the tag of a model. An object without the field is treated as if
+    the value were `default`. An object with any other value has the tag `others`; if `others` is a
+    function, the function returns the tag of the object. If `text` is given, a text in place of an
+    object has the tag `text`.
+    """
     refused = others if isinstance(others, str) else "unknown"
 
     def tag_of(value: Any) -> str:

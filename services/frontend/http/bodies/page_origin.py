@@ -1,9 +1,7 @@
-"""Refuses bodies that a browser sends for a web page without asking whether the page may send them.
-
-A browser sends plain texts and forms of a page to any server, and only hides the answers from the
-page. Pages that may not use the API must therefore send JSON, because a browser asks the server
-before it sends JSON (`cross_origin.py`).
-"""
+"""Refuses bodies that a browser sends for a web page without asking the server first whether the
+page may send them. A browser sends plain texts and forms of a page to any server, and only hides
+the answers from the page. A page of an origin that is not allowed must therefore send JSON, because
+a browser asks the server before it sends JSON (`cross_origin.py`)."""
 
 from collections.abc import Collection, Mapping
 

@@ -19,9 +19,9 @@ MAX_UNKNOWN = 16
 """Largest number of unknown fields and items of a body that are reported."""
 
 OnUnknown = Callable[[tuple[str, ...]], None]
-"""Type of a function that is called with the paths of a body's unknown fields, and of items that
-are left out. Paths leave out positions in lists: `messages.mood`. The path of an item ends with the
-type of the item: `messages.content.fallback`."""
+"""Type of a function that takes the paths of a body's unknown fields and of items that are left
+out. Paths leave out positions in lists: `messages.mood`. The path of an item ends with the type of
+the item: `messages.content.fallback`."""
 
 
 def parse_body(kind: type[Body], data: bytes, on_unknown: OnUnknown = lambda _: None) -> Body:
@@ -58,8 +58,8 @@ def _read(kind: type[Body], value: dict[str, Any]) -> Body:
 
 
 def _take_unknown(value: object, path: str, found: dict[str, None]) -> None:
-    """Removes the unknown fields of all models in a value. Adds the paths of the first removed
-    fields to `found`, and the paths of items that are left out."""
+    """Removes the unknown fields of all models in a value. Adds the paths of removed fields and of
+    items that are left out to `found`, up to `MAX_UNKNOWN` paths."""
     if isinstance(value, BaseModel):
         extra = value.__pydantic_extra__ or {}
         _note((value.type,) if isinstance(value, LeftOutItem) else extra, path, found)
@@ -73,7 +73,8 @@ def _take_unknown(value: object, path: str, found: dict[str, None]) -> None:
 
 
 def _note(names: Iterable[str], path: str, found: dict[str, None]) -> None:
-    """Adds the paths of the first names to `found`, up to `MAX_UNKNOWN` paths in all."""
+    """Adds the path of each name, which lies below `path`, to `found`, up to `MAX_UNKNOWN` paths in
+    all."""
     paths = (f"{path}{name[:MAX_NAME_LENGTH]}" for name in names)
     for unknown in islice((one for one in paths if one not in CLIENT_FIELDS), MAX_UNKNOWN):
         if len(found) < MAX_UNKNOWN:

@@ -1,5 +1,5 @@
-"""Converts errors of pydantic to messages for clients, which name the field and say what the value
-must be."""
+"""Converts errors of pydantic to messages for clients. A message names the field and says what the
+value must be."""
 
 from typing import Any
 
@@ -27,8 +27,8 @@ KINDS = {
     "literal_error": "{expected}",
     "enum": "{expected}",
 }
-"""What the value of a field must be, for each type of pydantic's errors. If a field allows several
-types, pydantic reports an error for each type."""
+"""Maps each type of pydantic's errors to a description of the value that the field must have. If a
+field allows several types, pydantic reports an error for each type."""
 
 SENTENCES = {
     "missing": "must be given",
@@ -45,13 +45,13 @@ SENTENCES = {
     "union_tag_invalid": "must have one of the types {expected_tags}",
     "union_tag_not_found": "must be an object with a type",
 }
-"""Messages for other types of pydantic's errors."""
+"""Maps other types of pydantic's errors to messages."""
 
 OTHER = "is of a wrong type"
 
 MISSING = ("missing", "value_error")
-"""Types of errors that may name a field that is absent from the body. The field is required, or a
-check of this server has failed."""
+"""Types of pydantic's errors that may concern a field which is absent from the body: a required
+field is missing, or a check of this server has failed."""
 
 
 def explain(error: ValidationError, body: object) -> errors.InvalidRequest:
@@ -83,8 +83,9 @@ def _filled(words: str, item: ErrorDetails) -> str:
 def _json_path(
     location: tuple[int | str, ...], body: object, *, is_missing: bool
 ) -> tuple[str, ...]:
-    """Returns the path of the wrong value in the body as names, such as `messages`, `0` and `role`.
-    With `is_missing`, the last name is kept even if the body has no field of that name."""
+    """Returns the path of the wrong value in the body as a tuple of names, such as `messages`, `0`
+    and `role`. With `is_missing`, the last name is kept even if the body has no field of that
+    name."""
     places = places_of(location, body, is_missing=is_missing)
     return tuple(str(place)[:MAX_NAME_LENGTH] for place in places)
 

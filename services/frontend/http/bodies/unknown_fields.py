@@ -17,8 +17,8 @@ from services.common import errors
 log = logging.getLogger(__name__)
 
 HEADER = "x-orcinus-ignored-fields"
-"""Header of an answer with the names of the ignored fields. If there are many, only the first
-fields are named."""
+"""Header of an answer that names the ignored fields. If there are many, only the first fields are
+named."""
 
 MAX_LOGGED = 256
 """Largest number of fields that a process logs."""
@@ -29,7 +29,8 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.$-]")
 
 
 class UnknownFields:
-    """Refuses the unknown fields of bodies, or names them in the log and in a header."""
+    """Deals with the unknown fields of bodies: refuses the body, or names the fields in the log and
+    in a header."""
 
     def __init__(self, *, are_refused: bool = False) -> None:
         self.are_refused = are_refused
@@ -37,7 +38,8 @@ class UnknownFields:
         self._logged: set[str] = set()
 
     def found(self, request: Request, paths: tuple[str, ...]) -> None:
-        """Logs the unknown fields of a request's body, and keeps the names for `mark`.
+        """Logs the unknown fields of a request's body, and stores the names with the request, for
+        `mark`.
 
         Raises:
             InvalidRequest: unknown fields are refused.

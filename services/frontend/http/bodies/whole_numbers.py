@@ -1,8 +1,6 @@
 """Whole numbers that clients write with a fraction of zero: `3.0` is an integer in JSON Schema.
-
-Bodies are read strictly, so that such a number is an error at first. Only then the number is
-replaced, where a whole number is wanted, and the body is read again.
-"""
+Bodies are read strictly, so that such a number is an error at first. If pydantic reports that the
+field needs an integer, the number is replaced by an integer, and the body is read again."""
 
 from typing import Any
 
@@ -11,14 +9,14 @@ from pydantic import ValidationError
 from services.frontend.http.bodies.type_errors import places_of
 
 ERRORS = ("int_type", "int_from_float")
-"""Types of pydantic's errors for values that are no whole numbers."""
+"""Types of the errors that pydantic reports where a value is not an integer."""
 
 MAX_WHOLE = 2.0**63
 """Numbers of this size and above are not replaced."""
 
 MAX_READINGS = 8
-"""Largest number of times that a body is read. Each time all wrong numbers of lists that were found
-are replaced; most bodies have one list of numbers."""
+"""Largest number of times that a body is read. After each reading, all floats in a list with an
+error are replaced together. Most bodies have only one list of numbers."""
 
 
 def make_whole(error: ValidationError, body: Any) -> bool:

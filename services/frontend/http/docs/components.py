@@ -47,7 +47,7 @@ _HEADERS: dict[int, dict[str, Any]] = {
 
 
 def reference(section: str, name: str) -> dict[str, str]:
-    """Returns a reference to a component of the document."""
+    """Returns a reference to the component `name` in a section of the document."""
     return {"$ref": f"#/components/{section}/{name}"}
 
 
@@ -63,7 +63,7 @@ def error_name(status: int, dialect: Dialect) -> str:
 
 def error_response(status: int, dialect: Dialect, others: Dialect) -> dict[str, Any]:
     """Returns the error response for a status. The HTTP server refuses some requests before it
-    knows the path, and writes those errors in the dialect `others`."""
+    knows their path. Errors of such requests have the dialect `others`."""
     kinds = list(dict.fromkeys((dialect.schema, others.schema)))
     schema = schema_of(kinds[0])
     described: dict[str, Any] = {

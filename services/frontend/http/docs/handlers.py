@@ -1,4 +1,4 @@
-"""GET /openapi.json and GET /docs."""
+"""Handlers of GET /openapi.json and GET /docs."""
 
 from starlette.requests import Request
 from starlette.responses import Response

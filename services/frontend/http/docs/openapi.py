@@ -19,10 +19,10 @@ from services.frontend.http.protocol.route import Route
 
 OPENAPI_VERSION = "3.1.0"
 API_VERSION = "1"
-"""Version of the HTTP API, as in the paths of the API."""
+"""Version of the HTTP API: the number in paths such as `/v1/models`."""
 
 Schemas = dict[str, JsonSchemaValue]
-"""Schemas, keyed by name."""
+"""Type of a collection of JSON schemas, keyed by name."""
 
 
 def document(

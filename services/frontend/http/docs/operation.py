@@ -34,7 +34,7 @@ _OF_BODIES: tuple[Parameter, ...] = (
         f"{MAX_TIMEOUT_S}.",
     },
 )
-"""Parameters of all requests with a body."""
+"""Header parameters of all requests with a body."""
 
 _IGNORED_FIELDS = {
     unknown_fields.HEADER: {

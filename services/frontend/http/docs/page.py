@@ -28,7 +28,7 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-"""Headers of the page."""
+"""HTTP headers of the page."""
 
 _BOUNDS = {
     "minimum": "≥ {}",

@@ -46,12 +46,12 @@ class PromptLogprob(TypedDict):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""Log-probabilities of a prompt in vLLM's form: an object keyed by token id for each token of the
-prompt, and null for the first token."""
+"""Type of a prompt's log-probabilities in vLLM's form: a list with one item for each token of the
+prompt. The item is an object keyed by token id, or null for the first token."""
 
 
 class Envelope(TypedDict):
-    """The fields with which each answer and each chunk begins."""
+    """The fields at the beginning of each answer and of each chunk."""
 
     id: str
     object: Any
@@ -63,7 +63,7 @@ class Envelope(TypedDict):
 class CompletionLogprobs(TypedDict):
     """Log-probabilities of the tokens of an answer; with `echo` the tokens of the prompt come
     first. Each object of alternatives also contains the token itself. The first token of a prompt
-    has null as log-probability and as alternatives."""
+    has null in place of a log-probability and of alternatives."""
 
     text_offset: list[int]
     """Position in the text at which each token begins, in characters."""
@@ -83,21 +83,22 @@ class CompletionChoice(TypedDict):
     the prompt."""
 
     index: int
-    """Index of the answer. The `n` answers to the first prompt come first."""
+    """Index of the answer among all answers. The `n` answers to the first prompt come first."""
     text: str
     """Text of the answer or of the piece, without the stop text that ended the answer; with `echo`
     the text begins with the prompt."""
     logprobs: CompletionLogprobs | None
-    """Log-probabilities, with `logprobs`; else null."""
+    """Log-probabilities if the request has `logprobs`, else null."""
     finish_reason: FinishReason | None
     """`stop` or `length`; null while the answer goes on."""
     token_ids: NotRequired[Sequence[int]]
-    """Tokens of the answer; with `return_token_ids`."""
+    """Tokens of the answer. Present only with `return_token_ids`."""
     prompt_token_ids: NotRequired[Sequence[int]]
-    """Tokens of the prompt; with `return_token_ids`, in an answer's first chunk."""
+    """Tokens of the prompt. Present only with `return_token_ids`, in the first chunk of an answer
+    or in a whole answer."""
     prompt_logprobs: NotRequired[PromptLogprobs]
-    """Log-probabilities of the tokens of the prompt, with `prompt_logprobs`: for each token an
-    object of `PromptLogprob` keyed by token id, and null for the first token."""
+    """Log-probabilities of the prompt: for each token an object of `PromptLogprob` keyed by token
+    id, and null for the first token. Present only with `prompt_logprobs`."""
 
 
 @answer_object
@@ -108,7 +109,7 @@ class Completion(TypedDict):
     id: str
     """`cmpl-` and the id of the request."""
     object: Literal["text_completion"]
-    """`text_completion`."""
+    """Always `text_completion`."""
     created: int
     """Time at which the request arrived, in seconds since 1970."""
     model: str
@@ -118,10 +119,11 @@ class Completion(TypedDict):
     usage: NotRequired[Usage | None]
     """Numbers of tokens of the prompts and of the answers."""
     seed: NotRequired[int]
-    """Seed of the request, given by the client or drawn; in the first chunk of a stream."""
+    """Seed of the request: the client's, or one that the server drew at random. In a stream, only
+    the first chunk has the seed."""
     orcinus: NotRequired[OrcinusNote]
-    """Facts about the values of the answer; only if a keyword of a JSON schema is not enforced. In
-    a stream the chunk that ends an answer has them."""
+    """Whether the values of the answer match their JSON schemas. Present only if a keyword of a
+    schema is not enforced. In a stream, the chunk that ends an answer has this field."""
 
 
 @answer_object
@@ -129,7 +131,7 @@ class ChatLogprobs(TypedDict):
     """Log-probabilities of the tokens of an answer to a conversation."""
 
     content: list[ChatTokenLogprob]
-    """The tokens, in their order."""
+    """Log-probabilities of the tokens, in the order of the tokens."""
     refusal: None
     """Always null."""
 
@@ -141,7 +143,7 @@ class CalledFunction(TypedDict):
     name: str
     """Name of the function."""
     arguments: str
-    """Arguments as JSON text, which is incomplete if the answer ended early."""
+    """Arguments as a JSON text. The text is incomplete if the answer ended early."""
 
 
 @answer_object
@@ -151,7 +153,7 @@ class ToolCall(TypedDict):
     id: str
     """Id of the call. A later message with the call's result repeats the id."""
     type: Literal["function"]
-    """`function`."""
+    """Always `function`."""
     function: CalledFunction
     """The called function and the arguments."""
 
@@ -161,7 +163,7 @@ class AssistantMessage(TypedDict):
     """A message of the model."""
 
     role: Literal["assistant"]
-    """`assistant`."""
+    """Always `assistant`."""
     content: str | None
     """Text of the message; null if the model only reasons or calls tools."""
     refusal: None
@@ -181,11 +183,11 @@ class ChatChoice(TypedDict):
     message: AssistantMessage
     """The answer."""
     logprobs: ChatLogprobs | None
-    """Log-probabilities, with `logprobs`; else null."""
+    """Log-probabilities if the request has `logprobs`, else null."""
     finish_reason: FinishReason | Literal["tool_calls"]
     """`stop`, `length` or `tool_calls`."""
     token_ids: NotRequired[Sequence[int]]
-    """Tokens of the answer; with `return_token_ids`."""
+    """Tokens of the answer. Present only with `return_token_ids`."""
 
 
 @answer_object
@@ -195,7 +197,7 @@ class ChatCompletion(TypedDict):
     id: str
     """`chatcmpl-` and the id of the request."""
     object: Literal["chat.completion"]
-    """`chat.completion`."""
+    """Always `chat.completion`."""
     created: int
     """Time at which the request arrived, in seconds since 1970."""
     model: str
@@ -205,53 +207,54 @@ class ChatCompletion(TypedDict):
     usage: Usage
     """Numbers of tokens of the prompts and of the answers."""
     prompt_token_ids: NotRequired[Sequence[int]]
-    """Tokens of the conversation; with `return_token_ids`."""
+    """Tokens of the conversation. Present only with `return_token_ids`."""
     prompt_logprobs: NotRequired[PromptLogprobs]
-    """Log-probabilities of the tokens of the prompt, with `prompt_logprobs`: for each token an
-    object of `PromptLogprob` keyed by token id, and null for the first token."""
+    """Log-probabilities of the prompt: for each token an object of `PromptLogprob` keyed by token
+    id, and null for the first token. Present only with `prompt_logprobs`."""
     orcinus: NotRequired[OrcinusNote]
-    """Facts about the values of the answer; only if a keyword of a JSON schema is not enforced. In
-    a stream the chunk that ends an answer has them."""
+    """Whether the values of the answer match their JSON schemas. Present only if a keyword of a
+    schema is not enforced."""
 
 
 @answer_object
 class FunctionDelta(TypedDict):
-    """The part of a call's function that a chunk adds."""
+    """What a chunk adds to the function of a call: its name, or characters of its arguments."""
 
     name: NotRequired[str]
-    """Name of the function; in the first piece of the call."""
+    """Name of the function. Present only in the first piece of a call."""
     arguments: str
     """New characters of the arguments."""
 
 
 @answer_object
 class ToolCallDelta(TypedDict):
-    """The part of a call that a chunk adds. The first piece of a call has the id of the call and
-    the name of the function."""
+    """What a chunk adds to a call. The first piece of a call has the id of the call and the name of
+    the function."""
 
     index: int
     """Index of the call among the calls of the answer."""
     id: NotRequired[str]
-    """Id of the call; in the first piece of the call."""
+    """Id of the call. Present only in the first piece of a call."""
     type: NotRequired[Literal["function"]]
-    """`function`; in the first piece of the call."""
+    """Always `function`. Present only in the first piece of a call."""
     function: FunctionDelta
     """New parts of the function's name and arguments."""
 
 
 @answer_object
 class Delta(TypedDict):
-    """The part of a message that a chunk adds. The role comes first, then reasoning, text and
-    calls. The part is empty if the tokens of the chunk make no text yet."""
+    """What a chunk adds to a message: first the role, then reasoning, text and calls. The delta is
+    empty if the tokens of the chunk make no text yet."""
 
     role: NotRequired[Literal["assistant"]]
-    """`assistant`; in an answer's first chunk."""
+    """Always `assistant`. Present only in the first chunk of an answer."""
     content: NotRequired[str | None]
-    """New text; null where a call begins, and at the beginning of an answer that must be a call."""
+    """New text. The value is null where a call begins, and at the beginning of an answer that must
+    be a call."""
     refusal: NotRequired[None]
-    """Null; in an answer's first chunk."""
+    """Always null. Present only in the first chunk of an answer."""
     reasoning_content: NotRequired[str]
-    """New reasoning."""
+    """New text of the reasoning."""
     tool_calls: NotRequired[list[ToolCallDelta]]
     """New calls, and new pieces of calls."""
 
@@ -263,13 +266,13 @@ class ChatChunkChoice(TypedDict):
     index: int
     """Index of the answer among the `n` answers."""
     delta: Delta
-    """The part of the message that the chunk adds."""
+    """What the chunk adds to the message."""
     logprobs: ChatLogprobs | None
-    """Log-probabilities of new tokens, with `logprobs`; else null."""
+    """Log-probabilities of the new tokens if the request has `logprobs`, else null."""
     finish_reason: FinishReason | Literal["tool_calls"] | None
     """`stop`, `length` or `tool_calls`; null while the answer goes on."""
     token_ids: NotRequired[Sequence[int]]
-    """New tokens; with `return_token_ids`."""
+    """New tokens. Present only with `return_token_ids`."""
 
 
 @answer_object
@@ -280,18 +283,19 @@ class ChatChunk(TypedDict):
     id: str
     """`chatcmpl-` and the id of the request."""
     object: Literal["chat.completion.chunk"]
-    """`chat.completion.chunk`."""
+    """Always `chat.completion.chunk`."""
     created: int
     """Time at which the request arrived, in seconds since 1970."""
     model: str
     """Name of the model."""
     choices: list[ChatChunkChoice]
-    """A piece of an answer."""
+    """A piece of an answer, in a list of one. The list is empty in the chunk with the usage."""
     usage: NotRequired[Usage | None]
     """Numbers of tokens of the prompts and of the answers, with `include_usage`. Only the last
     chunk has the numbers, and other chunks have null, unless `continuous_usage_stats` is true."""
     seed: NotRequired[int]
-    """Seed of the request, given by the client or drawn; in the first chunk."""
+    """Seed of the request: the client's, or one that the server drew at random. Present only in the
+    first chunk."""
     orcinus: NotRequired[OrcinusNote]
-    """Facts about the values of the answer; only if a keyword of a JSON schema is not enforced. In
-    a stream the chunk that ends an answer has them."""
+    """Whether the values of the answer match their JSON schemas. Present only if a keyword of a
+    schema is not enforced, in the chunk that ends an answer."""

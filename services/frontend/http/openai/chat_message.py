@@ -1,8 +1,6 @@
-"""A message of a conversation, as clients of OpenAI and of other servers send it.
-
-Unknown fields are ignored, and named in a header of the answer and in the log. Clients send an
-assistant's message back with all fields that the server of that message wrote.
-"""
+"""A message of a conversation, as clients of OpenAI and of other servers send it. Clients send an
+assistant's message back with all fields that some server wrote into it. Unknown fields are
+therefore ignored, and named in a header of the answer and in the log."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -47,7 +45,7 @@ ContentParts = TypeAliasType(
 Content = Annotated[
     Annotated[str, Tag("text")] | Annotated[ContentParts, Tag("list")], TEXT_OR_LIST
 ]
-"""A message's text, whole or in parts."""
+"""Type of a message's text, which is one string or a list of parts."""
 
 
 class AssistantFunction(ExactModel):
@@ -92,12 +90,12 @@ class Message(ExactModel):
     """A turn of a conversation. A client may send a message of the assistant back unchanged."""
 
     role: str
-    """Role of the speaker, one that the chat template knows. `developer` is read as `system` if the
-    template does not know `developer`."""
+    """Role of the speaker. The chat template must know the role. `developer` is read as `system` if
+    the template does not know `developer`."""
     content: Annotated[
         Content | None, AfterValidator(_check_content), Field(validate_default=True)
     ] = None
-    """Content of the message, as a text or in parts. A note stands in the place of a picture. An
+    """Content of the message, as a text or in parts. A picture is replaced by a note. An
     assistant's message may have null or no content."""
     name: str | None = None
     """Name of the speaker, for templates that show the name."""
@@ -118,8 +116,8 @@ class Message(ExactModel):
     audio: Annotated[dict[str, Any] | None, only()] = None
     """Not served."""
     function_call: AssistantFunction | None = None
-    """OpenAI's older spelling of `tool_calls`, for the one call of a turn. The next message, of the
-    role `function`, has its result."""
+    """OpenAI's older form of `tool_calls`, which can have only one call. The result of the call is
+    in the next message, which has the role `function`."""
 
     def to_message(self) -> ChatMessage:
         """Returns the turn in the form that chat templates read."""
@@ -142,12 +140,12 @@ class Message(ExactModel):
         )
 
     def _calls(self) -> list[AssistantCall]:
-        """Returns the calls of the turn. The older spelling has no ids; the name of the function
-        stands for the id."""
+        """Returns the calls of the turn. A call in the older form, `function_call`, has no id, so
+        the name of the function is taken as its id."""
         if self.tool_calls or self.function_call is None:
             return self.tool_calls or []
         return [AssistantCall(id=self.function_call.name, function=self.function_call)]
 
     def _as_tool(self) -> Self:
-        """Returns a message of the older role `function` as one of the role `tool`."""
+        """Returns a message of the older role `function` as a message of the role `tool`."""
         return self.model_copy(update={"role": "tool", "tool_call_id": self.name})

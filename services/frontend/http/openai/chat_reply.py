@@ -59,7 +59,7 @@ class ChatReply(GenerationReply):
         return self._text_chunk(self._words_start(index, words), words.text)
 
     def _words_start(self, index: int, words: Words) -> bytes:
-        """Returns the start of a chunk that has only words."""
+        """Returns the start of a chunk that has only new text or only new reasoning."""
         if not words.is_reasoning:
             return self._text_starts[index]
         start = self._thought_starts.get(index)
@@ -151,8 +151,8 @@ class ChatReply(GenerationReply):
         return self._mode(index) in ("named", "required")
 
     def _mode(self, index: int) -> str:
-        """Returns whether an answer must have a call, as the client says: the mode of the choice of
-        tools."""
+        """Returns the mode of the tool choice, which says whether the answer `index` must have a
+        call."""
         prompt = self._generation.prompt_of(index).prompt
         return prompt.tool_choice.mode if isinstance(prompt, Conversation) else "none"
 

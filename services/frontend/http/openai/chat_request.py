@@ -25,7 +25,7 @@ class ChatBody(ToolFields, GenerationBody):
     max_completion_tokens: Annotated[int | None, N_TOKENS] = None
     """Newer name of `max_tokens`. If both are given, the values must be equal."""
     logprobs: bool | None = None
-    """Answer with the log-probability of each token."""
+    """Whether to answer with the log-probability of each token."""
     top_logprobs: Annotated[int | None, N_LOGPROBS] = None
     """Number of the most likely tokens to show at each position; only with `logprobs`."""
     functions: Annotated[list[Any] | None, only([])] = None
@@ -50,10 +50,10 @@ class ChatBody(ToolFields, GenerationBody):
     """How much to reason: the value of the chat template's variable `reasoning_effort`. `none` and
     `minimal` also set `enable_thinking` to false."""
     add_generation_prompt: bool | None = None
-    """Begin a turn of the assistant after the last message. The default is true, or false with
-    `continue_final_message`."""
+    """Whether to begin a turn of the assistant after the last message. The default is true, or
+    false with `continue_final_message`."""
     continue_final_message: bool | None = None
-    """Continue the last message instead of beginning a turn."""
+    """Whether to continue the last message instead of beginning a turn."""
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:

@@ -30,8 +30,8 @@ class Function(ExactModel):
     parameters: dict[str, Any] | None = None
     """JSON schema of the arguments; without a schema any object is allowed."""
     strict: bool | None = None
-    """Whether arguments must keep the schema even if the model is free to call the function or
-    not."""
+    """Whether arguments must match the schema even if the model may choose whether to call the
+    function."""
 
 
 class ToolBody(ExactModel):
@@ -77,7 +77,7 @@ class AllowedChoice(ExactModel):
     """A value of `tool_choice` that limits the model to some of the tools."""
 
     type: Literal["allowed_tools"]
-    """`allowed_tools`."""
+    """Always `allowed_tools`."""
     allowed_tools: AllowedTools
     """The selected tools, and whether the model must call one."""
 
@@ -99,7 +99,7 @@ Tools = TypeAliasType("Tools", Annotated[list[ToolBody], FailFast(), Field(max_l
 
 
 class ToolFields(ExactModel):
-    """The fields of a body that concern tools."""
+    """Fields of a body that list the tools and say whether the model must call one."""
 
     tools: Tools | None = None
     """Tools that the model may call."""

@@ -27,8 +27,8 @@ PromptOrPrompts = (
 
 
 def _prompts_of(value: object) -> tuple[Prompt, ...]:
-    """Returns the prompts in a value: a text, a list of texts, a list of tokens or a list of lists
-    of tokens."""
+    """Returns the prompts in a value, which is a text, a list of texts, a list of tokens or a list
+    of lists of tokens."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list):
@@ -44,7 +44,8 @@ def _prompts_of(value: object) -> tuple[Prompt, ...]:
 
 
 def _are_tokens(items: list[Any]) -> bool:
-    """Returns whether all items are whole numbers, which may have a fraction of zero."""
+    """Returns whether all items are whole numbers. Floats with a fraction of zero, such as 3.0, are
+    whole numbers."""
     kinds = set(map(type, items))  # fast for a million items
     if kinds <= {int}:  # excludes bool
         return True
@@ -63,16 +64,16 @@ class CompletionBody(GenerationBody):
     ]
     """The prompt or prompts to continue. Each prompt has answers of its own."""
     max_tokens: Annotated[int | None, between(MAX_TOKENS_OF_TEXT)] = None
-    """Largest number of tokens to generate, 16 by default. The number is lowered to the room that
-    the prompt leaves in the model's length."""
+    """Largest number of tokens to generate, 16 by default. If the prompt leaves less room in the
+    model's context, the number is lowered to that room."""
     echo: bool | None = None
-    """Begin each answer with the prompt."""
+    """Whether to begin each answer with the prompt."""
     logprobs: Annotated[int | None, N_LOGPROBS] = None
-    """Answer with the log-probability of each token, and with this number of the most likely tokens
-    at the same position; with `echo`, also of the tokens of the prompt."""
+    """Number of the most likely tokens to show at each position. The answer then also has the
+    log-probability of each token. With `echo`, the tokens of the prompt are included."""
     best_of: Annotated[int | None, N_ANSWERS] = None
-    """Number of answers to generate for each prompt, at least `n`. The reply has the best `n` of
-    the answers, best first. More than `n` is refused with `stream`."""
+    """Number of answers to generate for each prompt, at least `n`. The reply has only the best `n`
+    of the answers, best first. With `stream`, a number larger than `n` is refused."""
     suffix: Annotated[str | None, only("")] = None
     """Not served."""
 

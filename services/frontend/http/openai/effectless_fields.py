@@ -1,5 +1,5 @@
 """Fields that clients send to other servers and that do not affect which tokens are generated. The
-fields are read, and do nothing here."""
+server accepts and ignores these fields."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from services.frontend.http.bodies.object_kinds import ExactModel
 
 
 class EffectlessFields(ExactModel):
-    """Fields of completions and of chats that do nothing."""
+    """Fields of completions and of chats that the server accepts and ignores."""
 
     user: str | None = None
     """Does nothing."""

@@ -16,7 +16,7 @@ from services.frontend.http.transport.event_stream import Event, framed
 
 @answer_object
 class ErrorObject(TypedDict):
-    """An error."""
+    """The description, the kind and the code of an error."""
 
     message: str
     """Description of the error."""

@@ -4,10 +4,9 @@ received with this event and all events before.
     6921f3aa0c5b…e1:12,7f,-          12 tokens of answer 0, all 7 of answer 1, nothing of answer 2
     6921f3aa0c5b…e1:20f,7f,3f;usage  all answers, and the usage
 
-The id of the request comes first, then one mark for each answer: the number of tokens, `f` if the
-answer has finished, and `-` if no event has come. An answer of which only the event with the role
-has come has the mark 0. To resume a stream, clients send the last id back in the header
-`Last-Event-ID`.
+The id of the request comes first, then one mark for each answer: the number of tokens, followed by
+`f` if the answer has finished, or `-` if no event has come. The mark is 0 if only the event with
+the role has come. To resume a stream, clients send the last id back in the header `Last-Event-ID`.
 """
 
 import re

@@ -1,9 +1,9 @@
 """Log-probabilities in the forms of OpenAI's API. The log-probabilities of a prompt have vLLM's
 form.
 
-The text of a token is the one that `TokenTexts` gives, unless the client wants numbers. The
-alternatives of a completion are an object keyed by text. If two alternatives have equal texts, the
-object has only the more likely one.
+A token is shown as the text that `TokenTexts` gives, unless the client asks for the numbers of
+tokens. The alternatives of a completion are an object keyed by text. If two alternatives have equal
+texts, the object has only the more likely one.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ class CompletionColumns:
         self._offsets: list[int] = []
 
     def add_unknown(self, token_id: int) -> None:
-        """Adds the first token of a prompt. The first token has no log-probability, since no token
-        comes before."""
+        """Adds the first token of a prompt, which has no log-probability, since no token comes
+        before it."""
         self._tokens.append(self._texts.text(token_id))
         self._values.append(None)
         self._tops.append(None)
@@ -75,8 +75,9 @@ def chat_logprobs(
 def prompt_logprobs(
     texts: TokenTexts, token_ids: Sequence[int], logprobs: Logprobs | None, *, n_top: int
 ) -> PromptLogprobs:
-    """Returns the list `prompt_logprobs` in vLLM's form: for each token of the prompt an object
-    keyed by token id, and null for the first token."""
+    """Returns the list `prompt_logprobs` in vLLM's form. The list has an object keyed by token id
+    for each token of the prompt, but null for the first token. The object also has the `n_top` most
+    likely tokens."""
     listed: PromptLogprobs = [None]
     for place, token_id in enumerate(token_ids[1:]):
         if logprobs is None:

@@ -1,4 +1,4 @@
-"""GET /v1/models, and GET /v1/models/{model}."""
+"""Handlers of GET /v1/models and GET /v1/models/{model}."""
 
 from typing import Literal
 
@@ -17,35 +17,35 @@ class Model(TypedDict):
     id: str
     """Name of the model."""
     object: Literal["model"]
-    """`model`."""
+    """Always `model`."""
     created: int
     """Time at which the model's files were written, in seconds since 1970."""
     owned_by: str
-    """`orcinus`."""
+    """Always `orcinus`."""
     max_model_len: int
     """Largest number of tokens of a prompt and its output together."""
 
 
 @answer_object
 class ModelList(TypedDict):
-    """List of the names of the served model, with an entry for each name."""
+    """The list of models that the server offers. Each name of the one served model is an entry."""
 
     object: Literal["list"]
-    """`list`."""
+    """Always `list`."""
     data: list[Model]
     """One entry for each name of the served model."""
 
 
 async def list_models(api: Api, _: Request) -> ModelList:
-    """Returns the list of models, which has an entry for each name of the one model."""
+    """Returns the list of models. Each name of the one served model is an entry."""
     return {"object": "list", "data": [_model(api, name) for name in api.service.model_names]}
 
 
 async def retrieve_model(api: Api, request: Request) -> Model:
-    """Returns the served model, if the path has a name of the model.
+    """Returns the served model, if the path contains one of its names.
 
     Raises:
-        UnknownModel: the path has a name that the model does not have.
+        UnknownModel: the name in the path is not a name of the served model.
     """
     name, names = request.path_params["model"], api.service.model_names
     if name not in names:

@@ -27,13 +27,13 @@ from services.frontend.request.json_schema.client_schema import ClientSchema
 from services.frontend.request.output_format import ANY_OBJECT, NO_FORMAT, OutputFormat
 
 SchemaText = Annotated[str, Within({"contentMediaType": JSON, "pattern": r"^[ \t\r\n]*\{"})]
-"""The text of a JSON schema."""
+"""Type of a field with a JSON schema that is written as a text."""
 
 Schema = dict[str, Any] | SchemaText
-"""A JSON schema, or its text."""
+"""Type of a field with a JSON schema, as an object or as a text."""
 
 GrammarText = Annotated[str, Within({"minLength": 1})]
-"""The text of a grammar."""
+"""Type of a field with a grammar that is written as a text."""
 
 
 Choices = TypeAliasType(
@@ -61,27 +61,27 @@ class JsonSchema(ExactModel):
 
 
 class TextFormat(ExactModel):
-    """The format of any text."""
+    """An output format: any text."""
 
     type: Literal["text"]
     """`text`: the output may be any text."""
 
 
 class JsonObjectFormat(ExactModel):
-    """The format of a JSON object."""
+    """An output format: a JSON object."""
 
     type: Literal["json_object"]
     """`json_object`: the output is a JSON object."""
     schema_: Annotated[dict[str, Any] | None, BodyField(alias="schema")] = None
-    """A JSON schema that the object keeps, as in llama.cpp; without a schema any object is
+    """A JSON schema that the object must match, as in llama.cpp. Without a schema, any object is
     allowed."""
 
 
 class JsonSchemaFormat(ExactModel):
-    """The format of JSON that keeps a schema."""
+    """An output format: JSON that matches a schema."""
 
     type: Literal["json_schema"]
-    """`json_schema`: the output is JSON that keeps a schema."""
+    """`json_schema`: the output is JSON that matches a schema."""
     json_schema: JsonSchema
     """The schema."""
 
@@ -99,7 +99,7 @@ ResponseFormat = Annotated[
 
 
 class StructuredOutputs(ExactModel):
-    """vLLM's group of formats. A request gives one format of the group."""
+    """Formats of the output in vLLM's form. A request must set only one of the fields."""
 
     json_: Annotated[Schema | None, BodyField(alias="json")] = None
     """A JSON schema, or its text."""
@@ -108,7 +108,7 @@ class StructuredOutputs(ExactModel):
     regex: str | None = None
     """A regular expression in Rust's syntax, which the whole output must match."""
     choice: Choices | None = None
-    """Texts, one of which is the output."""
+    """Texts that the output may be. The output is exactly one of them."""
     grammar: GrammarText | None = None
     """A grammar in llguidance's dialect of Lark, or in GBNF."""
     structural_tag: Annotated[str | None, only()] = None
@@ -122,7 +122,7 @@ class StructuredOutputs(ExactModel):
 
 
 class OutputFormatFields(ExactModel):
-    """Fields of a body that ask for a format of the output."""
+    """Fields of a body by which clients ask for a format of the output."""
 
     response_format: ResponseFormat | None = None
     """Format of the output, in OpenAI's spelling."""
@@ -133,7 +133,7 @@ class OutputFormatFields(ExactModel):
     guided_regex: str | None = None
     """vLLM's older spelling: a regular expression in Rust's syntax."""
     guided_choice: Choices | None = None
-    """vLLM's older spelling: texts, one of which is the output."""
+    """vLLM's older spelling: texts that the output may be. The output is exactly one of them."""
     guided_grammar: GrammarText | None = None
     """vLLM's older spelling: a grammar in llguidance's dialect of Lark, or in GBNF."""
     json_schema: SchemaText | None = None

@@ -1,9 +1,9 @@
 """The common part of the replies to completions and to chats, both whole and as chunks of a stream.
 
 The first chunk of a stream has the seed of the request. A stream that shows tokens can be resumed:
-the events have ids, and a resumed stream sends the tokens, texts and ends that the client lacks.
-Other streams have no ids, since popular clients, such as vLLM's benchmark, fail at any line that
-does not begin with `data:`.
+the events have ids, and a resumed stream sends only what the client lacks of each answer. Other
+streams have no ids, since popular clients, such as vLLM's benchmark, fail at any line that does not
+begin with `data:`.
 """
 
 from abc import abstractmethod
@@ -26,10 +26,10 @@ from services.frontend.http.transport.event_stream import Event, framed
 from services.frontend.request.request_id import created_at
 
 DONE = b"data: [DONE]\n\n"
-"""Last event of a stream that ends well."""
+"""The last event of a stream that ends without an error."""
 
 Choice = Mapping[str, Any]
-"""An answer or a piece of an answer, in the form of a completion or of a chat."""
+"""Type of an answer or a piece of an answer, in the form of a completion or of a chat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +45,10 @@ class ReplyOptions:
     counts_usage: bool = False
     """Whether each chunk of a stream also has the usage so far."""
     n_prompt_logprobs: int | None = None
-    """Number of alternatives in the field `prompt_logprobs` of a whole answer. With None the answer
+    """Number of alternatives in the field `prompt_logprobs` of a whole answer. If None, the answer
     does not have the field."""
     shows_token_ids: bool = False
-    """Whether tokens of `logprobs` are named by their numbers instead of their texts."""
+    """Whether `logprobs` shows tokens by their numbers instead of their texts."""
 
 
 class GenerationReply(Reply):
@@ -73,10 +73,10 @@ class GenerationReply(Reply):
     answer_object: str
     chunk_object: str
     text_start: bytes
-    """JSON of a choice that has only text, up to the text; `%d` stands for the index of the
-    answer."""
+    """Beginning of the JSON of a choice that has only text, up to the text. `%d` stands for the
+    index of the answer."""
     text_end: bytes
-    """JSON of a choice that has only text, from the end of the text on."""
+    """End of the JSON of a choice that has only text, after the text."""
 
     def __init__(self, generation: Generation, options: ReplyOptions) -> None:
         self._generation = generation
@@ -125,11 +125,13 @@ class GenerationReply(Reply):
         return openai_errors.error_event(error)
 
     def _text_chunk(self, start: bytes, text: str) -> Event:
-        """Returns the event of a chunk that has only text. `start` is the event up to the text."""
+        """Returns the event of a chunk that has only text. `start` is the beginning of the event,
+        up to the text."""
         return b"%b%b%b" % (start, text_json(text), self._text_end)
 
     def _start_of(self, choice: bytes) -> bytes:
-        """Returns the start of events whose chunks have a choice that begins with `choice`."""
+        """Returns the beginning of an event whose chunk has a choice that begins with the JSON
+        `choice`."""
         return b"data: %b[%b" % (self._chunk_start, choice)
 
     def _events(self, piece: Piece) -> Iterator[Event]:
@@ -161,8 +163,9 @@ class GenerationReply(Reply):
 
     @abstractmethod
     def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[tuple[Piece, Choice]]:
-        """Yields the choices of the chunks that a piece becomes, each with the part of the piece
-        that the choice shows. `is_first` says that no piece of the answer has come before."""
+        """Yields the choices of the chunks that a piece becomes, and with each choice the part of
+        the piece that the choice shows. `is_first` says that no piece of the answer has come
+        before."""
 
     def _envelope(self, kind: str) -> Envelope:
         return {
@@ -203,6 +206,7 @@ class GenerationReply(Reply):
         }
 
     def _note_json(self, piece: Piece) -> bytes:
-        """Returns the note of the chunk that ends an answer, as a part of its JSON."""
+        """Returns the JSON of the field `orcinus` in the chunk that ends an answer, with a comma in
+        front. The result is empty if the chunk does not have the field."""
         note = note_of([piece.schema_valid], self.unenforced)
         return b"," + to_json(note)[1:-1] if note else b""

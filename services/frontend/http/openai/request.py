@@ -1,9 +1,9 @@
 """The common part of the bodies of completions and of chats, and the requests made from the bodies.
 
 The body has a field for each option of `SamplingParams`, and null means the default. Types are
-checked here. Ranges are checked by `GenerationRequest`, for all protocols. Fields that are known
-and not served are accepted with the value that changes nothing. Extensions of OpenAI's API are
-spelled as in other servers.
+checked here. Ranges are checked by `GenerationRequest`, for all protocols. A field that the server
+knows but does not serve is accepted only with a value that changes nothing. Extensions of OpenAI's
+API are spelled as in other servers.
 """
 
 import dataclasses
@@ -65,8 +65,8 @@ OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
     "n_prompt_logprobs",
     "logprobs_field",
 }
-"""Options of `GenerationOptions` for which the body has a field of an equal name; sampling is left
-out."""
+"""Names of the options of `GenerationOptions` for which the body has a field of an equal name.
+Sampling options are not among them."""
 
 
 TokenIds = TypeAliasType(
@@ -78,9 +78,9 @@ class StreamOptions(ExactModel):
     """Options of a stream."""
 
     include_usage: bool | None = None
-    """End the stream with the usage."""
+    """Whether to end the stream with a chunk that has the usage."""
     continuous_usage_stats: bool | None = None
-    """Add the usage so far to every chunk; only with `include_usage`."""
+    """Whether to add the usage so far to every chunk; only with `include_usage`."""
     include_obfuscation: Annotated[bool | None, only(False)] = None
     """Not served."""
 
@@ -114,7 +114,8 @@ SAMPLING: dict[str, Any] = {
     if field.name not in ("grammar", "bad_words")
 }
 """Type and default of the body's field for each option of `SamplingParams`. The grammar is left
-out, since clients spell it in several ways, and words are, since clients write texts."""
+out, since clients spell it in several ways. `bad_words` is left out, since clients write texts
+instead of tokens."""
 
 if TYPE_CHECKING:
     SamplingBody = BaseModel
@@ -131,14 +132,14 @@ class ResumptionBody(ExactModel):
     seed: Annotated[int, option("seed")]
     """Seed of the request, from the first chunk of the stream."""
     token_ids: Annotated[list[TokenIds], FailFast(), Field(max_length=MAX_ANSWERS)]
-    """Tokens that the client has of each answer. Answers at the end of the list may be left out if
-    the client has no tokens of them."""
+    """For each answer, the tokens that the client has. Answers at the end of the list may be left
+    out if the client has no tokens of them."""
 
     def to_resumption(self, position: StreamPosition) -> Resumption:
         """Returns the resumption at a position in the stream.
 
         Raises:
-            InvalidRequest: the number of tokens of an answer differs from the position's number.
+            InvalidRequest: the number of an answer's tokens differs from the number in `position`.
         """
         if len(self.token_ids) > len(position.answers):
             raise errors.InvalidRequest(
@@ -164,40 +165,41 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
     model: str | None = None
     """Name of the model; may be left out."""
     max_tokens: Annotated[int | None, N_TOKENS] = None
-    """Largest number of tokens to generate. The number is lowered to the room that the prompt
-    leaves in the model's length. The room, limited by the checkpoint's `max_new_tokens`, is also
-    the default."""
+    """Largest number of tokens to generate. If the prompt leaves less room in the model's context,
+    the number is lowered to that room. The room, limited by the checkpoint's `max_new_tokens`, is
+    also the default."""
     stop: StopTextOrTexts = None
     """Texts that end the output. The output does not include the stop text, unless
     `include_stop_str_in_output` is true."""
     ignore_eos: bool | None = None
-    """Continue the output after the model's end-of-sequence tokens."""
+    """Whether to continue the output after the model's end-of-sequence tokens."""
     return_token_ids: bool | None = None
-    """Add the ids of tokens to the answer, and the ids of events to a stream."""
+    """Whether to add the ids of tokens to the answer, and the ids of events to a stream."""
     n: Annotated[int | None, N_ANSWERS] = None
     """Number of answers to each prompt; 1024 at most over all prompts."""
     stream_options: StreamOptions | None = None
     """Options of a stream; only with `stream`."""
     resumption: ResumptionBody | None = None
     """Seed and tokens of a broken stream that is to be resumed; only with the header
-    `Last-Event-ID`. All other fields must be equal to the first request."""
+    `Last-Event-ID`. All other fields must have the values of the first request."""
     bad_words: BadWords | None = None
-    """Texts that are never generated, as in vLLM: with a space in front or without. Only the last
-    token of a text is banned, where it would complete the text. Tokens of the prompt do not
-    count. At most 16384 characters together."""
+    """Texts that are never generated, with or without a space in front, as in vLLM. Only the last
+    token of a text is banned, at the positions where it would complete the text. Tokens of the
+    prompt do not count. All texts together may have 16384 characters."""
     return_tokens_as_token_ids: bool | None = None
-    """Name tokens `token_id:17` instead of their texts in `logprobs`, so that tokens of equal texts
-    are told apart. `bytes` has the bytes of the text as before."""
+    """Whether `logprobs` names a token by its number, such as `token_id:17`, so that tokens with
+    equal texts are told apart. `bytes` still has the bytes of the text."""
     add_special_tokens: bool | None = None
-    """Add the special tokens that the checkpoint puts around texts. The default is true for texts.
-    The default is false for conversations, since the chat template writes the special tokens."""
+    """Whether to add the special tokens that the checkpoint puts around texts. The default is true
+    for texts. The default is false for conversations, since the chat template writes the special
+    tokens."""
     skip_special_tokens: bool | None = None
-    """Leave special tokens out of the output's text."""
+    """Whether to leave special tokens out of the output's text."""
     include_stop_str_in_output: bool | None = None
-    """Include the stop text or the stop token in the output."""
+    """Whether to include the stop text or the stop token in the output."""
     prompt_logprobs: Annotated[int | None, N_LOGPROBS] = None
-    """Answer with the log-probability of each token of the prompt but the first, and with this
-    number of the most likely tokens at the same position; not with `stream`."""
+    """Number of the most likely tokens to show at each position of the prompt. The answer then also
+    has the log-probability of each token of the prompt but the first. Not served with `stream`."""
 
     truncate_prompt_tokens: Annotated[int | None, only()] = None
     """Not served."""
@@ -243,8 +245,8 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
         self._position = position
 
     def _check_resumption(self, position: StreamPosition | None) -> None:
-        """Raises InvalidRequest if a field or header of a resumption is given without the others:
-        `stream`, `resumption` and the header `Last-Event-ID` are required together."""
+        """Raises InvalidRequest unless the request has all or none of `stream`, `resumption` and
+        the header `Last-Event-ID`. A stream that is not resumed may have `stream` alone."""
         if position is None and self.resumption is None:
             return
         if not self.stream:
@@ -283,7 +285,7 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
 
 
 def _given(body: GenerationBody, names: Container[str]) -> dict[str, Any]:
-    """Returns the fields among `names` that the client gave, lists as tuples."""
+    """Returns the fields among `names` that the client gave. Lists are returned as tuples."""
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name in body.model_fields_set

@@ -1,4 +1,5 @@
-"""POST /tokenize and POST /detokenize, in the forms of vLLM."""
+"""POST /tokenize and POST /detokenize, in the forms of vLLM: the bodies, the answers and the
+handlers."""
 
 from collections.abc import Sequence
 from typing import Annotated, Self
@@ -30,7 +31,7 @@ class TokenizeBody(ChatBody):
     )
     """A conversation, instead of `prompt`."""
     return_token_strs: bool | None = None
-    """Also answer with the spelling of each token in the vocabulary."""
+    """Whether to answer also with the spelling of each token in the vocabulary."""
 
     @model_validator(mode="after")
     def _one_prompt(self) -> Self:
@@ -56,7 +57,8 @@ class Tokens(TypedDict):
     tokens: Sequence[int]
     """The tokens."""
     token_strs: list[str] | None
-    """Spelling of each token in the vocabulary, with `return_token_strs`; else null."""
+    """Spelling of each token in the vocabulary if the request has `return_token_strs`, else
+    null."""
 
 
 async def tokenize(api: Api, body: TokenizeBody, account: Account) -> Tokens:
@@ -81,7 +83,7 @@ class DetokenizeBody(ExactModel):
     model: str | None = None
     """Name of the model; may be left out."""
     tokens: TokenIds
-    """The tokens; their number is at most the model's length."""
+    """The tokens, at most as many as the model can read."""
 
 
 @answer_object

@@ -1,4 +1,5 @@
-"""GET /metrics on the port of the API, if the setting `api_metrics` is on."""
+"""Handler of GET /metrics on the port of the API. The route exists if the setting `api_metrics` is
+on."""
 
 import asyncio
 

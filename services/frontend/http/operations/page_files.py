@@ -40,7 +40,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-"""Headers of all files. With `no-cache` a browser asks each time whether its copy is still
+"""HTTP headers of all files. With `no-cache` a browser asks each time whether its copy is still
 valid."""
 
 

@@ -20,7 +20,8 @@ from services.frontend.http.transport.request_headers import headers_of
 from services.frontend.watching.view_feed import ViewFeed, note
 
 DECISIONS = "decisions"
-"""Query parameter that adds the input of the scheduling core to the events."""
+"""Name of the query parameter by which a viewer asks for the input of the scheduling core in
+addition to the events."""
 
 _TRUTHS = {"true": True, "false": False}
 

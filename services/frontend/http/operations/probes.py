@@ -1,4 +1,4 @@
-"""GET /health, /ready, /serving and /version, which need no key."""
+"""Handlers of GET /health, /ready, /serving and /version, which need no key."""
 
 from typing import NotRequired
 

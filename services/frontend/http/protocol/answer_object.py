@@ -1,8 +1,5 @@
-"""Types of answers: typed dictionaries without additional fields.
-
-Replies build the dictionaries, mypy checks the fields, and the OpenAPI document describes the
-types. The docstring below a field is the description of the field in the OpenAPI document.
-"""
+"""Name of the query parameter by which a viewer asks for the input of the scheduling core in
+addition to the events."""
 
 from pydantic import ConfigDict, with_config
 

@@ -69,8 +69,8 @@ class Api:
 
     async def read(self, request: Request, kind: type[Body], account: Account) -> Body:
         """Returns the body of a request. While the body is read and parsed, it counts as an answer
-        in flight: an account that may have two answers in flight may not have more than two uploads
-        either. The request made from the body takes a place of its own when the generation is
+        in flight of the account. So an account that may have two answers in flight can also upload
+        only two bodies at a time. The answers themselves are counted later, when the generation is
         opened."""
         page_origin.check_page(headers_of(request), self.origins)
         with account.receiving(), self.bodies.budget.share() as share:

@@ -1,7 +1,5 @@
-"""The description of the API for its readers, made when somebody asks for it.
-
-Making it takes a quarter of a second of a processor, which would be a fifth of a frontend's start.
-"""
+"""The description of the API for its readers, made at the first request for it. To make it takes
+0.25 s of processor time, which would lengthen the start of a frontend by a fifth."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,15 +14,16 @@ class Description(NamedTuple):
 
 
 class ApiDescription:
-    """A description that is made once, in a thread, so that streams go on meanwhile."""
+    """The description of the API. It is made once, in a thread, so that streams continue
+    meanwhile."""
 
     def __init__(self, make: Callable[[], Description]) -> None:
         self._make = make
         self._made: asyncio.Task[Description] | None = None
 
     async def get(self) -> Description:
-        """Returns the description. Concurrent calls wait for one computation. If one of these calls
-        is cancelled, the computation goes on for the others."""
+        """Returns the description. Concurrent calls share one computation, which continues if one
+        of the calls is cancelled."""
         if self._made is None:
             self._made = asyncio.create_task(asyncio.to_thread(self._make))
         return await asyncio.shield(self._made)

@@ -18,19 +18,19 @@ class RequestBody(ExactModel, ABC):
     """A body that asks for a generation and for a reply."""
 
     stream: bool | None = None
-    """Answer with a stream of events."""
+    """Whether to answer with a stream of events."""
     priority: Annotated[int | None, PRIORITY] = None
     """Priority of the request: requests with lower numbers begin earlier, as in vLLM. Numbers below
     0 are limited by the `min_priority` of the API key. The priority of each class of requests rises
     while requests of the class wait. The priority changes no token, and does nothing if the
     scheduler's `order` is `fcfs`."""
     cache_salt: Annotated[str | None, SALT] = None
-    """Requests with the same salt and API key share the prefix cache. The prefix cache of other
-    requests is separate, so a client cannot find out from the time of an answer what other clients
+    """Salt of the prefix cache. Requests share the prefix cache only if both their salt and their
+    API key are equal. So a client cannot find out from the time of an answer what other clients
     have asked."""
     cache_prompt: bool | None = None
-    """Take tokens of the prompt from the prefix cache, and leave the prompt in the cache for later
-    requests. The prefix cache is not used for a request with `prompt_logprobs`."""
+    """Whether to take tokens of the prompt from the prefix cache, and to leave the prompt in the
+    cache for later requests. The prefix cache is not used for a request with `prompt_logprobs`."""
 
     @abstractmethod
     def to_request(self) -> GenerationRequest:
@@ -50,8 +50,8 @@ class RequestBody(ExactModel, ABC):
         """Returns the event of an error that ends a stream before there is a reply."""
 
     def resume_at(self, last_event_id: str | None) -> None:
-        """Sets the id of the last event that the client has of a broken stream, or None. Protocols
-        whose streams have no ids ignore the id.
+        """Takes the id of the last event of a broken stream that the client has, or None. Protocols
+        whose streams have no ids ignore it.
 
         Raises:
             InvalidRequest: the id is malformed, or the body does not match the id.
@@ -59,11 +59,12 @@ class RequestBody(ExactModel, ABC):
 
     @property
     def unenforced(self) -> Sequence[str]:
-        """Fields of the request that no model's answer is made to keep."""
+        """Names of the fields of the request that the server cannot enforce, whatever the model."""
         return ()
 
     def spelled(self, field: str) -> str:
-        """Returns the name that the protocol uses for a field."""
+        """Returns the name that the protocol uses for a field. `field` is the name in the rules of
+        requests."""
         return field
 
     def in_own_words(self) -> AbstractContextManager[None]:

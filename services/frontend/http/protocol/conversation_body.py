@@ -29,7 +29,7 @@ Metadata = Annotated[
     FEW_LABELS,
     Field(json_schema_extra={"maxProperties": MAX_METADATA}),
 ]
-"""Labels that the client gives to the request, and that the answer repeats."""
+"""Type of labels that the client gives to the request, and that the answer repeats."""
 
 
 class ConversationBody(ExactModel, ABC):
@@ -37,8 +37,8 @@ class ConversationBody(ExactModel, ABC):
     `Conversation`."""
 
     spelling: ClassVar[Mapping[str, str]]
-    """The protocol's name of a field, for each name in the rules of requests that the protocol
-    spells differently."""
+    """Maps names of fields in the rules of requests to the names that the protocol uses, where the
+    two differ."""
 
     model: str | None = None
     """Name of the model; may be left out."""
@@ -95,7 +95,8 @@ class ConversationBody(ExactModel, ABC):
         return False
 
     def spelled(self, field: str) -> str:
-        """Returns the name that the protocol uses for a field."""
+        """Returns the name that the protocol uses for a field. `field` is the name in the rules of
+        requests."""
         match field.split("."):
             case ["tools", number, "function", name, *rest]:
                 place = list(self._shown_tools)[int(number)]

@@ -1,7 +1,7 @@
 """Tools that clients run. The model sees these tools.
 
-The protocols for agents also have tools that OpenAI's or Anthropic's own servers run. Such tools do
-not run here, and the model does not see them.
+Some protocols also have tools that OpenAI's or Anthropic's own servers run. Such tools do not run
+here, and the model does not see them.
 """
 
 from abc import ABC, abstractmethod
@@ -30,7 +30,8 @@ class ClientTool(ExactModel, ABC):
 
 
 class DescribedFunction(Protocol):
-    """A function with the fields that have the same names in all protocols."""
+    """A function in the body of any protocol, with the fields whose names are equal in all
+    protocols."""
 
     name: str
     description: str | None
@@ -51,7 +52,7 @@ def tool_of(function: DescribedFunction, *, parameters: str) -> Tool:
 def shown_tools(
     tools: Sequence[BaseModel] | None, *, field: str = "tools"
 ) -> dict[str, ClientTool]:
-    """Returns the tools that the model sees, keyed by the path of the tool in the body, such as
+    """Returns the tools of a body that the model sees, keyed by their path in the body, such as
     `tools.0`. `field` is the path of the list."""
     places = enumerate(tools or ())
     return {f"{field}.{place}": tool for place, tool in places if isinstance(tool, ClientTool)}

@@ -8,8 +8,7 @@ X_API_KEY = "x-api-key"
 
 
 def shown_in(headers: Mapping[str, str]) -> str | None:
-    """Returns the value of the header `authorization`. If there is only the header `x-api-key`,
-    returns the value of `authorization` that means the same key. Returns None without either
-    header."""
+    """Returns the credentials of a request in the form of the header `authorization`. A key in the
+    header `x-api-key` is converted to that form. Returns None if the request has neither header."""
     key = headers.get(X_API_KEY)
     return headers.get(AUTHORIZATION, None if key is None else f"Bearer {key}")

@@ -56,7 +56,8 @@ class Failure:
     """Name of the error, which programs can compare."""
     headers: Mapping[str, str] = field(default_factory=dict)
     overflow: errors.ContextOverflow | None = None
-    """The error, if the model's context is exceeded; protocols have words of their own for it."""
+    """The original error if the prompt exceeds the model's context, else None. Some protocols
+    describe this error in words of their own."""
 
     @property
     def is_by_server(self) -> bool:
@@ -69,14 +70,14 @@ class Dialect:
     """The form of errors in a protocol."""
 
     body: Callable[[Failure], Mapping[str, object]]
-    """Function that returns the body of an answer that refuses a request."""
+    """Function that makes the body of an answer that refuses a request."""
     schema: type
     """Type of the body of an answer that refuses a request."""
     prefix: str = ""
     """Prefix of the names of the protocol's error answers in the OpenAPI document."""
     version_header: str = ""
-    """Header in which clients of the protocol name its version; empty if there is no such
-    header."""
+    """Header in which clients of the protocol send the protocol's version; empty if there is no
+    such header."""
     id_header: str = ""
     """Header in which clients of the protocol look for the id of a request; empty if there is no
     such header."""

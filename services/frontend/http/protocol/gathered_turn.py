@@ -1,4 +1,5 @@
-"""Joins the parts in which clients send a turn of the assistant back."""
+"""Joins the items that are parts of one turn of the assistant. Clients of some protocols send each
+part of a turn back as a separate item."""
 
 from collections.abc import Iterator
 
@@ -25,13 +26,14 @@ class GatheredTurn:
         )
 
     def begin(self) -> Iterator[ChatMessage]:
-        """Called before reasoning or text is added. Yields the turn and begins a new one if the
-        turn already has text or calls, since only calls may follow text and calls."""
+        """Prepares for adding reasoning or text. Yields the turn and begins a new one if the turn
+        already has text or calls, since only calls may follow them."""
         if self.texts or self.calls:
             yield from self.end()
 
     def end(self) -> Iterator[ChatMessage]:
-        """Yields the gathered turn, unless it is empty. Later messages belong to the next turn."""
+        """Ends the turn and yields it, unless it is empty. Parts that are added later belong to the
+        next turn."""
         if self.reasoning or self.texts or self.calls:
             yield self.to_message()
         self.reasoning, self.texts, self.calls = [], [], []

@@ -72,20 +72,21 @@ async def whole_reply(service: GenerationService, body: RequestBody, account: Ac
 
 
 def _reply(body: RequestBody, generation: Generation) -> Reply:
-    """Returns the reply to a body, which knows what of the request is not kept."""
+    """Returns the reply to a body, with the names of the fields that are not enforced."""
     reply = body.reply(generation)
     reply.unenforced = shown([*map(body.spelled, generation.unenforced), *body.unenforced])
     return reply
 
 
 def _headers(reply: Reply) -> dict[str, str]:
-    """Returns the headers of an answer that say what of the request is not kept."""
+    """Returns the headers of an answer, which name the fields of the request that are not
+    enforced."""
     return {UNENFORCED: SEPARATOR.join(reply.unenforced)} if reply.unenforced else {}
 
 
 async def _joined_in_turns(parts: Iterable[bytes]) -> bytes:
-    """Joins the parts of a reply. There may be thousands of parts, so control goes back to the
-    event loop after each part."""
+    """Joins the parts of a reply. There may be thousands of parts, so other tasks may run after
+    each part."""
     joined = bytearray()
     for part in parts:
         joined += part

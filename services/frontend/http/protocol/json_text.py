@@ -7,18 +7,18 @@ import pydantic_core
 
 SHORT_CHARACTERS, MAX_CACHED = 32, 2**13
 """`SHORT_CHARACTERS`: largest length of a text whose JSON is cached, in characters. `MAX_CACHED`:
-largest number of cached texts, which take about one megabyte together."""
+largest number of cached texts. Together these take about one megabyte."""
 
 
 def to_json(value: Mapping[str, object] | str) -> bytes:
-    """Returns a value as JSON in ASCII. Other characters are escaped, since some clients of streams
-    read U+2028 or U+0085 as the end of a line."""
+    """Returns a value as JSON in ASCII. All other characters are escaped, since some clients read
+    U+2028 or U+0085 in a stream as the end of a line."""
     return pydantic_core.to_json(value, ensure_ascii=True, inf_nan_mode="null")
 
 
 def text_json(text: str) -> bytes:
-    """Returns a text as JSON. The JSON of short texts is cached. The texts of most single tokens
-    are short."""
+    """Returns a text as JSON. The JSON of short texts, such as those of most single tokens, is
+    cached."""
     return _short_json(text) if len(text) <= SHORT_CHARACTERS else to_json(text)
 
 

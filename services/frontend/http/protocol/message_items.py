@@ -25,7 +25,8 @@ class ItemKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """An item of a message. A call also has an id and the name of the tool."""
+    """An item of an assistant's message: reasoning, a text, or a call of a tool. A call also has an
+    id and the name of the tool."""
 
     index: int
     kind: ItemKind
@@ -35,14 +36,15 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """A new item has begun. The item is still empty."""
+    """A step: a new item has begun. The item is still empty."""
 
     item: Item
 
 
 @dataclass(frozen=True, slots=True)
 class Grew:
-    """An item has grown by `text`. For a call `text` is a part of the arguments."""
+    """A step: an item has grown by `text`. If the item is a call, `text` is a part of the
+    arguments."""
 
     item: Item
     text: str
@@ -50,8 +52,8 @@ class Grew:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An item has ended. For the last item of the answer `reason` says why the answer ended, and
-    `is_cut` whether the item is a call whose arguments are incomplete."""
+    """A step: an item has ended. If it is the last item of the answer, `reason` says why the answer
+    ended, and `is_cut` whether the item is a call whose arguments are incomplete."""
 
     item: Item
     reason: FinishReason | None = None
@@ -62,18 +64,19 @@ Step = Began | Grew | Ended
 
 
 class MessageItems:
-    """Turns the pieces of one answer into steps. An answer has at least one item."""
+    """Turns the pieces of one answer into steps: items that begin, grow and end. An answer has at
+    least one item."""
 
     def __init__(self, reader: MessageReader, *, shows_reasoning: bool = True) -> None:
-        """Without `shows_reasoning`, the reasoning is read and dropped."""
+        """If `shows_reasoning` is false, the reasoning is read and dropped."""
         self._reader = reader
         self._shows_reasoning = shows_reasoning
         self._n_items = 0
         self._open: Item | None = None
         self._call_index = -1
         self._spaces: list[str] = []
-        """White space that has been held back. It is put at the beginning of the next item if that
-        item is of the kind `_space_kind`, and dropped otherwise."""
+        """White space that has been held back. If the next item is of the kind `_space_kind`, the
+        item begins with it. Otherwise it is dropped."""
         self._space_kind = ItemKind.TEXT
 
     @property
@@ -87,7 +90,7 @@ class MessageItems:
         return self._reader.ends_in_call
 
     def feed(self, piece: Piece) -> Iterator[Step]:
-        """Reads a piece of the answer and yields the resulting steps of items."""
+        """Reads a piece of the answer and yields the steps of items that the piece causes."""
         yield from self._add(self._reader.feed(piece.text))
         if piece.finish_reason is not None:
             yield from self._add(self._reader.flush())
@@ -142,8 +145,8 @@ class MessageItems:
 
 
 def whole_items(items: MessageItems, piece: Piece) -> list[tuple[Item, str]]:
-    """Returns the items of a whole answer. Each has its whole text or, for a call, its whole
-    arguments."""
+    """Returns the items of a whole answer. Each item comes with its whole text or, if it is a call,
+    with its whole arguments."""
     texts: dict[Item, list[str]] = {}
     for step in items.feed(piece):
         parts = texts.setdefault(step.item, [])

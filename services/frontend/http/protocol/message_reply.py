@@ -1,5 +1,5 @@
-"""Base class of the replies in protocols that write an answer as items: reasoning, texts and calls
-of tools."""
+"""Base class of replies that write an answer as a list of items: reasoning, texts and calls of
+tools."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from services.frontend.request.finish_reason import FinishReason
 
 
 class MessageReply(Reply):
-    """Writes the only answer of a generation, item by item."""
+    """Writes the only answer of a generation as items, one after the other."""
 
     __slots__ = ("_generation", "_items", "_last", "_reason")
 
@@ -37,16 +37,17 @@ class MessageReply(Reply):
 
     @abstractmethod
     def _message(self, items: Sequence[tuple[Item, str]]) -> Mapping[str, object]:
-        """Returns the whole answer. Each item comes with its text or, for a call, the arguments."""
+        """Returns the whole answer. Each item comes with its text or, if it is a call, with its
+        arguments."""
 
     @abstractmethod
     def _step(self, step: Step) -> Iterable[Event]:
-        """Returns the events of the stream for a step of an item."""
+        """Returns the events of the stream for one step: an item begins, grows or ends."""
 
     @property
     def _note(self) -> NoteFields:
-        """Fields of the answer that report on its JSON schemas. There are none before the end of
-        the answer."""
+        """The field of the answer that says whether the values match their JSON schemas. Empty
+        before the end of the answer."""
         return {} if self._last is None else note_of([self._last.schema_valid], self.unenforced)
 
     def _note_end(self, piece: Piece) -> None:

@@ -14,9 +14,10 @@ class OrcinusNote(TypedDict):
 
     schema_valid: NotRequired[bool]
     """Whether the values of the answer match their JSON schemas, as checked at the end of the
-    answer. The field is missing if the values could not be checked."""
+    answer. The field is missing if some values could not be checked."""
     unenforced: NotRequired[list[str]]
-    """Keywords of JSON schemas that are not enforced, as in the header `x-orcinus-unenforced`."""
+    """Names of the fields and keywords of JSON schemas that are not enforced, as in the header
+    `x-orcinus-unenforced`."""
 
 
 class NoteFields(TypedDict, total=False):
@@ -26,8 +27,10 @@ class NoteFields(TypedDict, total=False):
 
 
 def note_of(verdicts: Iterable[bool | None], unenforced: Sequence[str] = ()) -> NoteFields:
-    """Returns the field that says whether the values of the answers match their schemas. Returns no
-    field if there is nothing to say. There is no verdict if any answer has none."""
+    """Returns the field `orcinus`, which says whether the values of the answers match their schemas
+    and which keywords are not enforced. `verdicts` has one item for each answer. If any item is
+    None, the field does not say whether the values match. Returns no field if there is nothing to
+    say."""
     note: OrcinusNote = {}
     found = list(verdicts)
     if None not in found:

@@ -3,7 +3,7 @@
 from typing import Any
 
 NO_REASONING = ("none", "minimal")
-"""Efforts that turn reasoning off, in chat templates that can do so."""
+"""Efforts that turn reasoning off, if the chat template can turn it off."""
 
 
 def template_kwargs(effort: str | None) -> dict[str, Any]:

@@ -15,11 +15,12 @@ class Reply(ABC):
     __slots__ = ("unenforced",)
 
     unenforced: Sequence[str]
-    """Keywords of JSON schemas that are not enforced, as the protocol spells their fields."""
+    """Names of the fields and keywords of JSON schemas that are not enforced, as the protocol
+    spells them."""
 
     @abstractmethod
     def whole(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
-        """Yields the parts of the whole reply in JSON. There is one piece for each answer."""
+        """Yields the whole reply as parts of its JSON. `pieces` has one piece for each answer."""
 
     def begin(self) -> Iterable[Event]:
         """Returns the events with which a stream begins."""
@@ -30,9 +31,9 @@ class Reply(ABC):
         """Returns the events for a new piece of an answer."""
 
     def text_event(self, index: int, text: str) -> Event | None:
-        """Returns the event for new text of the answer `index`. The event is empty if the text
-        needs none yet. Returns None if the text may need several events or other ones, which
-        `events` then returns."""
+        """Returns the event for new text of the answer `index`, or an empty event if nothing is to
+        be sent yet. Returns None if one event may not suffice; the caller then calls `events`
+        instead."""
         return None
 
     @abstractmethod
@@ -41,9 +42,9 @@ class Reply(ABC):
 
     @abstractmethod
     def explain(self, error: errors.OrcinusError) -> Event:
-        """Returns the event of an error, with which a failed stream ends."""
+        """Returns the event that reports an error and ends a failed stream."""
 
 
 def named_event(name: str, fields: Mapping[str, object]) -> Event:
-    """Returns an event whose data repeats the name of the event as `type`."""
+    """Returns an event with the name `name`. The data of the event repeats the name as `type`."""
     return framed(to_json({"type": name, **fields}), name=name.encode())

@@ -31,19 +31,19 @@ Answer = TypeVar("Answer", bound=Mapping[str, Any])
 
 
 class Access(Enum):
-    """Callers that may use a route of a server that requires API keys."""
+    """Which callers may use a route if the server requires API keys."""
 
     ANY = auto()
-    """All callers, also without a key."""
+    """All callers may use the route, also without a key."""
     KEY = auto()
-    """Callers with a key."""
+    """Callers with a key may use the route."""
     WATCH = auto()
-    """Callers with a key that allows watching the scheduler. Without the page for watching, the
-    route does not exist."""
+    """Callers with a key that allows watching the scheduler may use the route. If the server has no
+    page for watching, the route does not exist."""
 
 
 Parameter = Mapping[str, Any]
-"""A parameter of a request, such as a header, in the form of OpenAPI."""
+"""Type of the description of a request's parameter, such as a header, in the form of OpenAPI."""
 
 RESUMING: Parameter = {
     "name": LAST_EVENT_ID,
@@ -55,7 +55,7 @@ RESUMING: Parameter = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Route:
-    """The handler for a path and a method, with the description of the handler."""
+    """The handler for a path and a method, and the description of the route for clients."""
 
     method: str
     path: str
@@ -66,24 +66,25 @@ class Route:
     """Description of the route."""
     access: Access = Access.KEY
     dialect: Dialect | None = None
-    """Form of the errors; None for the form of OpenAI's API."""
+    """Error dialect of the route; None for the dialect of OpenAI's API."""
     body: type[BaseModel] | None = None
     answer: Any = None
     """Type of the answer in JSON; None if the answer may be any object."""
     media_type: str = JSON
     errors: tuple[int, ...] = ()
-    """Statuses of errors, without the errors that all routes with the same access have."""
+    """Statuses of the errors of this route. Errors that all routes with the same access have are
+    left out."""
     answers_503: bool = False
     """Whether an answer of the type `answer` may also have the status 503."""
     parameters: tuple[Parameter, ...] = ()
     stream: str = ""
     """Description of the events, if the answer may be a stream."""
     chunk: Any = None
-    """Type of the data of the events, if all events have one type."""
+    """Type of the data in the events of a stream, if all events have the same type."""
 
 
 class RouteFields(TypedDict, total=False):
-    """Fields of a route that the functions below pass on unchanged."""
+    """Fields of a route that `get`, `probe`, `post` and `generate` pass on unchanged."""
 
     name: str
     description: Required[str]

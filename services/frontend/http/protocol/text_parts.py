@@ -13,7 +13,7 @@ TEXT_OR_LIST = Discriminator(lambda value: "list" if isinstance(value, list) els
 
 
 class TextPart(Protocol):
-    """A part of a text."""
+    """One part of a text that is given as a list of parts."""
 
     @property
     def text(self) -> str:
@@ -35,8 +35,8 @@ class RefusalPart(ExactModel):
 
 
 def joined(text: str | Sequence[TextPart | Unknown] | None) -> str:
-    """Returns the whole text. Parts are joined by line ends. A note stands in the place of a
-    picture that is left out. Other parts that are left out have no text."""
+    """Returns the whole text. Parts are joined by line ends. A picture that is left out is replaced
+    by a note. Other parts that are left out have no text."""
     if isinstance(text, str):
         return text
     kept = (part for part in text or () if is_noted(part) or not isinstance(part, Unknown))
@@ -44,8 +44,8 @@ def joined(text: str | Sequence[TextPart | Unknown] | None) -> str:
 
 
 def result_text(text: str | Sequence[TextPart | Unknown] | None) -> str:
-    """Returns the text of a tool's result. Parts are joined by line ends. A note stands in the
-    place of each part that is left out."""
+    """Returns the text of a tool's result. Parts are joined by line ends. Each part that is left
+    out is replaced by a note."""
     if isinstance(text, str):
         return text
     return "\n".join(

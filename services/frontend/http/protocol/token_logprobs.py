@@ -1,7 +1,7 @@
 """Log-probabilities of the tokens of an answer, in the form that OpenAI's protocols for
 conversations share.
 
-The text of a token is the one that `TokenTexts` gives, or its number.
+A token is shown as the text that `TokenTexts` gives, or as its number.
 """
 
 from collections.abc import Sequence
@@ -15,23 +15,25 @@ from services.frontend.text.token_texts import TokenTexts
 
 
 class TokenNames(Protocol):
-    """How tokens are written for a client: `TokenTexts`, or `TokenNumbers`."""
+    """The way in which tokens are shown to a client: `TokenTexts` shows texts, `TokenNumbers` shows
+    numbers."""
 
     def text(self, token_id: int, /) -> str:
-        """Returns what the client sees as the token."""
+        """Returns the text by which a client sees the token."""
 
     def to_bytes(self, token_id: int) -> bytes:
         """Returns the bytes of the token's text."""
 
 
 class TokenNumbers:
-    """Writes tokens as their numbers, `token_id:17`, so that tokens of equal texts differ."""
+    """Shows tokens as their numbers, such as `token_id:17`, so that tokens with equal texts can be
+    told apart."""
 
     def __init__(self, texts: TokenTexts) -> None:
         self.to_bytes = texts.to_bytes
 
     def text(self, token_id: int, /) -> str:
-        """Returns the name of a token."""
+        """Returns the number of a token in the form `token_id:17`."""
         return f"token_id:{token_id}"
 
 
@@ -44,7 +46,7 @@ class TokenLogprob(TypedDict):
     logprob: float
     """Log-probability of the token."""
     bytes: list[int]
-    """Bytes of the token's text. The bytes are UTF-8, except that a token may hold only a part of a
+    """Bytes of the token's text in UTF-8. A token may hold only some of the bytes of a
     character."""
 
 

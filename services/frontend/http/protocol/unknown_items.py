@@ -2,9 +2,9 @@
 
 Clients for agents send the whole conversation with each request. If an item of the history were
 refused, every later request of the conversation would be refused too. An item of an unknown type is
-therefore left out of the prompt, and named in a header of the answer. In the place of a picture the
-model reads a note, so that it can say that it does not see the picture. An item that holds text of
-the user is refused instead, since the model would answer without having read the text.
+therefore left out of the prompt, and named in a header of the answer. A picture is replaced by a
+note, so that the model can say that it does not see the picture. An item that holds text of the
+user is refused instead, since the model would answer without having read the text.
 
     Annotated[TextBlock, Tag("text")] | LeftOut | Refused,
     by_type({"text": "text"}, others=tag_of_unknown),
@@ -31,7 +31,7 @@ PICTURES: Mapping[str, str] = {
     **dict.fromkeys(("image", "image_url", "input_image", "computer_screenshot"), "image"),
     **dict.fromkeys(("video", "video_url", "input_video"), "video"),
 }
-"""Types of items that show the model pictures, with the word by which a note names them."""
+"""Maps the types of items that are pictures to the words by which a note names them."""
 
 DOCUMENTS = frozenset(
     {"input_audio", "audio", "audio_url", "input_file", "file", "document", "container_upload"}
@@ -40,18 +40,22 @@ DOCUMENTS = frozenset(
 recording. A user's item of such a type is refused."""
 
 _PROGRAMS = ("_call", "_call_output", "_use", "_result", "_output")
-"""Ends of the names of types that models, tools and servers write, and users do not."""
+"""Endings of item types. Items of such types are written by models, tools and servers, and not by
+users."""
 
 _LABELS = frozenset({"type", "id", "name", "role", "status", "phase", "model", "signature"})
 _LABEL_ENDS = ("_id", "_type", "_name")
-"""Names, and ends of names, of fields whose texts label an item, and are not what a user says."""
+"""Endings of the names of fields whose text only labels an item, and is no text that the user
+wrote. `_LABELS` has whole names."""
 
 MAX_DEPTH = 64
-"""Depth to which an item is searched for text. A deeper item is treated as an item with text."""
+"""Largest depth to which an item is searched for text. An item that is nested deeper counts as an
+item with text."""
 
 
 def tag_of_unknown(item: Mapping[str, Any]) -> str:
-    """Returns the tag of an item of an unknown type that the user may have written."""
+    """Returns the tag of an item of an unknown type that the user may have written: left out or
+    refused."""
     kind = item.get("type")
     if kind in DOCUMENTS:
         return REFUSED
@@ -61,19 +65,20 @@ def tag_of_unknown(item: Mapping[str, Any]) -> str:
 
 
 def is_noted(item: object) -> bool:
-    """Returns whether an item is a picture. Pictures are left out, and a note replaces them in the
-    user's turn."""
+    """Returns whether a note must replace an item that is left out of a user's turn. This is so for
+    pictures."""
     return isinstance(item, LeftOutItem) and item.type in PICTURES
 
 
 def note_of(item: Unknown) -> str:
-    """Returns a note for the model. It replaces an item that is left out."""
+    """Returns the note that the model reads in place of an item that is left out."""
     kind = item.type if isinstance(item, LeftOutItem) else "item"
     return f"[{PICTURES.get(kind, kind[:MAX_NAME_LENGTH])} left out]"
 
 
 def _has_text(value: object, depth: int) -> bool:
-    """Returns whether a JSON value holds a text that is more than a label."""
+    """Returns whether a JSON value holds text of the user, and not only labels. Nothing deeper than
+    `depth` is searched: a value there counts as text unless it is empty."""
     match value:
         case str():
             return bool(value.strip())

@@ -1,4 +1,4 @@
-"""OpenAI's protocol for agents, POST /v1/responses.
+"""OpenAI's protocol of responses, POST /v1/responses, which agents use.
 
 items      the items of a conversation in the body
 request    the body

@@ -14,7 +14,7 @@ class OutputText(TypedDict):
     """A text of the model."""
 
     type: Literal["output_text"]
-    """`output_text`."""
+    """Always `output_text`."""
     text: str
     """Text of the assistant."""
     annotations: list[Any]
@@ -29,7 +29,7 @@ class ReasoningText(TypedDict):
     """Reasoning of the model."""
 
     type: Literal["reasoning_text"]
-    """`reasoning_text`."""
+    """Always `reasoning_text`."""
     text: str
     """Reasoning of the assistant."""
 
@@ -42,35 +42,35 @@ class OutputMessage(TypedDict):
     """A message of the model."""
 
     id: str
-    """`msg_`, the id of the request, and the index of the item."""
+    """Id of the message: `msg_`, the id of the request, and the index of the item."""
     type: Literal["message"]
-    """`message`."""
+    """Always `message`."""
     role: Literal["assistant"]
-    """`assistant`."""
+    """Always `assistant`."""
     status: Status
-    """`in_progress`, `completed` or `incomplete`."""
+    """State of the message: `in_progress`, `completed` or `incomplete`."""
     content: list[OutputText]
-    """The text of the message, as one part."""
+    """The text of the message, in a list with one part."""
 
 
 @answer_object
 class OutputReasoning(TypedDict):
-    """The reasoning before a message or a call."""
+    """Reasoning of the model before a message or a call."""
 
     id: str
-    """`rs_`, the id of the request, and the index of the item."""
+    """Id of the reasoning: `rs_`, the id of the request, and the index of the item."""
     type: Literal["reasoning"]
-    """`reasoning`."""
+    """Always `reasoning`."""
     status: Status
-    """`in_progress`, `completed` or `incomplete`."""
+    """State of the reasoning: `in_progress`, `completed` or `incomplete`."""
     summary: list[Any]
     """Always empty."""
     content: list[ReasoningText]
-    """The reasoning, as one part."""
+    """The text of the reasoning, in a list with one part."""
     encrypted_content: NotRequired[str | None]
-    """The reasoning in a form that clients send back, if `include` has
-    `reasoning.encrypted_content`; null until the item is complete. The value is not encrypted: the
-    value is the reasoning in Base64."""
+    """The reasoning in a form that clients send back. The value is the reasoning in Base64, which
+    is not encrypted. It is null until the item is complete. Present only if `include` has
+    `reasoning.encrypted_content`."""
 
 
 @answer_object
@@ -78,11 +78,11 @@ class OutputCall(TypedDict):
     """A call of a function by the model."""
 
     id: str
-    """`fc_`, the id of the request, and the index of the item."""
+    """Id of the item: `fc_`, the id of the request, and the index of the item."""
     type: Literal["function_call"]
-    """`function_call`."""
+    """Always `function_call`."""
     status: Status
-    """`in_progress`, `completed` or `incomplete`."""
+    """State of the call: `in_progress`, `completed` or `incomplete`."""
     call_id: str
     """Id of the call. A later item with the call's result repeats the id."""
     name: str
@@ -90,7 +90,7 @@ class OutputCall(TypedDict):
     namespace: NotRequired[str]
     """Namespace of the function; left out for a function without a namespace."""
     arguments: str
-    """Arguments as JSON text, which is incomplete if the answer ended early."""
+    """Arguments as a JSON text. The text is incomplete if the answer ended early."""
 
 
 @answer_object
@@ -98,11 +98,11 @@ class OutputCustomCall(TypedDict):
     """A call of a custom tool by the model."""
 
     id: str
-    """`ctc_`, the id of the request, and the index of the item."""
+    """Id of the item: `ctc_`, the id of the request, and the index of the item."""
     type: Literal["custom_tool_call"]
-    """`custom_tool_call`."""
+    """Always `custom_tool_call`."""
     status: Status
-    """`in_progress`, `completed` or `incomplete`."""
+    """State of the call: `in_progress`, `completed` or `incomplete`."""
     call_id: str
     """Id of the call. A later item with the call's result repeats the id."""
     name: str
@@ -110,26 +110,26 @@ class OutputCustomCall(TypedDict):
     namespace: NotRequired[str]
     """Namespace of the tool; left out for a tool without a namespace."""
     input: str
-    """Input of the tool, which is incomplete if the answer ended early."""
+    """Input of the tool. The input is incomplete if the answer ended early."""
 
 
 @answer_object
 class OutputSearchCall(TypedDict):
-    """A search for tools, which the client runs."""
+    """A call of the model that searches for tools. The client runs the search."""
 
     id: str
-    """`tsc_`, the id of the request, and the index of the item."""
+    """Id of the item: `tsc_`, the id of the request, and the index of the item."""
     type: Literal["tool_search_call"]
-    """`tool_search_call`."""
+    """Always `tool_search_call`."""
     status: Status
-    """`in_progress`, `completed` or `incomplete`."""
+    """State of the call: `in_progress`, `completed` or `incomplete`."""
     call_id: str
     """Id of the call. A later item with the call's result repeats the id."""
     execution: Literal["client"]
-    """`client`."""
+    """Always `client`: the client runs the search."""
     arguments: Any
-    """Arguments of the search: an object, or the text that the model wrote if the text is no
-    JSON."""
+    """Arguments of the search as an object. If the model wrote a text that is not JSON, the value
+    is that text."""
 
 
 @answer_object
@@ -171,7 +171,7 @@ class ResponseError(TypedDict):
     """The reason why a response failed."""
 
     code: str
-    """`rate_limit_exceeded` or `server_error`."""
+    """Code of the error: `rate_limit_exceeded` or `server_error`."""
     message: str
     """Description of the error."""
 
@@ -195,29 +195,29 @@ class RequestEcho(TypedDict):
     temperature: float
     """Temperature that was used."""
     text: dict[str, Any]
-    """Format of the text, as in the request."""
+    """Format of the text, as the request gave it."""
     tool_choice: str | dict[str, Any]
     """Value of `tool_choice` in the request, or `auto`."""
     tools: list[dict[str, Any]]
-    """Tools in the request's `tools` that the model sees."""
+    """Tools that the model sees, from the request's `tools`."""
     top_p: float
     """`top_p` that was used."""
 
 
 @answer_object
 class Response(RequestEcho):
-    """The answer of POST /v1/responses. The server stores no answers. The last fields repeat the
-    request."""
+    """The answer of POST /v1/responses. The last fields of the object repeat the request. The
+    server does not store answers."""
 
     id: str
-    """`resp_` and the id of the request."""
+    """Id of the response: `resp_` and the id of the request."""
     object: Literal["response"]
-    """`response`."""
+    """Always `response`."""
     created_at: int
     """Time at which the request arrived, in seconds since 1970."""
     status: Literal["in_progress", "completed", "incomplete", "failed"]
-    """`completed`, or `incomplete` if a limit of tokens ended the output. In streams also
-    `in_progress` or `failed`."""
+    """State of the response: `completed`, or `incomplete` if a limit on tokens ended the output. In
+    a stream the state can also be `in_progress` or `failed`."""
     model: str
     """Name of the model."""
     output: list[OutputItem]
@@ -237,4 +237,5 @@ class Response(RequestEcho):
     truncation: Literal["disabled"]
     """Always `disabled`."""
     orcinus: NotRequired[OrcinusNote]
-    """Facts about the values of the answer; only if a keyword of a JSON schema is not enforced."""
+    """Whether the values of the answer match their JSON schemas. Present only if a keyword of a
+    schema is not enforced."""

@@ -1,4 +1,4 @@
-"""The choice of tools in a body of POST /v1/responses."""
+"""The values of `tool_choice` in a body of POST /v1/responses."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -13,14 +13,14 @@ from services.frontend.request.conversation import MAX_TURNS
 
 
 class ResponsesChoice(ExactModel):
-    """The tool that must be called."""
+    """A choice of one tool that must be called."""
 
     type: Literal["function", "custom"]
     """Kind of the tool."""
     name: ToolName
     """Name of the tool that must be called."""
     namespace: str | None = None
-    """Namespace of the tool; may be left out if only one namespace has a tool of the name."""
+    """Namespace of the tool. It may be left out if only one namespace has a tool of this name."""
 
     def shown_names(self, tools: ToolTable) -> set[str]:
         """Returns the name by which the model knows the tool."""
@@ -32,7 +32,7 @@ class ResponsesChoice(ExactModel):
 
 
 class NamespaceChoice(ExactModel):
-    """All tools of a namespace."""
+    """A choice of all tools of a namespace."""
 
     type: Literal["namespace"]
     """Kind of the tool."""
@@ -45,13 +45,14 @@ class NamespaceChoice(ExactModel):
 
 
 class SearchChoice(ExactModel):
-    """The search for tools."""
+    """A choice of the tool that searches for tools."""
 
     type: Literal["tool_search"]
     """Kind of the tool."""
 
     def shown_names(self, tools: ToolTable) -> set[str]:
-        """Returns the name by which the model knows the search, if the client runs the search."""
+        """Returns the name by which the model knows the search. The result is empty if the client
+        does not run the search."""
         return {SEARCH} & tools.names
 
 
@@ -77,7 +78,7 @@ class ResponsesAllowed(ExactModel):
     `mode` says."""
 
     type: Literal["allowed_tools"]
-    """`allowed_tools`."""
+    """Always `allowed_tools`."""
     mode: Literal["auto", "required"]
     """`auto`: the model may call the selected tools; `required`: the model must call one."""
     tools: Annotated[list[AllowedTool], FailFast(), Field(max_length=MAX_TURNS)]

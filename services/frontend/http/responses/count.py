@@ -1,4 +1,4 @@
-"""POST /v1/responses/input_tokens."""
+"""Handler of POST /v1/responses/input_tokens."""
 
 from typing import Literal
 
@@ -15,7 +15,7 @@ class InputTokens(TypedDict):
     """The number of tokens of a conversation."""
 
     object: Literal["response.input_tokens"]
-    """`response.input_tokens`."""
+    """Always `response.input_tokens`."""
     input_tokens: int
     """Number of tokens of the prompt that POST /v1/responses would make of the conversation."""
 

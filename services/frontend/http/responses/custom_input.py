@@ -1,9 +1,10 @@
-"""The input of a custom tool in the arguments that the model writes.
+"""Reads the input of a custom tool from the arguments that the model writes.
 
-A custom tool takes a text. The model sees a function with one parameter, and so writes the text as
-a string in JSON: `{"input": "…"}`. The reader below returns the text as it comes. Models write
-strings that are nearly JSON: raw line ends, unknown escapes and quotes without a backslash are part
-of the text. Arguments that are no such object are returned unchanged when they are complete.
+The input is a text. The model sees a function with one parameter, and so writes the text as a
+string in JSON: `{"input": "…"}`. `CustomInput` returns the characters of the text as they come.
+Models write strings that are nearly JSON: raw line ends, unknown escapes and quotes without a
+backslash are part of the text. If the arguments are not an object of this form, all of them are
+returned unchanged at their end.
 """
 
 import re
@@ -12,7 +13,7 @@ from enum import Enum, auto
 import pydantic_core
 
 INPUT = "input"
-"""Name of the parameter."""
+"""Name of the one parameter of the function that stands for a custom tool."""
 
 _OPENING = f'{{"{INPUT}":"'
 _CLOSING = re.compile(r'"\s*\}\s*\Z')
@@ -26,11 +27,13 @@ _ESCAPE = re.compile(
 _CUT_ESCAPE = re.compile(
     r"\\(?:u(?:[0-9a-fA-F]{0,3}|[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?))?\Z"
 )
-"""The beginning of an escape, or of two that make one character, at the end of a text."""
+"""Matches an incomplete escape at the end of a text, or an incomplete pair of escapes that make one
+character."""
 
 
 def escaped(text: str) -> str:
-    """Returns the arguments that stand for an input in an earlier call."""
+    """Returns the arguments for an earlier call of a custom tool: a JSON object that holds the
+    input."""
     return pydantic_core.to_json({INPUT: text}).decode()
 
 
@@ -41,7 +44,8 @@ class _State(Enum):
     TEXT = auto()
     AFTER_QUOTE = auto()
     UNSURE = auto()
-    """After a quote that may be part of the input, as the end of the arguments will show."""
+    """The reader is behind a quote. Whether the quote ends the input is known only when the
+    arguments end."""
     NO_OBJECT = auto()
 
 
@@ -52,7 +56,8 @@ class CustomInput:
         self._state = _State.OPENING
         self._read: list[str] = []
         self._held = ""
-        """Characters that have been read and not returned, in the states before `UNSURE`."""
+        """Characters of the arguments that have been read but not returned. Always empty in the
+        state `UNSURE`."""
         self._unsure: list[str] = []
 
     def feed(self, text: str) -> str:
@@ -72,7 +77,7 @@ class CustomInput:
         return self._take_text() if self._state is _State.TEXT else ""
 
     def end(self) -> str:
-        """Ends the arguments, and returns the rest of the input."""
+        """Ends the arguments, and returns the characters of the input that were held back."""
         match self._state:
             case _State.TEXT:
                 return _read_string(self._held, is_last=True)[0]
@@ -109,8 +114,8 @@ class CustomInput:
         return new + self._after_quote()
 
     def _after_quote(self) -> str:
-        """Returns the quote and the characters after it, if the characters show that the quote is
-        part of the input."""
+        """Decides whether a quote is part of the input. If the characters after it show this,
+        returns the quote and these characters."""
         compact = "".join(self._held.split())
         if compact in ("", "}"):
             return ""
@@ -122,8 +127,8 @@ class CustomInput:
         return '"' + self._take_text()
 
     def _whole(self) -> str | None:
-        """Returns the input in the arguments, if the arguments are complete JSON. Returns None
-        otherwise."""
+        """Returns the input if the arguments are a complete JSON object of the expected form, else
+        None."""
         try:
             value = pydantic_core.from_json("".join(self._read))
         except ValueError:
@@ -134,9 +139,10 @@ class CustomInput:
 
 
 def _read_string(text: str, *, is_last: bool = False) -> tuple[str, str]:
-    """Returns the characters of a text inside a JSON string, and the unread rest of the text. The
-    rest begins with a quote, which may end the string, or with an incomplete escape. With `is_last`
-    there is no rest, and such quotes and escapes are characters of the string."""
+    """Returns the characters of a text inside a JSON string, and the rest of the text that cannot
+    be read yet. The rest begins with a quote, which may end the string, or with an incomplete
+    escape. With `is_last` such quotes and escapes are read as characters of the string, and the
+    rest is empty."""
     found: list[str] = []
     place = 0
     while place < len(text):
@@ -160,8 +166,8 @@ def _read_string(text: str, *, is_last: bool = False) -> tuple[str, str]:
 
 
 def _character(escape: re.Match[str]) -> str:
-    """Returns the character of an escape. Half of a pair of surrogates is no character, and becomes
-    the replacement character."""
+    """Returns the character that an escape stands for. Half of a pair of surrogates becomes the
+    replacement character, since it stands for no character."""
     if letter := escape["letter"]:
         return _LETTERS[letter]
     if code := escape["code"]:

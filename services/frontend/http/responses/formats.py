@@ -1,4 +1,5 @@
-"""The format of the text in a body of POST /v1/responses."""
+"""Types of the field `text`, which sets the format of the output, in a body of POST
+/v1/responses."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,26 +9,26 @@ from services.frontend.http.bodies.object_kinds import ExactModel, UnknownKind, 
 
 
 class ResponsesTextFormat(ExactModel):
-    """The format of any text."""
+    """An output format: any text."""
 
     type: Literal["text"]
     """`text`: the output may be any text."""
 
 
 class ResponsesJsonFormat(ExactModel):
-    """The format of a JSON object."""
+    """An output format: a JSON object."""
 
     type: Literal["json_object"]
     """`json_object`: the output is a JSON object."""
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    """A JSON schema that the object keeps; without a schema any object is allowed."""
+    """A JSON schema that the object must match. Without a schema, any object is allowed."""
 
 
 class ResponsesSchemaFormat(ExactModel):
-    """The format of JSON that keeps a schema."""
+    """An output format: JSON that matches a schema."""
 
     type: Literal["json_schema"]
-    """`json_schema`: the output is JSON that keeps a schema."""
+    """`json_schema`: the output is JSON that matches a schema."""
     name: str
     """Name of the schema; does nothing."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
@@ -47,7 +48,7 @@ Format = Annotated[
 
 
 class TextOptions(ExactModel):
-    """The format of the text."""
+    """Options of the text of the answer, which are only its format."""
 
     format: Format | None = None
-    """Format of the text; without a format any text is allowed."""
+    """Format of the text. Without a format, any text is allowed."""

@@ -1,7 +1,7 @@
 """The items of a conversation in POST /v1/responses.
 
-The histories of agents hold items of many kinds. `program_items` has the calls that other programs
-than the client's functions have answered.
+The conversations of agents hold items of many kinds. The module `program_items` has the calls of
+programs that are not functions of the client.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class AssistantItem(ExactModel):
     type: Literal["message"] = "message"
     """Kind of the item; may be left out."""
     role: Literal["assistant"]
-    """`assistant`."""
+    """Always `assistant`."""
     content: MadeText
     """Content of the message, as a text or in parts."""
 
@@ -68,12 +68,13 @@ class ReasoningItem(ExactModel):
     type: Literal["reasoning"]
     """Kind of the item."""
     summary: ResponsesParts | None = None
-    """Summary of the reasoning, read if the reasoning itself is not there."""
+    """Summary of the reasoning. It is read only if the item has no reasoning itself."""
     content: ResponsesParts | None = None
     """Reasoning of the assistant before a message or a call."""
     encrypted_content: str | None = None
-    """Reasoning as this server writes it with `include`, read if there is no `content`. Values that
-    another server wrote do nothing, since only that server can read them."""
+    """Reasoning as this server writes it if `include` asks for it. The value is read only if there
+    is no `content`. Values that another server wrote do nothing, since only that server can read
+    them."""
 
 
 class FunctionCallItem(ExactModel):
@@ -88,7 +89,7 @@ class FunctionCallItem(ExactModel):
     namespace: str | None = None
     """Namespace of the function."""
     arguments: str
-    """Arguments, as the text of a JSON object."""
+    """Arguments of the call, as the text of a JSON object."""
 
 
 class FunctionCallOutputItem(ExactModel):
@@ -99,8 +100,7 @@ class FunctionCallOutputItem(ExactModel):
     call_id: str
     """Id of the call, which must be an earlier item."""
     output: MadeText
-    """Result of the call, as a text or in parts. A note stands in the place of parts that are no
-    text."""
+    """Result of the call, as a text or in parts. Parts that are no text are replaced by a note."""
 
 
 class CustomToolCallItem(ExactModel):
@@ -126,13 +126,12 @@ class CustomToolCallOutputItem(ExactModel):
     call_id: str
     """Id of the call, which must be an earlier item."""
     output: MadeText
-    """Result of the call, as a text or in parts. A note stands in the place of parts that are no
-    text."""
+    """Result of the call, as a text or in parts. Parts that are no text are replaced by a note."""
 
 
 class ToolSearchCallItem(ExactModel):
-    """A search for tools. A search with an id is a call by the assistant; a search without an id
-    ran in another server, and only its result is read."""
+    """A search for tools. A search with an id is a call by the assistant. A search without an id
+    ran in another server, and only the result of the search is read."""
 
     type: Literal["tool_search_call"]
     """Kind of the item."""
@@ -143,15 +142,16 @@ class ToolSearchCallItem(ExactModel):
 
 
 class ToolSearchOutputItem(ExactModel):
-    """The tools that a search has found. The model sees the tools from here on, and reads their
-    names as the result of the call."""
+    """The tools that a search has found. The model sees these tools from this item on, and reads
+    their names as the result of the search."""
 
     type: Literal["tool_search_output"]
     """Kind of the item."""
     call_id: str | None = None
-    """Id of the call, which must be an earlier item, if there is an id."""
+    """Id of the call, which must be an earlier item. The id is left out for a search that ran in
+    another server."""
     tools: ResponsesTools
-    """The tools."""
+    """The tools that were found."""
 
 
 class AdditionalToolsItem(ExactModel):
@@ -160,18 +160,19 @@ class AdditionalToolsItem(ExactModel):
     type: Literal["additional_tools"]
     """Kind of the item."""
     tools: ResponsesTools
-    """The tools."""
+    """The further tools."""
 
 
 class NewReasoning(ExactModel):
-    """How much the model is to reason from now on."""
+    """The effort with which the model is to reason from this item on."""
 
     effort: Effort | None = None
     """Effort that replaces the effort of the request."""
 
 
 class ConfigurationUpdateItem(ExactModel):
-    """A change of options in the conversation. The last change counts."""
+    """A change of options within the conversation. If there are several such items, the last one
+    applies."""
 
     type: Literal["configuration_update"]
     """Kind of the item."""
@@ -185,8 +186,8 @@ def _refuse_reference(item_id: str) -> str:
 
 
 class ItemReference(ExactModel):
-    """A reference to an item that a server has stored. No items are stored here, so a reference is
-    refused."""
+    """A reference to an item that a server has stored. This server stores no items, so it refuses
+    references."""
 
     type: Literal["item_reference"] | None = None
     """Kind of the item; may be left out."""
@@ -226,7 +227,8 @@ _tag_by_type = by_type(
 
 
 def _tag_of(item: Any) -> str:
-    """Returns the tag of an item. Messages and references may come without a type."""
+    """Returns the tag that chooses the model for an item. Messages and references may come without
+    a type."""
     tag = _tag_by_type(item) if callable(_tag_by_type) else REFUSED
     if tag != "message" or not isinstance(item, Mapping):
         return str(tag)

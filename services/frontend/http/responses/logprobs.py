@@ -1,9 +1,9 @@
 """The log-probabilities of the tokens that make the texts of an answer.
 
 A model writes texts, reasoning and calls one after the other, with marks in between. The reader of
-messages returns a text as soon as the tokens of the text have come. So a text ends where the
-characters that have come end, apart from characters that the reader holds back. The tokens between
-two texts belong to no text.
+messages returns text as soon as its tokens have come. So the text that was returned last ends where
+the characters so far end, or a few characters earlier if the reader holds some back. The tokens
+between two texts belong to no text.
 """
 
 from abc import ABC, abstractmethod
@@ -20,16 +20,16 @@ class TextLogprobs(ABC):
 
     @abstractmethod
     def add(self, piece: Piece) -> None:
-        """Takes the next piece of the answer."""
+        """Takes the next piece of the answer, with its tokens and log-probabilities."""
 
     @abstractmethod
     def take(self, text: str) -> list[ChatTokenLogprob]:
-        """Returns the log-probabilities of the tokens of the next text that was read from the
-        pieces. Tokens before the text are dropped."""
+        """Returns the log-probabilities of the tokens that make `text`, the next text that was read
+        from the pieces. Tokens before this text are dropped."""
 
 
 class NoLogprobs(TextLogprobs):
-    """Log-probabilities that the client does not ask for."""
+    """Used if the client does not ask for log-probabilities: every text has none."""
 
     def add(self, piece: Piece) -> None:
         pass
@@ -45,11 +45,13 @@ class AnswerLogprobs(TextLogprobs):
         self._texts = generation.token_texts
         self._n_top = generation.options.n_logprobs or 0
         self._written = ""
-        """Characters that the model has written after the last text that was taken."""
+        """Characters that the model has written since the end of the last text that `take` was
+        given."""
         self._n_before = 0  # characters of `_written` before the last piece
         self._n_taken = 0  # characters before `_written`
         self._tokens: deque[tuple[int, ChatTokenLogprob]] = deque()
-        """Tokens with the number of characters of the answer before each."""
+        """Tokens after the last text that `take` was given. Each comes with the number of
+        characters of the answer before it."""
 
     def add(self, piece: Piece) -> None:
         self._n_before = len(self._written)
@@ -75,8 +77,8 @@ class AnswerLogprobs(TextLogprobs):
         return found
 
     def _place_of(self, text: str) -> int:
-        """Returns where a text begins in the written characters. Returns -1 if it does not occur
-        there."""
+        """Returns the position at which a text begins in the characters that the model has written.
+        Returns -1 if the text does not occur in them."""
         if self._written.endswith(text):
             return len(self._written) - len(text)
         # The reader holds characters of the piece back, or has held back the first of the text.
@@ -85,8 +87,8 @@ class AnswerLogprobs(TextLogprobs):
 
 
 def in_tokens(piece: Piece) -> Iterator[Piece]:
-    """Yields the text of an answer with log-probabilities in pieces of one token each, without
-    log-probabilities."""
+    """Yields a piece as pieces of one token each if it has log-probabilities. A piece without
+    log-probabilities is yielded unchanged."""
     begin = 0
     for end in piece.text_offsets[1:]:
         yield Piece(piece.index, piece.text[begin:end])

@@ -1,8 +1,9 @@
-"""The items of an answer as they grow: each kind of item has its own events.
+"""The items of an answer, and the events that report how they grow. Each kind of item has its own
+events.
 
 An item begins, grows by texts, and ends. The methods return names of events with their fields; the
-reply numbers the events. The event that ends an item repeats the whole text, which is therefore
-kept.
+reply numbers the events. The event that ends an item repeats the item's whole text, so the text is
+kept until then.
 """
 
 from abc import ABC, abstractmethod
@@ -30,14 +31,14 @@ from services.frontend.http.responses.custom_input import CustomInput
 from services.frontend.http.responses.logprobs import TextLogprobs
 
 NamedFields = tuple[str, Mapping[str, object]]
-"""The name of an event without `response.`, and its fields."""
+"""Type of an event: its name without the prefix `response.`, and its fields."""
 
 
 class GrowingItem(ABC):
-    """An item of an answer."""
+    """An item of an answer that is still being generated."""
 
     prefix: ClassVar[str]
-    """Beginning of the item's id."""
+    """Prefix of the item's id, which depends on the kind of item."""
 
     def __init__(self, item: Item, request_id: str) -> None:
         self.id = f"{self.prefix}{request_id}_{item.index}"
@@ -46,7 +47,7 @@ class GrowingItem(ABC):
 
     @property
     def text(self) -> str:
-        """Text that has been written so far."""
+        """Text of the item that has been generated so far."""
         return self._text.getvalue()
 
     def begin(self) -> Iterator[NamedFields]:
@@ -66,7 +67,7 @@ class GrowingItem(ABC):
 
     @abstractmethod
     def output(self, status: Status) -> OutputItem:
-        """Returns the item with its text so far. While the item is `in_progress`, its text is left
+        """Returns the item with its text so far. If `status` is `in_progress`, the text is left
         out."""
 
     @abstractmethod
@@ -75,8 +76,8 @@ class GrowingItem(ABC):
 
     @abstractmethod
     def _ended(self) -> Iterator[NamedFields]:
-        """Yields the events that repeat the whole text. They come before the event that ends the
-        item."""
+        """Yields the events that repeat the whole text. These events come before the event that
+        ends the item."""
 
     @property
     def _place(self) -> dict[str, object]:
@@ -87,7 +88,7 @@ class _Parted(GrowingItem):
     """An item whose text is one part of a list `content`."""
 
     delta: ClassVar[str]
-    """Name of the events of the text."""
+    """Name of the events that bring new text of the item."""
 
     def begin(self) -> Iterator[NamedFields]:
         yield from super().begin()
@@ -102,7 +103,7 @@ class _Parted(GrowingItem):
 
     @abstractmethod
     def _part(self) -> OutputText | ReasoningText:
-        """Returns the part with the text so far."""
+        """Returns the one part of the item, with the text so far."""
 
     @property
     def _place(self) -> dict[str, object]:
@@ -150,7 +151,7 @@ class MessageOutput(_Parted):
 
 
 class ReasoningOutput(_Parted):
-    """The reasoning before a message or a call."""
+    """Reasoning of the model before a message or a call."""
 
     prefix = "rs_"
     delta = "reasoning_text"
@@ -169,7 +170,7 @@ class ReasoningOutput(_Parted):
 
 
 class SealedReasoningOutput(ReasoningOutput):
-    """Reasoning for a client that sends only `encrypted_content` back."""
+    """Reasoning that also has `encrypted_content`, for a client that sends only this field back."""
 
     def output(self, status: Status) -> OutputReasoning:
         sealed = None if status == "in_progress" else reasoning_text.sealed(self.text)
@@ -177,7 +178,7 @@ class SealedReasoningOutput(ReasoningOutput):
 
 
 class _Call(GrowingItem):
-    """A call of a tool. `name` and `namespace` are those by which the client knows the tool."""
+    """A call of a tool. `name` and `namespace` are the names by which the client knows the tool."""
 
     def __init__(self, item: Item, request_id: str, name: str, namespace: str | None) -> None:
         super().__init__(item, request_id)
@@ -212,7 +213,8 @@ class FunctionOutput(_Call):
 
 
 class CustomOutput(_Call):
-    """A call of a custom tool. The texts by which the item grows are arguments of a function."""
+    """A call of a custom tool. `grow` takes text of the function's arguments, in which the input of
+    the tool is a JSON string."""
 
     prefix = "ctc_"
 
@@ -250,7 +252,7 @@ class CustomOutput(_Call):
 
 
 class SearchOutput(_Call):
-    """A search for tools, which has no events for its arguments."""
+    """A call of the search for tools. New text of its arguments causes no events."""
 
     prefix = "tsc_"
 

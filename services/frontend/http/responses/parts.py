@@ -18,10 +18,10 @@ from services.frontend.request.conversation import MAX_TURNS
 
 
 class ResponsesPart(ExactModel):
-    """A part of a text."""
+    """One part of a text that is given as a list of parts."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
-    """Kind of the part; all kinds are read alike."""
+    """Kind of the part. Parts of all kinds are treated equally."""
     text: str
     """Text of the part; several parts are joined by line ends."""
 
@@ -40,7 +40,7 @@ ResponsesParts = TypeAliasType(
     "ResponsesParts", Annotated[list[Part], FailFast(), Field(max_length=MAX_TURNS)]
 )
 Text = Annotated[Annotated[str, Tag("text")] | Annotated[ResponsesParts, Tag("list")], TEXT_OR_LIST]
-"""A text that the user may have written, whole or in parts."""
+"""Type of a text that the user may have written: one string or a list of parts."""
 
 MadePart = Annotated[
     Annotated[ResponsesPart, Tag("text")] | Annotated[RefusalPart, Tag("refusal")] | LeftOut,
@@ -50,5 +50,5 @@ MadeParts = TypeAliasType(
     "MadeParts", Annotated[list[MadePart], FailFast(), Field(max_length=MAX_TURNS)]
 )
 MadeText = Annotated[Annotated[str, Tag("text")] | Annotated[MadeParts, Tag("list")], TEXT_OR_LIST]
-"""A text of a model or a tool, whole or in parts. Parts of other kinds, such as images, are left
-out."""
+"""Type of a text that a model or a tool has written: one string or a list of parts. Parts of other
+kinds, such as images, are left out."""

@@ -1,8 +1,8 @@
-"""Calls in a conversation that other programs than the client's functions have answered: shells,
+"""Items of a conversation that are calls of programs which are not functions of the client: shells,
 patches, interpreters, searches and servers of tools.
 
-The tools of such calls are not told to the model, but the calls and their results are part of what
-the model knows. Each becomes a call of a tool with the name of the program, and a result.
+The model cannot call these programs, but it must see the earlier calls and their results. Each
+becomes a call of a tool, which has the name of the program, and a result.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class LocalShellCallItem(ExactModel):
     call_id: str | None = None
     """Id of the call. The item with the call's result repeats the id."""
     id: str | None = None
-    """Id of the item, which a result of type `local_shell_call_output` repeats."""
+    """Id of the item. A result of type `local_shell_call_output` repeats the id."""
     action: dict[str, Any]
     """The command."""
 
@@ -67,9 +67,9 @@ class LocalShellOutputItem(ExactModel):
     type: Literal["local_shell_call_output"]
     """Kind of the item."""
     id: str
-    """Id of the item of the call, or of the call."""
+    """Id of the item with the call, or id of the call."""
     output: str
-    """Result of the command."""
+    """Result of the command, as a text."""
 
 
 class ShellOutputItem(ExactModel):
@@ -91,7 +91,7 @@ class ApplyPatchOutputItem(ExactModel):
     call_id: str
     """Id of the call, which must be an earlier item."""
     status: str | None = None
-    """Whether the change was made; the result, if there is no `output`."""
+    """State of the change. The model reads it as the result if there is no `output`."""
     output: str | None = None
     """Result of the change."""
 
@@ -110,16 +110,16 @@ class McpCallItem(ExactModel):
     output: str | None = None
     """Result of the call."""
     error: Any = None
-    """Reason why the call failed; the result, if there is no `output`."""
+    """Reason why the call failed. The model reads it as the result if there is no `output`."""
 
 
 class McpApprovalItem(ExactModel):
-    """The user's permission for a call of a tool of an MCP server."""
+    """The user's answer to the question whether a tool of an MCP server may be called."""
 
     type: Literal["mcp_approval_response"]
     """Kind of the item."""
     reason: str | None = None
-    """Reason of the user, which the model reads as a turn of the user."""
+    """Reason that the user gives. The model reads it as a turn of the user."""
 
 
 class CodeInterpreterItem(ExactModel):
@@ -143,19 +143,19 @@ class FileSearchItem(ExactModel):
     id: str
     """Id of the call."""
     queries: Texts | None = None
-    """The searches."""
+    """Search terms of each search."""
     results: Objects | None = None
     """Results of the searches."""
 
 
 ProgramCall = LocalShellCallItem | ShellCallItem | ApplyPatchCallItem
-"""A call whose result is a separate item."""
+"""An item with a call whose result is another item."""
 
 ProgramOutput = LocalShellOutputItem | ShellOutputItem | ApplyPatchOutputItem
-"""The result of a call."""
+"""An item with the result of a call that is another item."""
 
 AnsweredCall = McpCallItem | CodeInterpreterItem | FileSearchItem
-"""A call together with its result."""
+"""An item with a call and with the result of the call."""
 
 PROGRAM_TYPES = (
     "local_shell_call",
@@ -203,7 +203,7 @@ def call_of(item: ProgramCall | AnsweredCall) -> tuple[str, str, str]:
 
 
 def result_of(item: ProgramOutput | AnsweredCall) -> str:
-    """Returns the text of a result."""
+    """Returns the result of a call as text."""
     match item:
         case LocalShellOutputItem():
             return item.output

@@ -1,8 +1,8 @@
 """The field `encrypted_content` of reasoning.
 
 Some clients send reasoning back only as `encrypted_content`, which they ask for by `include`. The
-server stores nothing, so the field holds the reasoning itself, in Base64 after a mark. The field
-hides nothing: the same answer has the reasoning as text.
+server stores nothing, so the field holds the reasoning itself, in Base64 after a mark. The
+reasoning is no secret: the same answer also has it as text.
 """
 
 import base64
@@ -12,13 +12,13 @@ _MARK = "orcinus-reasoning:"
 
 
 def sealed(text: str) -> str:
-    """Returns the value of `encrypted_content` for a text of reasoning."""
+    """Returns the value of `encrypted_content` that holds a text of reasoning."""
     return _MARK + base64.b64encode(text.encode()).decode()
 
 
 def opened(value: str | None) -> str:
-    """Returns the text in a value of `encrypted_content`. If another server wrote the value, the
-    text cannot be read, and the result is empty."""
+    """Returns the reasoning that a value of `encrypted_content` holds. If another server wrote the
+    value, the reasoning cannot be read, and the result is empty."""
     if value is None or not value.startswith(_MARK):
         return ""
     try:

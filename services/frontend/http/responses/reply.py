@@ -1,8 +1,8 @@
 """The reply of POST /v1/responses: a response of items, and the events of the response.
 
-Every event has its position in the stream as `sequence_number`. The events that end an item repeat
-the text of the item, and the last event repeats all texts. Texts are therefore kept until the end
-of the stream, and counted as memory of the request.
+The field `sequence_number` of an event is its position in the stream. The events that end an item
+repeat the text of the item, and the last event repeats all texts. All texts are therefore kept
+until the end of the stream, and their memory is counted for the request.
 """
 
 import itertools
@@ -48,18 +48,18 @@ from services.frontend.request.logprobs import LOGPROB_BYTES
 from services.frontend.request.request_id import created_at
 
 KEPT_BYTES = 8
-"""Largest number of bytes of memory that a kept character takes. The input of a custom tool is kept
-twice: as the arguments of a function, and as the text."""
+"""Largest number of bytes of memory that a character of kept text takes. The input of a custom tool
+is kept twice: as arguments of a function, and as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyRules:
-    """The parts of a request that decide which fields the items of its answer have."""
+    """Facts about a request that decide which fields the answer and its items have."""
 
     echo: RequestEcho
     """Fields of the response that repeat the request."""
     tools: ToolTable
-    """Names of the tools."""
+    """The tools of the request, and their names."""
     has_logprobs: bool = False
     """Whether texts have the log-probabilities of their tokens."""
     seals_reasoning: bool = False
@@ -67,7 +67,7 @@ class ReplyRules:
 
 
 class ResponsesReply(MessageReply):
-    """Writes an answer as a response."""
+    """Writes an answer in the form of POST /v1/responses."""
 
     __slots__ = ("_growing", "_logprobs", "_numbers", "_output", "_rules")
 

@@ -1,8 +1,8 @@
 """The bodies of POST /v1/responses, OpenAI's protocol for agents, and of POST
 /v1/responses/input_tokens, and the requests made from the bodies.
 
-Nothing is stored: clients send the whole conversation each time, as coding agents do. Tools that
-clients do not run, such as web search, are left out.
+The server stores no conversations: clients send the whole conversation each time, as coding agents
+do. Tools that the client does not run, such as web search, are left out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +60,7 @@ SEALED_REASONING = "reasoning.encrypted_content"
 
 
 class ReasoningOptions(ExactModel):
-    """How much the model is to reason before the answer."""
+    """Options for the reasoning of the model before the answer."""
 
     effort: Effort | None = None
     """Value of the chat template's variable `reasoning_effort`. `none` and `minimal` also set
@@ -78,7 +78,7 @@ class InputTokensBody(ConversationBody):
     spelling: ClassVar = {"messages": "input"}
 
     input: Input | None = None
-    """The conversation: a text of the user, or items, oldest first."""
+    """The conversation: a text of the user, or a list of items, oldest first."""
     instructions: str | None = None
     """Text of the system at the beginning of the conversation."""
     tools: ResponsesTools | None = None
@@ -89,9 +89,9 @@ class InputTokensBody(ConversationBody):
     parallel_tool_calls: bool | None = None
     """Whether an answer may have several calls of functions."""
     text: TextOptions | None = None
-    """Format of the text."""
+    """Options of the text, such as its format."""
     reasoning: ReasoningOptions | None = None
-    """How much the model reasons."""
+    """Options for the reasoning of the model."""
 
     previous_response_id: Annotated[str | None, only()] = None
     """Not served, since nothing is stored: clients must send the whole conversation."""
@@ -102,7 +102,7 @@ class InputTokensBody(ConversationBody):
 
     @cached_property
     def table(self) -> ToolTable:
-        """The tools by the names that the model sees."""
+        """The tools of the conversation, with the names by which the model knows them."""
         return ToolTable(self._listed())
 
     @property
@@ -111,7 +111,7 @@ class InputTokensBody(ConversationBody):
 
     @property
     def _allowed(self) -> set[str]:
-        """Names, for the model, of the tools that the model may call."""
+        """The model's names of the tools that the model may call."""
         if isinstance(self.tool_choice, ResponsesAllowed):
             return self.tool_choice.shown_names(self.table)
         return self.table.names
@@ -152,7 +152,7 @@ class InputTokensBody(ConversationBody):
         return self.input or ()
 
     def _listed(self) -> Iterator[ListedTool]:
-        """Yields the tools of the body and of the items of the conversation."""
+        """Yields the tools in the body's field `tools` and in the items of the conversation."""
         yield from listed(self.tools, "tools")
         for place, item in enumerate(self._items):
             path = f"input.{place}.tools"
@@ -169,12 +169,12 @@ class ResponsesBody(InputTokensBody, GeneratingBody):
     """The body of POST /v1/responses."""
 
     input: Input
-    """The conversation: a text of the user, or items, oldest first."""
+    """The conversation: a text of the user, or a list of items, oldest first."""
     max_output_tokens: Annotated[int | None, N_TOKENS] = None
-    """Largest number of tokens to generate. The number is lowered to the room that the prompt
-    leaves in the model's length, which is also the default."""
+    """Largest number of tokens to generate. If the prompt leaves less room in the model's context,
+    the number is lowered to that room, which is also the default."""
     metadata: Metadata = None
-    """Labels, which the answer repeats; 16 items at most."""
+    """Labels that the answer repeats; 16 at most."""
     include: Included | None = None
     """Names of additional fields of the answer. `message.output_text.logprobs` adds the
     log-probabilities of the tokens of texts, and `reasoning.encrypted_content` adds a form of the
@@ -260,7 +260,8 @@ class ResponsesBody(InputTokensBody, GeneratingBody):
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
     def _echoed_tools(self) -> Iterator[dict[str, Any]]:
-        """Yields the tools of the field `tools` that the model sees."""
+        """Yields those tools of the field `tools` that the model sees, as the answer repeats
+        them."""
         for place, tool in enumerate(self.tools or ()):
             is_shown = self.table.is_shown(f"tools.{place}", self._allowed)
             if is_shown and not isinstance(tool, HostedTool):

@@ -1,7 +1,7 @@
-"""The tools of a conversation by the names that the model sees.
+"""The tools of a conversation, and the names by which the model knows them.
 
-A client names a tool by a namespace and a name, or by a name alone. The model knows only one name
-of a tool, which must be unique. Tools come in the field `tools` of the body and in items of the
+A client names a tool by a namespace and a name, or by a name alone. The model knows each tool by
+one name, which must be unique. Tools come in the field `tools` of the body and in items of the
 conversation.
 """
 
@@ -19,32 +19,35 @@ from services.frontend.http.responses.tools import (
 )
 
 Key = tuple[str | None, str]
-"""A namespace, or None, and the name of a tool in it."""
+"""Type of the names by which a client knows a tool: the namespace, or None, and the name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedTool:
-    """A tool at its place in the body."""
+    """A tool, with the path at which the body lists it."""
 
     path: str
     """Path of the tool in the body, such as `tools.0.tools.1`."""
     tool: NamedClientTool | SearchTool
     namespace: str | None = None
     note: str = ""
-    """Paragraph for the model about the namespace; only for the first tool of a namespace."""
+    """Paragraph that tells the model about the namespace. Only the first tool of a namespace has
+    it."""
     is_found: bool = False
-    """Whether a search has found the tool, so that the model sees the tool in any case."""
+    """Whether a search has found the tool. The model sees such a tool even if the tool is
+    deferred."""
 
     @property
     def key(self) -> Key:
-        """The names by which clients call the tool."""
+        """The namespace and the name by which clients call the tool."""
         return self.namespace, self.tool.name
 
 
 def listed(
     tools: Sequence[ResponsesTool] | None, field: str, *, is_found: bool = False
 ) -> Iterator[ListedTool]:
-    """Yields the tools of a list that the client runs. `field` is the path of the list."""
+    """Yields those tools of a list that the client runs. `field` is the path of the list in the
+    body."""
     for place, tool in enumerate(tools or ()):
         path = f"{field}.{place}"
         if isinstance(tool, Namespace):
@@ -64,8 +67,8 @@ def listed(
 
 
 class ToolTable:
-    """The tools that the model sees, with their names. Of several tools with one namespace and
-    name, the last is taken."""
+    """The tools that the model sees, and their names. If several tools have the same namespace and
+    name, the last one replaces the others."""
 
     def __init__(self, tools: Iterable[ListedTool]) -> None:
         by_key: dict[Key, ListedTool] = {}
@@ -84,8 +87,8 @@ class ToolTable:
         self._keys = {name: key for key, name in self._names.items()}
 
     def shown(self, among: Collection[str]) -> dict[str, ClientTool]:
-        """Returns the tools for the model, keyed by their path in the body. Only tools whose names
-        for the model are in `among` are returned."""
+        """Returns the tools that the model sees, keyed by their path in the body. Only tools are
+        returned whose names for the model are in `among`."""
         return {
             listed.path: (
                 listed.tool.shown_as(self._names[key], note=listed.note)
@@ -97,9 +100,9 @@ class ToolTable:
         }
 
     def name_of(self, namespace: str | None, name: str) -> str:
-        """Returns the model's name of a tool that a client names. The namespace of a tool may be
-        left out if only one namespace has the name. A tool that is not in the table gets the name
-        that it would have in the table."""
+        """Returns the name by which the model knows a tool that a client names. `namespace` may be
+        None if only one namespace has a tool of that name. A tool that is not in the table gets the
+        name that it would have if it were."""
         if (namespace, name) in self._names:
             return self._names[namespace, name]
         if namespace is not None:
@@ -108,11 +111,11 @@ class ToolTable:
         return self._names[places[0]] if len(places) == 1 else name
 
     def names_in(self, namespace: str) -> set[str]:
-        """Returns the model's names of the tools in a namespace."""
+        """Returns the names by which the model knows the tools of a namespace."""
         return {name for key, name in self._names.items() if key[0] == namespace}
 
     def called(self, shown_name: str) -> tuple[Key, NamedClientTool | SearchTool | None]:
-        """Returns the client's names of a tool, and the tool, for the model's name. The tool is
+        """Returns, for the model's name of a tool, the client's names and the tool. The tool is
         None if the model has invented the name."""
         key = self._keys.get(shown_name)
         return ((None, shown_name), None) if key is None else (key, self._tools[key].tool)
@@ -123,8 +126,8 @@ class ToolTable:
         return set(self._keys)
 
     def is_shown(self, path: str, among: Collection[str]) -> bool:
-        """Returns whether a tool of the body may be called, or any tool of a namespace. `among` has
-        the model's names of the tools that may be called."""
+        """Returns whether the model may call the tool at `path` in the body, or any tool of the
+        namespace at `path`. `among` has the model's names of the tools that may be called."""
         return any(
             self._names[key] in among and f"{listed.path}.".startswith(f"{path}.")
             for key, listed in self._tools.items()
@@ -136,8 +139,8 @@ def _is_deferred(listed: ListedTool) -> bool:
 
 
 def _names(keys: Iterable[Key]) -> Iterator[tuple[Key, str]]:
-    """Yields each key with a name that no other key has. Keys without a namespace keep their
-    names."""
+    """Yields each key with a unique name for the model. A tool without a namespace keeps its own
+    name."""
     keys = list(keys)
     taken = {name for namespace, name in keys if namespace is None}
     counts = Counter(name for _, name in keys)

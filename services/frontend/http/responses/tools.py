@@ -2,7 +2,7 @@
 
 Clients run functions, custom tools and, if they say so, the search for tools. A namespace groups
 functions and custom tools. All other tools run in OpenAI's own servers, or in ways that the model
-was not told of; the reader of bodies reports such tools like unknown fields.
+has not been told; the reader of bodies reports such tools like unknown fields.
 """
 
 import json
@@ -27,7 +27,7 @@ from services.frontend.http.responses.custom_input import INPUT
 from services.frontend.request.conversation import MAX_TURNS, Tool
 
 SEARCH = "tool_search"
-"""Name, for the model, of the tool that searches for tools."""
+"""Name by which the model knows the tool that searches for tools."""
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -40,12 +40,12 @@ class NamedClientTool(ClientTool):
     description: str | None = None
     """Description of the tool, which the model reads."""
     defer_loading: bool | None = None
-    """Whether the model sees the tool only after a search for tools has found the tool. Without a
-    tool `tool_search` that the client runs, the model sees the tool from the beginning."""
+    """Whether the model sees the tool only after a search for tools has found it. If the client
+    runs no tool `tool_search`, the model sees the tool from the beginning."""
 
     def shown_as(self, name: str, *, note: str) -> "NamedClientTool":
-        """Returns the tool for the model, with the name `name`. The paragraph `note` follows the
-        description, unless the note is empty."""
+        """Returns the tool as the model sees it, with the name `name`. If `note` is not empty, this
+        paragraph is added to the description."""
         if name == self.name and not note:
             return self
         paragraphs = [text for text in (self.description, note) if text]
@@ -55,7 +55,7 @@ class NamedClientTool(ClientTool):
 
     @abstractmethod
     def echo(self) -> dict[str, Any]:
-        """Returns the tool as the answer repeats it."""
+        """Returns the tool in the form in which the answer repeats it."""
 
 
 class ResponsesFunction(NamedClientTool):
@@ -66,8 +66,8 @@ class ResponsesFunction(NamedClientTool):
     parameters: dict[str, Any] | None = None
     """JSON schema of the arguments; without a schema any object is allowed."""
     strict: bool | None = None
-    """Whether arguments must keep the schema even if the model is free to call the function or
-    not."""
+    """Whether arguments must match the schema even if the model may choose whether to call the
+    function."""
 
     def to_tool(self) -> Tool:
         return tool_of(self, parameters=json_text(self.parameters))
@@ -77,20 +77,20 @@ class ResponsesFunction(NamedClientTool):
 
 
 class FreeformText(ExactModel):
-    """The format of any text."""
+    """An input format: any text."""
 
     type: Literal["text"]
     """`text`: the input may be any text."""
 
 
 class FreeformGrammar(ExactModel):
-    """The format of texts that a grammar or a regular expression describes."""
+    """An input format: texts that a grammar or a regular expression describes."""
 
     type: Literal["grammar"]
-    """`grammar`: the input keeps to `definition`."""
+    """`grammar`: the input follows `definition`."""
     syntax: Literal["lark", "regex"]
-    """`lark`: the model reads the grammar, and may break it. `regex`: the whole input matches the
-    expression, of Rust's syntax."""
+    """`lark`: the model reads the grammar, but the server does not enforce it. `regex`: the whole
+    input matches the regular expression, in Rust's syntax."""
     definition: str
     """The grammar, or the regular expression."""
 
@@ -117,7 +117,7 @@ class FreeformTool(NamedClientTool):
     type: Literal["custom"]
     """Kind of the tool."""
     format: InputFormat | None = None
-    """Format of the input; without a format any text is allowed."""
+    """Format of the input. Without a format, any text is allowed."""
 
     def to_tool(self) -> Tool:
         value: Mapping[str, Any] = {"type": "string"}
@@ -138,7 +138,8 @@ class FreeformTool(NamedClientTool):
 
     @property
     def has_free_grammar(self) -> bool:
-        """Whether the tool has a grammar that the model only reads."""
+        """Whether the tool has a grammar that the model reads but that the server does not
+        enforce."""
         return isinstance(self.format, FreeformGrammar) and self.format.syntax == "lark"
 
     def echo(self) -> dict[str, Any]:
@@ -155,8 +156,8 @@ class SearchTool(ClientTool):
     type: Literal["tool_search"]
     """Kind of the tool."""
     execution: Literal["client"]
-    """`client`: the client searches. The server itself cannot search, so that a tool with `server`
-    is left out."""
+    """Always `client`: the client searches. The server itself cannot search, so a tool with the
+    value `server` is left out."""
     description: str | None = None
     """Description of the search, which the model reads."""
     parameters: dict[str, Any] | None = None
@@ -170,13 +171,13 @@ class SearchTool(ClientTool):
         )
 
     def echo(self) -> dict[str, Any]:
-        """Returns the tool as the answer repeats it."""
+        """Returns the tool in the form in which the answer repeats it."""
         return self.model_dump()
 
 
 class HostedTool(LeftOutItem):
-    """A tool that the client does not run. The tool does not run here either, so the model does not
-    see the tool."""
+    """A tool that the client does not run. The server does not run the tool either, so the model
+    does not see it."""
 
     type: Annotated[
         str, WithJsonSchema({"type": "string", "not": {"enum": ["function", "custom"]}})
@@ -214,14 +215,14 @@ class Namespace(ExactModel):
     """Tools of the group."""
 
     def note(self) -> str:
-        """Returns the paragraph that tells the model of the group."""
+        """Returns the paragraph that describes the group to the model."""
         if not self.description:
             return ""
         names = ", ".join(tool.name for tool in self.tools if isinstance(tool, NamedClientTool))
         return f"Group {self.name} ({names}): {self.description}"
 
     def echo(self) -> dict[str, Any]:
-        """Returns the group as the answer repeats it."""
+        """Returns the group in the form in which the answer repeats it."""
         tools = [tool.echo() for tool in self.tools if isinstance(tool, NamedClientTool)]
         return {**self.model_dump(exclude={"tools"}), "tools": tools}
 

@@ -51,18 +51,19 @@ from services.frontend.request.conversation import ChatMessage, EarlierCall
 SYSTEM_ROLES = ("system", "developer")
 
 _SILENT = (AdditionalToolsItem, ConfigurationUpdateItem, LeftOutItem)
-"""Items that are no turns."""
+"""Types of items that are not turns of the conversation."""
 
 
 class Turns:
-    """Makes the messages of items. `tools` has the names of tools that the model knows."""
+    """Makes messages of the items of a conversation. `tools` maps tools to the names by which the
+    model knows them."""
 
     def __init__(self, items: Sequence[InputItem], tools: ToolTable) -> None:
         self._items = items
         self._tools = tools
         self._turn = GatheredTurn()
         self._call_ids: dict[str, str] = {}
-        """Ids of the calls by the ids that results may name."""
+        """Maps each id that the result of a call may have to the id of the call."""
 
     def messages(self, instructions: str | None) -> Iterator[ChatMessage]:
         """Yields the messages. The instructions and the system's items at the beginning become one
@@ -112,8 +113,8 @@ class Turns:
                 yield from self._add_tool_item(item, path)
 
     def _add_tool_item(self, item: InputItem, path: str) -> Iterator[ChatMessage]:
-        """Takes a call of a client's tool, or its result, and yields the messages that are complete
-        now."""
+        """Takes an item with a call of a client's tool or with the result of a call. Yields the
+        messages that are complete now."""
         match item:
             case FunctionCallItem():
                 name = self._tools.name_of(item.namespace, item.name)
@@ -151,14 +152,15 @@ class Turns:
         yield ChatMessage("tool", text, tool_call_id=self._call_ids[call_id])
 
     def _found(self, item: ToolSearchOutputItem) -> str:
-        """Returns the result of a search for tools, which lists the model's names of the found
+        """Returns the result of a search for tools: the names by which the model knows the found
         tools."""
         names = [self._tools.name_of(*tool.key) for tool in listed(item.tools, "")]
         return pydantic_core.to_json({"tools": names}).decode()
 
 
 def _said_by(item: AgentMessageItem | McpApprovalItem | LeftOutItem) -> str | None:
-    """Returns the text of an item that the model reads as a turn of the user, if there is one."""
+    """Returns the text of an item that the model reads as a turn of the user. Returns None if the
+    item has no such text."""
     match item:
         case AgentMessageItem():
             said = joined(item.content)

@@ -1,5 +1,5 @@
-"""HTTP/1, independent of the protocols above: sockets, connections within limits, the bodies of
-requests, and streams of events.
+"""HTTP/1, independent of the protocols that use it: sockets, connections within limits, the bodies
+of requests, and streams of events.
 
 server, server_state, acceptor     the server, the state of the server, and accepting connections
 unix_socket                        Unix sockets and the files of the sockets

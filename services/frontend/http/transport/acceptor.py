@@ -1,5 +1,5 @@
-"""Accepts connections from a listening socket. Each connection has a place among the connections of
-the server from the moment it is accepted.
+"""Accepts connections from a listening socket. From the moment it is accepted, each connection
+counts against the limit on the connections of the server.
 
 asyncio's own servers report a TLS connection only after the handshake, so connections in a
 handshake could be neither counted nor closed early. If no file descriptor is left, uvloop's servers
@@ -22,13 +22,14 @@ from services.frontend.request.refusals import Refusal, Refusals
 log = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 16
-"""Largest number of connections that are accepted in one pass of the event loop. Accepting so many
-takes two milliseconds, so a flood of connections does not delay other connections."""
+"""Largest number of connections that are accepted in one pass of the event loop. To accept this
+many takes two milliseconds, so a flood of new connections does not delay the others."""
 
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 RETRY_S = 0.5
-"""Seconds for which no connection is accepted after a resource is exhausted."""
+"""Seconds for which no connection is accepted after the process has run out of a resource, such as
+file descriptors."""
 
 Protocols = Callable[[ConnectionPlace | None], asyncio.Protocol]
 
@@ -46,9 +47,9 @@ class Acceptor:
         places: ConnectionPlaces,
         refusals: Refusals,
     ) -> None:
-        """Prepares to accept connections. For each connection, `make_protocol` is called and
-        returns the connection's protocol. Its argument is the place that the connection takes among
-        the allowed connections, or None if all places are taken."""
+        """Prepares to accept connections. `make_protocol` is called for each connection and returns
+        the connection's protocol. The argument of `make_protocol` is the place that the connection
+        takes in `places`, or None if all places are taken."""
         self._listener = listener
         self._make_protocol = make_protocol
         self._tls = tls
@@ -79,7 +80,7 @@ class Acceptor:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Waits until the connections that were being opened have ended."""
+        """Waits until the connections whose handshake was not complete have ended."""
         await asyncio.gather(*self._opening, return_exceptions=True)
 
     def _resume(self) -> None:

@@ -1,10 +1,10 @@
 """Writes chunks of a streamed answer straight to the transport.
 
 An ASGI message passes through the layers of the app, each of which is a coroutine. These coroutines
-make a third of the cost of a token. A connection therefore offers a `ChunkWriter`, with which a
-stream writes chunks past the layers once the headers are sent. The end of the answer passes through
-the layers again. The writer also tells the stream at once when the connection is lost; with ASGI
-messages only a task that waits for messages would know.
+make a third of the cost of a token. A connection therefore offers a `ChunkWriter`. Once the headers
+are sent, a stream writes its chunks with this writer, past the layers. The end of the answer passes
+through the layers again. The writer also tells the stream at once when the connection is lost. With
+ASGI messages, a task would have to wait for that message.
 """
 
 import asyncio
@@ -13,7 +13,8 @@ from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 
 EXTENSION, WRITER = "orcinus.chunks", "writer"
-"""Name of the extension in the ASGI scope, and name of the writer in the extension."""
+"""`EXTENSION`: name of the extension in the ASGI scope. `WRITER`: key of the writer in the
+extension."""
 
 
 class ChunkWriter:
@@ -35,7 +36,7 @@ class ChunkWriter:
 
     @property
     def is_ready(self) -> bool:
-        """Whether more may be written, since the client reads fast enough."""
+        """Whether the stream may write more, because the client reads fast enough."""
         return not self.flow.write_paused
 
     def write(self, data: bytes) -> None:
@@ -45,7 +46,7 @@ class ChunkWriter:
         self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def note_loss(self) -> None:
-        """Completes the future `gone`, since the connection is lost."""
+        """Notes that the connection is lost, by completing the future `gone`."""
         if not self.gone.done():
             self.gone.set_result(None)
 

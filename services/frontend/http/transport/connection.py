@@ -2,7 +2,8 @@
 
 Limits are checked before the data of a client costs memory or time: the parser gets small pieces,
 and gets nothing more while a request waits for an answer. If a client exceeds a limit, the
-connection sends an error, unless another answer is being sent, and then closes.
+connection sends an error and closes. If another answer is being sent, the connection closes without
+an error.
 
 uvicorn runs the app for each request and writes the answer, see `request_cycle.py`.
 """
@@ -25,35 +26,36 @@ from services.frontend.http.transport.unread_output import UnreadOutput
 from services.frontend.request.refusals import Refusal
 
 PIECE_BYTES = 4096
-"""Largest number of bytes that the parser gets at once. So many bytes hold at most 150 requests."""
+"""Largest number of bytes that the parser gets at once. This many bytes hold at most 150
+requests."""
 
 MAX_AHEAD_BYTES = 64 * 2**10
 """Number of bytes that a client may send before the answer to an earlier request is complete. If
-there are more, reading from the client is paused."""
+the client sends more, reading from it is paused."""
 
 AHEAD_S = 0.001
 """Seconds between an answer and the next request that the client sent ahead. The delay keeps
 thousands of requests sent ahead from keeping the event loop busy."""
 
 LARGE_READ_BYTES = 16 * 2**10
-"""Size of a read, in bytes, above which other connections are read before this one is read
-again."""
+"""Size of a read in bytes. After a larger read, other connections are read before the same
+connection is read again."""
 
 PARSE_S = 0.001
 """Seconds of parsing after which other connections are handled before parsing continues. Chunks of
 one byte each take a hundred times as long to parse as one large chunk."""
 
 MAX_DROPPED_BYTES = 2**20
-"""Number of bytes that are read and dropped after a refusal. If there are more, reading from the
-client is paused."""
+"""Number of bytes that are read and dropped after a refusal. If the client sends more, reading from
+it is paused."""
 
 GOODBYE_S = 1.0
-"""Seconds that a client has to read a refusal, or to answer the TLS close notification; less than
-`server.FINISH_S`."""
+"""Seconds that a client has to read a refusal, or to answer the TLS close notification. Must be
+less than `server.FINISH_S`."""
 
 
 class HttpConnection(asyncio.Protocol):
-    """A client's connection, within limits."""
+    """A client's HTTP/1 connection, within limits."""
 
     def __init__(self, server: ServerState, place: ConnectionPlace | None) -> None:
         """Prepares a connection. `place` is None if all places for connections are taken."""
@@ -127,9 +129,9 @@ class HttpConnection(asyncio.Protocol):
         self._break_cycles()
 
     def _break_cycles(self) -> None:
-        """Deletes references from and to this connection that form cycles. Its memory is then freed
-        at once. Otherwise the garbage collector would have to find the cycles, and would delay all
-        streams meanwhile."""
+        """Deletes references from and to this connection that form cycles, so that the memory of
+        the connection is freed at once. Otherwise the garbage collector would have to find the
+        cycles, and all streams would wait meanwhile."""
         self._place = self._unread = None
         self._requests.clear()
         self._parser.close()
@@ -149,10 +151,10 @@ class HttpConnection(asyncio.Protocol):
             self._unread.end()
 
     def finish(self) -> None:
-        """Closes the connection at once if it is idle, or else after the current answer. Closing
-        TLS needs a close notification from both sides, but clients that keep an idle connection in
-        a pool do not read the notification. The client's notification is therefore awaited for
-        GOODBYE_S only."""
+        """Closes the connection at once if it is idle, or else after the current answer. To close
+        TLS, each side sends a close notification. A client that keeps an idle connection in a pool
+        does not read the notification and sends none. The client's notification is therefore
+        awaited for GOODBYE_S only."""
         if (cycle := self._requests.last) is None:
             self._transport.close()
         else:
@@ -161,8 +163,8 @@ class HttpConnection(asyncio.Protocol):
             self._loop.call_later(GOODBYE_S, self._say_goodbye)
 
     def _say_goodbye(self) -> None:
-        """Aborts the connection if all output has been sent. Otherwise `UnreadOutput` limits the
-        time for sending."""
+        """Aborts the connection if all output has been sent. Otherwise the connection stays open
+        while the rest is sent, for which `UnreadOutput` limits the time."""
         if not self._transport.get_write_buffer_size():
             self._transport.abort()
 
@@ -194,8 +196,8 @@ class HttpConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _drop(self, data: bytes) -> None:
-        """Drops data that is received after a refusal. Such data is read, since some clients read
-        the answer only after they have sent everything."""
+        """Drops data that is received after a refusal. The data must be read from the socket, since
+        some clients read the answer only after they have sent everything."""
         self._n_dropped += len(data)
         if self._n_dropped > MAX_DROPPED_BYTES:
             self._transport.pause_reading()
@@ -204,12 +206,12 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether a whole request has been received and the answer is not complete."""
+        """Whether a whole request has been received whose answer is not complete."""
         return not self._incoming.is_in_body and self._requests.last is not None
 
     @property
     def _is_idle(self) -> bool:
-        """Whether the last request is answered, and no part of a next request has been received."""
+        """Whether the last request is answered, and nothing of a next request has been received."""
         is_answered = not self._requests.is_empty and self._requests.last is None
         return is_answered and not (self._incoming.has_begun or self._ahead)
 
@@ -231,8 +233,8 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _parse_later(self) -> None:
-        """Schedules more parsing for when `LoopShares.reads` allows, unless parsing is scheduled
-        already."""
+        """Schedules further parsing for the time when `LoopShares.reads` allows it, unless parsing
+        is scheduled already."""
         if not self._waits_to_parse:
             self._waits_to_parse = True
             self._loop.call_soon(self._shares.reads.take, self._parse_in_turn)
@@ -253,8 +255,8 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(refused)
 
     def _read_ahead(self) -> None:
-        """Called once all requests are answered. Schedules the parsing of the data that the client
-        sent ahead."""
+        """Schedules the parsing of data that the client sent ahead. Called when all requests are
+        answered."""
         if self._ahead:
             self._loop.call_later(AHEAD_S, self._go_on)
         self._watch_client()
@@ -280,8 +282,8 @@ class HttpConnection(asyncio.Protocol):
             self._await(None)
 
     def _await(self, then: Callable[[], None] | None, limit_s: float = 0.0) -> None:
-        """Calls `then` in `limit_s` seconds, instead of an earlier callback. If `then` is already
-        the awaited callback, its time stays. With `then` None, only stops the timer."""
+        """Calls `then` in `limit_s` seconds, in place of an earlier callback. If `then` is already
+        scheduled, its time is not changed. If `then` is None, only cancels the earlier callback."""
         if then == self._awaited:
             return
         self._awaited = then
@@ -305,10 +307,10 @@ class HttpConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _refuse(self, refused: Refused) -> None:
-        """Ends the connection because the client has broken a limit or a rule. The refusal is sent
-        as an answer, unless another answer has begun or must come first. In that case the
-        connection closes after the other answer, or is aborted at once if the error is in the
-        middle of a body."""
+        """Ends the connection because the client has exceeded a limit or broken a rule. The refusal
+        is sent as an answer, unless another answer has begun or must come first. In that case the
+        connection closes after the other answer. If the error is in the middle of a body, the
+        connection is aborted at once instead."""
         self._is_over = True
         self._refusals[refused.reason] += 1
         cycle = self._requests.last
@@ -325,8 +327,8 @@ class HttpConnection(asyncio.Protocol):
             cycle.keep_alive = False
 
     def _end(self, status: HTTPStatus, message: str) -> None:
-        """Sends an answer and closes the connection. A client that is still sending would lose the
-        answer if the connection were closed at once, so the client's data is read for up to
+        """Sends an answer and closes the connection. A client that is still sending could not read
+        the answer if the connection were closed at once. So its data is read for up to
         GOODBYE_S."""
         self._is_over = True
         self._ahead.clear()

@@ -1,5 +1,4 @@
-"""The limits of HTTP connections, and the places that connections take within the limit of their
-number."""
+"""The limits of HTTP connections, and the places for connections, whose number is limited."""
 
 import resource
 from collections.abc import Callable
@@ -12,7 +11,7 @@ RESERVED_DESCRIPTORS = 256
 gRPC, the scheduler, probes, files."""
 
 MAX_STANDING = 64
-"""Largest number of connections without a place that are being refused with an answer at one
+"""Largest number of connections that have no place and are being refused with an answer at one
 time."""
 
 
@@ -31,18 +30,21 @@ class ConnectionLimits:
 
 
 class ConnectionPlace:
-    """The place of one connection, from accepting the connection until it is lost."""
+    """The place of one connection, from the moment when the connection is accepted until it is
+    lost."""
 
     def __init__(self, places: "ConnectionPlaces", abort: Callable[[], None]) -> None:
         self._places = places
         self.abort = abort
 
     def set_waiting(self) -> None:
-        """Marks the connection as waiting for a request. The place may then be taken away."""
+        """Marks the connection as waiting for a request. Another connection may then take the
+        place."""
         self._places.waiting[self] = None
 
     def set_busy(self) -> None:
-        """Marks the connection as having an unanswered request. The place cannot be taken away."""
+        """Marks the connection as having an unanswered request. No other connection can take the
+        place."""
         self._places.waiting.pop(self, None)
 
     def leave(self) -> None:
@@ -68,8 +70,9 @@ class ConnectionPlaces:
         """Places of connections that are being refused, since all other places are taken."""
 
     def enter(self, abort: Callable[[], None]) -> ConnectionPlace | None:
-        """Returns a place for a new connection, which waits for a request. Returns None if no place
-        is free and none can be taken away. `abort` closes the connection at once."""
+        """Returns a place for a new connection, marked as waiting for a request. Returns None if no
+        place is free and none can be taken away. `abort` must close the connection at once; it is
+        called if the place is taken away."""
         if len(self.taken) >= self._max_connections:
             self._refusals[Refusal.CONNECTIONS] += 1
             longest = next(iter(self.waiting), None)

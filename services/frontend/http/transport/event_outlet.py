@@ -8,15 +8,15 @@ from services.frontend.http.transport.event_output import EventOutput
 from services.frontend.http.transport.event_stream import Event
 
 ToEvents = Callable[[Piece], Iterable[Event]]
-"""A function that returns the events of a piece."""
+"""Type of a function that returns the events for a piece of an answer."""
 
 ToTextEvent = Callable[[int, str], Event | None]
-"""A function that returns the event for new text of an answer: empty if the text has no event yet,
-None if there may be several events."""
+"""Type of a function that returns the event for new text of an answer. The event is empty if
+nothing is to be sent yet. The result is None if one event may not suffice."""
 
 
 class EventOutlet:
-    """Writes the pieces of a generation as events, straight to the connection."""
+    """Writes the pieces of a generation as events, directly to the connection."""
 
     __slots__ = ("_chunks", "_flow", "_to_events", "_to_text_event")
 
@@ -32,8 +32,8 @@ class EventOutlet:
     def of(
         cls, output: EventOutput, to_events: ToEvents, to_text_event: ToTextEvent
     ) -> "EventOutlet | None":
-        """Returns an outlet that writes to an output. The headers of the output must have been
-        sent. Returns None if the output has no chunk writer."""
+        """Returns an outlet that writes to an output whose headers have been sent. Returns None if
+        the output has no chunk writer."""
         return None if output.chunks is None else cls(output.chunks, to_events, to_text_event)
 
     @property

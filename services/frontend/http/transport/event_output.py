@@ -3,9 +3,9 @@
 Proxies and load balancers close a connection that is silent for a minute. A request may wait longer
 than a minute: for a pipeline, in the queue, for a long prompt, or for text that is held back.
 
-A comment is one line, as the standard says, without an empty line after it. OpenAI's client, once
-it has seen an event with an id, takes an empty line for the end of an event without data, and
-fails. The first comment is not sent at once: the benchmarks of vLLM and SGLang fail at any comment,
+A comment is one line, as the standard says, without an empty line after it. OpenAI's client takes
+such an empty line for the end of an event without data, and fails, once it has seen an event with
+an id. The first comment is not sent at once: the benchmarks of vLLM and SGLang fail at any comment,
 and their requests do not wait long enough to get one.
 """
 
@@ -19,15 +19,16 @@ from services.frontend.http.transport.chunk_writer import ChunkWriter
 COMMENT = b": keep-alive\n"
 
 HEADERS_S = 2.0
-"""Seconds after which the headers are sent even if the request has not been accepted yet. An error
-that occurs earlier is an answer with its own status."""
+"""Seconds after which the headers are sent even if the request has not been accepted yet. If an
+error occurs earlier, the answer has the status of the error."""
 
 
 class EventOutput:
     """The output of one stream of events.
 
     One timer serves for the headers and the comments. Writing data does not set the timer again.
-    When the timer expires, it is set again from the time of the last data, or a comment is due.
+    When the timer expires and data was written meanwhile, it is set again, counted from the last
+    data. Otherwise a comment is sent.
     """
 
     def __init__(
@@ -68,9 +69,9 @@ class EventOutput:
 
     @property
     def chunks(self) -> ChunkWriter | None:
-        """Chunk writer of the server, once the headers are sent, or None before, or if the server
-        has no chunk writer. Data of the chunk writer follows the data that was written here
-        before."""
+        """Chunk writer of the server. The value is None before the headers are sent, and if the
+        server has no chunk writer. What the chunk writer sends follows all data that `write` has
+        sent before."""
         return self._chunks if self._is_open else None
 
     async def write(self, data: bytes) -> None:
@@ -107,7 +108,7 @@ class EventOutput:
             self._filling = self._loop.create_task(self._fill())
 
     async def _fill(self) -> None:
-        """Sends a comment, or the headers if the headers have not been sent. Waits while the client
+        """Sends a comment, or the headers if they have not been sent yet. Waits while the client
         does not read."""
         if self.has_started:
             await self.write(COMMENT)

@@ -1,8 +1,8 @@
 """Answers that take long: watches the client's connection while the answer is made, and sends
 streams of server-sent events.
 
-When a client disconnects, the work for the client is cancelled at once, at whatever point the work
-is. This module cancels work for no other reason.
+When a client disconnects, the work for the client is cancelled at once, whatever the work is
+waiting for. This module cancels work for no other reason.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ Result = TypeVar("Result")
 
 
 Event = bytes
-"""A server-sent event in the bytes that are sent."""
+"""Type of a server-sent event, as the bytes that are sent."""
 
 LAST_EVENT_ID = "Last-Event-ID"
-"""Header with the id of the last event that a client has of a broken stream."""
+"""Header in which a client sends the id of the last event that it has of a broken stream."""
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-"""Headers of a stream, which ask proxies to forward events at once."""
+"""HTTP headers of a stream. They ask proxies to forward events at once."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

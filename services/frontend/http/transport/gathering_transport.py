@@ -1,5 +1,5 @@
-"""A transport that writes at most once in each pass of the event loop, and that limits how often
-busy connections read."""
+"""A transport that writes at most once in each pass of the event loop, and limits how often a
+connection whose client sends fast is read."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,12 +8,12 @@ from typing import Any
 from services.frontend.loop_share import LoopShare
 
 MAX_GATHERED_BYTES = 2**16
-"""Largest number of bytes that are gathered for a connection within one pass of the event loop. If
-there are more, all are written at once."""
+"""Number of bytes gathered for a connection above which all are written at once, and not only at
+the end of the event loop's pass."""
 
 
 class WriteRound:
-    """The connections that have gathered data in this pass of the event loop."""
+    """The connections with data that is to be written at the end of this pass of the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -44,9 +44,8 @@ class GatheringTransport(asyncio.Transport):
     token. A process that reads is woken once instead of for each token. Data that belongs together,
     such as the last token of an answer and the end of the answer, leaves as one packet.
 
-    A connection that resumes reading after a pause waits until `LoopShares.reads` allows.
-    Connections whose clients send as fast as they can therefore take only a limited part of each
-    pass.
+    A connection that resumes reading after a pause waits until `LoopShares.reads` allows. So
+    connections whose clients send as fast as they can take only a limited part of each pass.
     """
 
     __slots__ = (

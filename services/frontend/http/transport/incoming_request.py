@@ -1,7 +1,7 @@
 """Counts the received bytes of a request, and checks the limits.
 
 The parser reports the parts of a request that it has read. It does not report the line ends of a
-head and the framing of a body. Such bytes are counted from the sizes of the pieces that the parser
+head and the framing of a body. These bytes are counted as the rest of each piece that the parser
 gets.
 """
 
@@ -13,9 +13,9 @@ from services.frontend.http.transport.connection_refusal import Refused, malform
 from services.frontend.request.refusals import Refusal
 
 MAX_FRAMING_BYTES = 64 * 2**10
-"""Limit on the framing of a body: chunk sizes, extensions and trailers. The framing may exceed the
-body itself by at most this number of bytes, and at most this number of bytes of framing may follow
-each other without a byte of the body."""
+"""Limit on the framing of a body in bytes: chunk sizes, extensions and trailers. The framing may be
+at most this much larger than the body itself. Also, at most this many bytes of framing may come in
+a row without a byte of the body."""
 
 VERSIONS = frozenset({"1.0", "1.1"})
 
@@ -29,13 +29,14 @@ class ReadMark(NamedTuple):
 
 
 class IncomingRequest:
-    """Counts the requests of a connection, one after the other. All methods except `begin` and
-    `end` raise Refused if a limit or a rule is broken."""
+    """Counts the bytes of a connection's requests, one request after the other. If a limit or a
+    rule is broken, each method except `begin` and `end` raises Refused."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self.is_in_body = False
-        """Whether the head has been received, and the body not completely."""
+        """Whether the head of the request has been received, and its body has not been received
+        completely."""
         self._n_requests = 0  # received completely
         self._n_head = 0  # bytes of the current head; 0 before the first byte
         self._n_named = 0  # bytes of the head that the parser has reported
@@ -50,12 +51,12 @@ class IncomingRequest:
         return self._n_head > 0
 
     def mark(self) -> ReadMark:
-        """Returns the current position, for `add_piece`."""
+        """Returns the current position in the client's data, for a later call of `add_piece`."""
         return ReadMark(self._n_requests, self.is_in_body, self._n_body)
 
     def add_piece(self, n_bytes: int, *, since: ReadMark) -> None:
-        """Counts `n_bytes` bytes that the parser has got since a position. Does nothing if the
-        bytes do not all belong to one head or to one body."""
+        """Counts `n_bytes` bytes that the parser has got since the position `since`. Does nothing
+        unless all these bytes belong to one head or to one body."""
         if since.n_requests != self._n_requests or since.is_in_body != self.is_in_body:
             return
         if self.is_in_body:

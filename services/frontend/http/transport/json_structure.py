@@ -2,17 +2,17 @@
 received.
 
 A JSON text of 8 MB is parsed in some milliseconds, but 8 MB of `[],[],[]` would block the event
-loop for seconds and take 25 times their size in memory. The parts that cost most are therefore
-counted: containers, strings (including names of fields), and values. Each piece is counted when it
-is received, by operations that run at the speed of memory. A large body never blocks the event loop
-for long, and a body with too much structure is refused early.
+loop for seconds and take 25 times their size in memory. What costs most is therefore counted:
+containers, strings (including names of fields), and values. This is done for each piece of the body
+when it is received, by operations that run at the speed of memory. A large body never blocks the
+event loop for long, and a body with too much structure is refused early.
 """
 
 from services.common import errors
 from services.frontend.request.refusals import Refusal, Refusals
 
 FREE_BYTES = 64 * 2**10
-"""Largest size, in bytes, of a body that may have any structure."""
+"""Size in bytes up to which the structure of a body is not limited."""
 
 MAX_CONTAINERS = 2**14
 """Largest number of objects and arrays in a body, enough for the largest number of turns of a
@@ -27,7 +27,7 @@ MAX_VALUES = 2**20
 
 
 class StructureCount:
-    """Counts the structure of the received part of a body."""
+    """Counts the containers, strings and values in the received part of a body."""
 
     def __init__(self, refusals: Refusals) -> None:
         self._refusals = refusals

@@ -22,8 +22,8 @@ NEARLY_JSON = frozenset(
         "text/plain",
     }
 )
-"""Media types with which clients send bodies of JSON by mistake. The empty text stands for a body
-without a type."""
+"""Media types that clients send by mistake with bodies that are JSON. The empty text stands for a
+body without a type."""
 
 SMALL_BODY_BYTES = 64 * 2**10
 """Largest size of a small body, in bytes. A part of the memory budget is kept free for small
@@ -52,17 +52,15 @@ class BodyLimits:
             raise self.budget.refuse()
 
     def reserve(self, n_bytes: int) -> int:
-        """Returns the part of the memory budget, in bytes, that a body of `n_bytes` bytes must
-        leave free for small bodies."""
+        """Returns the part of the memory budget, in bytes, that must stay free for small bodies
+        when a body of `n_bytes` bytes is received."""
         return 0 if n_bytes <= SMALL_BODY_BYTES else self.budget.max_bytes // 4
 
 
 def check_media(headers: Mapping[str, str]) -> None:
-    """Raises Unsupported if the headers say that the body is compressed, or is of a type that
-    cannot be JSON.
-
-    Types under which JSON is often sent by mistake are accepted, such as curl's default.
-    """
+    """Raises Unsupported if the headers say that the body is compressed, or has a type that cannot
+    be JSON. Types that clients often send with JSON by mistake are accepted, such as curl's
+    default."""
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         raise errors.Unsupported("content-encoding", "a body must come as it is")

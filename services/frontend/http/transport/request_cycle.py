@@ -1,11 +1,11 @@
-"""One request and the answer: uvicorn runs the app for the request and writes the messages that the
-app sends.
+"""Runs the app for one request: uvicorn calls the app and writes the answer that the app sends.
 
 uvicorn does not document `RequestResponseCycle` and `FlowControl`. Therefore `pyproject.toml` pins
 the exact version of uvicorn, and `test_uvicorn_parts.py` checks each part that is used. uvicorn's
 own server and protocol are not used, since they have no limits: heads may have any size and any
 number of headers, and may arrive at any pace, and a client may send any number of requests ahead.
-If a request asks for an upgrade, uvicorn also takes the body for data of the other protocol.
+Also, if a request asks for an upgrade to another protocol, uvicorn takes the request's body for
+data of that protocol.
 """
 
 import asyncio
@@ -51,8 +51,9 @@ def new_cycle(
     flow: FlowControl,
     on_response: Callable[[], None],
 ) -> RequestResponseCycle:
-    """Returns uvicorn's cycle for a request whose head has been received. `ends` is the result of
-    `ends_of` for the connection. `on_response` is called when the answer is complete.
+    """Returns uvicorn's cycle, the object that runs the app for a request whose head has been
+    received. `ends` is the result of `ends_of` for the connection. `on_response` is called when the
+    answer is complete.
 
     Raises:
         HttpParserInvalidURLError: the URL of the request is not valid.
@@ -91,8 +92,8 @@ def _date_header(at_s: int) -> list[tuple[bytes, bytes]]:
 
 
 def without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-    """Wraps the app for a request in HTTP/1.0, which does not have chunked answers. An answer
-    without a length ends when the connection is closed."""
+    """Wraps the app for a request in HTTP/1.0, where answers cannot be chunked. An answer without a
+    length ends by closing the connection."""
 
     async def unframed(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_on(message: Message) -> None:

@@ -1,9 +1,9 @@
 """Parses the requests that a client sends over one connection, within limits.
 
 httptools parses HTTP/1 piece by piece, and calls the methods `on_…` below. The limits are checked
-as each part of a request is parsed, before the part is kept. If a request asks for an upgrade, the
-head is parsed again without the upgrade, since httptools would take the body for data of the other
-protocol. HTTP allows a server to ignore an upgrade.
+as each part of a request is parsed, before the part is kept. If a request asks for an upgrade to
+another protocol, httptools would take its body for data of that protocol. So the head is parsed
+again without the upgrade. HTTP allows a server to ignore an upgrade.
 """
 
 from typing import NamedTuple, Protocol
@@ -35,7 +35,7 @@ class RequestHead(NamedTuple):
 
 
 class Receiver(Protocol):
-    """Receives the parts of requests in the order of arrival."""
+    """Receives the parts of requests from the parser, in the order of arrival."""
 
     def begin(self, head: RequestHead) -> None:
         """Receives the head of a request."""
@@ -44,7 +44,7 @@ class Receiver(Protocol):
         """Receives the next bytes of the request's body."""
 
     def end(self) -> None:
-        """Called when the request has been received completely."""
+        """Ends the request, which has been received completely."""
 
 
 class RequestParser:
@@ -52,7 +52,7 @@ class RequestParser:
 
     def __init__(self, limits: ConnectionLimits, receiver: Receiver) -> None:
         self.incoming = IncomingRequest(limits)
-        """Counts of the received parts of the request that is being parsed."""
+        """Counts the received bytes of the request that is being parsed."""
         self._receiver = receiver
         self._url = b""
         self._headers: Headers = []
@@ -63,7 +63,8 @@ class RequestParser:
         """Parses the next bytes from the client.
 
         Raises:
-            Refused: the bytes break a limit or a rule. The parser must not get more bytes.
+            Refused: the bytes break a limit or a rule. Afterwards the parser must not get more
+            bytes.
         """
         while piece:
             piece = self._feed(piece)
@@ -79,7 +80,8 @@ class RequestParser:
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _feed(self, piece: bytes) -> bytes:
-        """Parses bytes. Returns the bytes to parse next, which is empty except after an upgrade."""
+        """Parses bytes. Returns the bytes that must be parsed next. These are empty, unless the
+        bytes asked for an upgrade."""
         mark = self.incoming.mark()
         try:
             self._parser.feed_data(piece)
@@ -93,8 +95,8 @@ class RequestParser:
         return b""
 
     def _without_upgrade(self) -> bytes:
-        """Returns the head that has just been parsed, without the headers of the upgrade, and
-        begins with a new parser."""
+        """Starts a new parser. Returns the head that has just been parsed, without the headers that
+        ask for an upgrade."""
         version = self._parser.get_http_version()
         lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, version.encode())]
         for name, value in self._headers:

@@ -1,7 +1,7 @@
 """The requests of one connection, which are answered one after the other.
 
-A client may send requests before an earlier answer is complete (pipelining in HTTP). Requests that
-were received in one piece of data with an earlier request wait here until the earlier request is
+A client may send requests before an earlier answer is complete (pipelining in HTTP). A request that
+arrives in one piece of data with an earlier request waits here until the earlier request is
 answered. Meanwhile the connection parses no more data.
 """
 
@@ -37,9 +37,9 @@ class RequestQueue:
         place: ConnectionPlace | None,
         on_answered: Callable[[], None],
     ) -> None:
-        """Prepares for the requests of a connection. `ends` are the addresses of the server and
-        of the client, as `ends_of` returns them. `on_answered` is called when all received requests
-        are answered."""
+        """Prepares to receive the requests of a connection. `ends` are the addresses of the server
+        and of the client, as `ends_of` returns them. `on_answered` is called when all received
+        requests are answered."""
         self._server = server
         self._transport = transport
         self._flow = flow
@@ -59,8 +59,7 @@ class RequestQueue:
 
     @property
     def last(self) -> RequestResponseCycle | None:
-        """The last request, received completely or in part, or None if the answer to the last
-        request is complete."""
+        """The last request, received completely or in part. None if its answer is complete."""
         return None if self._last is None or self._last.response_complete else self._last
 
     @property
@@ -86,8 +85,8 @@ class RequestQueue:
             self._place.set_busy()
 
     def add_body(self, data: bytes) -> None:
-        """Passes more of the last request's body to the app. If the answer is already complete, the
-        bytes are dropped."""
+        """Passes bytes of the last request's body to the app. If the answer is already complete,
+        the bytes are dropped."""
         if (cycle := self.last) is not None:
             cycle.body += data
             if len(cycle.body) > HIGH_WATER_LIMIT:
@@ -103,8 +102,8 @@ class RequestQueue:
     # Answers
 
     def _answer(self, cycle: RequestResponseCycle) -> None:
-        """Schedules the app's answer to a request for when the share of the event loop allows:
-        `LoopShares.lookups` for requests without a body, else `LoopShares.requests`."""
+        """Schedules the app's answer to a request. It begins when the share of the event loop
+        allows it: `LoopShares.lookups` for requests without a body, else `LoopShares.requests`."""
         app = self._server.app
         if cycle.scope["http_version"] == "1.0":
             app = without_chunks(app, cycle)
@@ -138,16 +137,16 @@ class RequestQueue:
     # The end of the connection
 
     def disconnect(self) -> bool:
-        """Notes that the client of the current request has disconnected. Nothing more is written to
-        it. Returns False if no request is being answered."""
+        """Notes that the client of the current request has disconnected, so that nothing more is
+        written to the client. Returns False if no request is being answered."""
         if self._current is None or self._current.response_complete:
             return False
         self._current.disconnected = True
         return True
 
     def end_current(self) -> None:
-        """Tells the app that the client has disconnected. No more of the request is received, and
-        the answer is not read."""
+        """Tells the app that the client has disconnected: no more of the request will arrive, and
+        the client does not read the answer."""
         if self._current is not None:
             self._current.message_event.set()
         if self._chunks is not None:

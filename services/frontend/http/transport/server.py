@@ -1,10 +1,9 @@
 """The HTTP server, which serves an app on bound sockets until it is told to stop.
 
 The server ends in three steps, so that clients with open connections lose no request. After
-`leave`, every answer announces that the connection closes, and clients open new connections, for
-which a load balancer may choose another frontend. `close_connections` closes the connections that
-have had no request since, and closes all other connections after the current answer. `stop` ends
-the server.
+`leave`, every answer announces that its connection closes. Clients then open new connections, for
+which a load balancer may choose another frontend. `close_connections` closes idle connections at
+once, and all others after the current answer. `stop` ends the server.
 """
 
 import asyncio
@@ -26,8 +25,8 @@ from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusals
 
 BACKLOG = 2048
-"""Number of connections that may wait to be accepted, enough for a burst of clients that connect at
-once."""
+"""Number of connections that may wait to be accepted. The number suffices for many clients that
+connect at the same moment."""
 
 FINISH_S = 2.0
 """Seconds for sending the last answers after the server has been told to stop."""
@@ -94,7 +93,7 @@ class HttpServer:
             await acceptor.wait_closed()
 
     def leave(self) -> None:
-        """Makes each connection close after the next answer."""
+        """Makes each connection close after its next answer."""
         self._is_leaving = True
 
     def close_connections(self) -> None:

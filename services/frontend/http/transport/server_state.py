@@ -1,5 +1,5 @@
-"""State that all connections of one HTTP server share, and the open connections and running
-requests."""
+"""The state that all connections of one HTTP server share. It includes the open connections and the
+running requests."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -23,14 +23,14 @@ class OpenConnection(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class ServerState:
-    """The app, the limits and the shares of one server, the open connections, and the running
-    requests."""
+    """What all connections of one server share: the app, the limits, the shares of the event loop,
+    the open connections and the running requests."""
 
     app: ASGIApp
     limits: ConnectionLimits
     places: ConnectionPlaces
     budget: MemoryBudget
-    """Budget of memory for output that clients have not read."""
+    """Memory budget for output that clients have not read."""
     refusals: Refusals
     writes: WriteRound
     shares: LoopShares
@@ -41,7 +41,8 @@ class ServerState:
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end_connection(self, connection: OpenConnection) -> None:
-        """Removes a connection. It must be lost, and its request must have ended."""
+        """Removes a connection from `connections`. The connection must be lost, and its request
+        must have ended."""
         self.connections.discard(connection)
         self._ended.set()
 

@@ -1,6 +1,6 @@
 """Ends the connections of clients whose host has been silent for too long.
 
-A host that has lost its power or its network says nothing, also not that its connections are over.
+A host that has lost its power or its network cannot tell the server that its connections are over.
 """
 
 import socket
@@ -11,7 +11,7 @@ def notice_silence(listener: socket.socket, limit_s: float) -> None:
     """Sets a timeout on the connections of a listener. The kernel ends a connection if the client's
     host has acknowledged neither data nor keepalive probes for `limit_s` seconds.
 
-    On systems other than Linux, the kernel's own limits hold, which are longer.
+    On systems other than Linux, the longer limits of the kernel apply.
     """
     if sys.platform != "linux":
         return

@@ -13,8 +13,8 @@ MODE = 0o660
 
 @contextmanager
 def listen_unix(path: Path) -> Iterator[socket.socket]:
-    """Yields a socket that is bound to a path, and removes the file of the socket at the end. The
-    socket accepts connections once `listen` is called.
+    """Yields a Unix socket that is bound to a path. The caller must call `listen` on it. The file
+    of the socket is removed when the context ends.
 
     Raises:
         OSError: another process listens at the path, the path is a file that is not a socket, or
@@ -29,8 +29,8 @@ def listen_unix(path: Path) -> Iterator[socket.socket]:
 
 @contextmanager
 def bound_at(path: Path, bind: Callable[[], object]) -> Iterator[None]:
-    """Calls `bind`, which binds a socket to the path, and removes the file of the socket at the
-    end.
+    """Calls `bind`, which must bind a socket to the path. The file of the socket is removed when
+    the context ends.
 
     Raises:
         OSError: another process listens at the path, the path is a file that is not a socket, or

@@ -1,10 +1,10 @@
-"""Limits output that a client does not read. Such output counts in the memory budget, and the
-client has limited time to read it.
+"""Limits output that a client does not read. Unread output counts against the memory budget, and
+the client has limited time to read it.
 
 While a client reads fast enough, nothing is done. The transport reports when its buffer exceeds the
 high-water mark of 64 KiB. From then until the buffer is nearly empty, a timer checks every
 `limit_s` seconds whether at least `MIN_READ_BYTES` have left the buffer. If not, the connection is
-aborted. A client that reads a byte now and then is thus treated like a client that reads nothing.
+aborted. So a client that reads a byte now and then is treated like a client that reads nothing.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class UnreadOutput:
         self._is_stalled = False
 
     def begin(self) -> None:
-        """Begins the watch, since the buffer of the transport exceeds the high-water mark."""
+        """Begins the watch. Called when the buffer of the transport exceeds the high-water mark."""
         self._is_stalled = True
         try:
             self._share.grow(self._transport.get_write_buffer_size())
@@ -51,20 +51,20 @@ class UnreadOutput:
             self._wait(self._check)
 
     def end(self) -> None:
-        """Ends the watch, since the buffer is nearly empty."""
+        """Ends the watch. Called when the buffer is nearly empty."""
         self._is_stalled = False
         self._cancel()
         if self._transport.is_closing():
             self.closing()
 
     def closing(self) -> None:
-        """Limits the time for reading the rest of the buffer, since the transport closes once the
-        buffer is empty."""
+        """Limits the time in which the client must read the rest of the buffer. Called when the
+        transport is closing and waits for the buffer to be empty."""
         if not self._is_stalled and self._transport.get_write_buffer_size():
             self._wait(self._give_up)
 
     def close(self) -> None:
-        """Ends the watch, since the connection is lost."""
+        """Ends the watch for good. Called when the connection is lost."""
         self._cancel()
 
     def _check(self) -> None:

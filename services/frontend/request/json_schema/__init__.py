@@ -3,6 +3,6 @@
     ClientSchema → translation → the enforced schema, and the keywords that are not enforced
 
 The translation drops annotations, follows references within the schema, and drops each keyword that
-the engine cannot enforce. A value that keeps the enforced schema also keeps every keyword of the
-client's schema that was not dropped. The package compiles nothing.
+the engine cannot enforce. A value that matches the enforced schema also satisfies every keyword of
+the client's schema that was not dropped. The package compiles nothing.
 """

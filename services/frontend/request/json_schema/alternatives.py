@@ -1,7 +1,9 @@
-"""Whether at most one of several schemas can match a value, as `oneOf` demands.
+"""Finds out whether several schemas exclude each other, which means that no value matches two of
+them.
 
-The engine enforces alternatives of which any may match. Where no value matches two of them, `oneOf`
-means the same.
+The grammar engine can enforce only `anyOf`: a value matches at least one of the schemas. `oneOf`
+demands exactly one. If the schemas exclude each other, both keywords mean the same, so that `oneOf`
+can be enforced.
 """
 
 import itertools
@@ -12,25 +14,26 @@ from typing import Any
 from services.frontend.request.json_schema.references import Part, References
 
 MAX_ALTERNATIVES = 64
-"""Largest number of alternatives that are compared with each other."""
+"""Largest number of alternatives in `oneOf` that are compared with each other."""
 
 MAX_REFERENCES = 8
-"""Largest number of references that are followed one after the other."""
+"""Largest number of references that are followed from one to the next."""
 
 _TYPES = {"null", "boolean", "object", "array", "number", "string"}
 
 
 class Alternatives:
-    """Compares alternatives of one schema."""
+    """Compares the alternatives that a keyword of a schema lists."""
 
     def __init__(self, references: References, *, are_closed: bool) -> None:
-        """`are_closed` says that objects are written with their declared members only."""
+        """`are_closed` says whether generated objects have only the members that their schema
+        declares."""
         self._references = references
         self._are_closed = are_closed
 
     def are_disjoint(self, parts: Sequence[Part]) -> bool:
-        """Returns whether a value that is written for one of the schemas can never match another of
-        them. Raises WrongSchema if the check takes too much work."""
+        """Returns whether the schemas exclude each other: a value that is generated for one of them
+        never matches another. Raises WrongSchema if the check takes too much work."""
         if len(parts) > MAX_ALTERNATIVES:
             return False
         found = [self._followed(part) for part in parts]
@@ -42,7 +45,8 @@ class Alternatives:
         return all(self._exclude(one, other) for one, other in pairs)
 
     def _followed(self, part: Part) -> Part:
-        """Returns the part that a part refers to, or the part itself."""
+        """Returns the part of the schema to which a part refers, or the part itself if it refers to
+        none."""
         for _ in range(MAX_REFERENCES):
             part = self._references.find(part) or part
         return part
@@ -73,8 +77,8 @@ class Alternatives:
         return self._followed(part.member("properties", name))
 
     def _lacks(self, schema: dict[str, Any], names: set[str]) -> bool:
-        """Returns whether every object that is written for a schema lacks one of the given
-        members."""
+        """Returns whether every object that is generated for a schema lacks at least one of the
+        given members."""
         if any(name in schema for name in ("patternProperties", "allOf", "anyOf", "oneOf", "$ref")):
             return False
         members = schema.get("properties")
@@ -114,7 +118,7 @@ def _type_of(value: object) -> str:
 
 
 def _values(schema: dict[str, Any]) -> set[str] | None:
-    """Returns the texts of the values that a schema allows, if the schema lists them. Returns None
+    """Returns the values that a schema allows, as texts, if the schema lists them. Returns None
     otherwise."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(values, list):
@@ -123,8 +127,8 @@ def _values(schema: dict[str, Any]) -> set[str] | None:
 
 
 def _with_whole_numbers(value: Any) -> Any:
-    """Returns a value in which floats without a fraction are integers. JSON Schema takes 1.0 and 1
-    for the same number."""
+    """Returns a value in which floats without a fraction are replaced by integers. In JSON Schema
+    1.0 and 1 are the same number."""
     match value:
         case float() if value.is_integer():
             return int(value)

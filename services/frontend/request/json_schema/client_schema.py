@@ -1,4 +1,4 @@
-"""A JSON schema as a client has written it, with what of it is enforced."""
+"""A JSON schema that a client has written, and the parts of it that are enforced."""
 
 import json
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from services.frontend.request.json_schema.unenforced import Unenforced
 from services.frontend.request.json_schema.work import WrongSchema
 
 AdditionalProperties = Literal["declared", "allowed"]
-"""Members of an object whose schema has `properties` and says nothing of others: only the declared
-ones, or any, as JSON Schema has it."""
+"""Which members an object may have besides its `properties`, if the schema does not say: none
+(`declared`), or any, as JSON Schema has it (`allowed`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,10 +27,12 @@ class ClientSchema:
     """Whether the request is refused if a keyword cannot be enforced."""
     additional_properties: AdditionalProperties = "declared"
     parameters: str = ""
-    """The parameters of the tool from which the schema was made, as text; empty if it belongs to no
-    tool. Tools come with every turn, so the translations of their schemas are kept."""
+    """JSON text of the tool's parameters from which the schema was made; empty if the schema
+    belongs to no tool. The translation of such a schema is kept, since tools come again with every
+    turn."""
     not_in_format: tuple[Unenforced, ...] = ()
-    """Keywords that the model's format of tool calls cannot enforce, although JSON could."""
+    """Keywords that the model's format of tool calls cannot enforce, although a format in JSON
+    could."""
 
     @cached_property
     def _translation(self) -> Translated:
@@ -45,7 +47,7 @@ class ClientSchema:
 
     @property
     def enforced(self) -> dict[str, Any]:
-        """The schema that the grammar engine enforces.
+        """The part of the schema that the grammar engine enforces, as a schema of its own.
 
         Raises:
             InvalidRequest: the schema is wrong, or is strict and has a keyword that cannot be
@@ -56,16 +58,16 @@ class ClientSchema:
 
     @property
     def unenforced(self) -> tuple[Unenforced, ...]:
-        """Keywords that are not enforced. `enforced` describes the errors."""
+        """Keywords that are not enforced. Raises the same errors as `enforced`."""
         return tuple(dict.fromkeys((*self._translation.reported, *self.not_in_format)))
 
     @property
     def unenforced_names(self) -> tuple[str, ...]:
-        """Names of the keywords that are not enforced. A name contains the request's field and the
-        path in the schema."""
+        """Names of the keywords that are not enforced. A name consists of the request's field and
+        the path in the schema."""
         return tuple(one.name_in(self.field) for one in self.unenforced)
 
     @cached_property
     def text(self) -> str:
-        """The schema as JSON."""
+        """The schema as a JSON text."""
         return json.dumps(self.schema, ensure_ascii=False)

@@ -1,8 +1,8 @@
-"""The values of `format` that are enforced. Any other value is an annotation.
+"""The values of the keyword `format` that are enforced. Any other value constrains nothing.
 
-Dates and times have patterns of RFC 3339 of their own, since the grammar engine also accepts days
-that do not exist and leap seconds at any time. A leap second is never written: hardly a parser of
-dates reads one.
+Dates and times are enforced by patterns of this module, after RFC 3339, since the grammar engine's
+own formats accept days that do not exist, and leap seconds at any time. The patterns allow no leap
+seconds, since hardly any parser of dates reads them.
 """
 
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
@@ -22,7 +22,7 @@ PATTERNS = {
     "time": f"^{_TIME}$",
     "date-time": f"^{_DATE}T{_TIME}$",
 }
-"""Formats that are enforced as patterns."""
+"""Regular expression for each format that is enforced by a pattern."""
 
 NATIVE = {"duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
 """Formats that the grammar engine enforces itself."""

@@ -1,6 +1,7 @@
-"""The rules of the keywords of a schema, without those of objects.
+"""The rules for translating the keywords of a schema, except for the keywords of objects.
 
-A rule adds what the engine enforces to the translated part, or reports the keyword as not enforced.
+A rule adds to the translated part what the engine can enforce, or reports the keyword as not
+enforced.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,8 +11,8 @@ from services.frontend.request.json_schema.alternatives import Alternatives
 from services.frontend.request.json_schema.schema_part import Json, SchemaPart
 
 MAX_MULTIPLE = 1000
-"""Largest `multipleOf` that is enforced, as the whole number that its digits make: 0.25 counts as
-25. The engine takes seconds for multiples of a million."""
+"""Largest `multipleOf` that is enforced. The decimal point is ignored: 0.25 counts as 25. The
+engine takes seconds for multiples of a million."""
 
 MAX_VALUES = 2**15
 """Largest number of values in `enum`."""
@@ -22,7 +23,8 @@ UNENFORCED = {
     *("not", "contains", "if", "dependentSchemas", "dependentRequired", "dependencies"),
     *("unevaluatedItems", "$dynamicRef", "$recursiveRef", "extends", "disallow", "divisibleBy"),
 }
-"""Keywords that are never enforced. `not`, `dependencies` and others have cases without effect."""
+"""Keywords that are not enforced. Some of their values constrain nothing (`is_without_effect`), and
+are not reported."""
 
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems")
@@ -183,12 +185,13 @@ RULES: Mapping[str, Callable[[SchemaPart, str, Json], None]] = {
 
 
 def is_never(schema: dict[str, Json]) -> bool:
-    """Returns whether no value matches a schema, as far as the schema says so directly."""
+    """Returns whether a schema says directly, by the keyword `not`, that no value matches it."""
     return "not" in schema and schema["not"] in (True, {}) and schema["not"] != 1.0
 
 
 def is_without_effect(keyword: str, schema: dict[str, Json]) -> bool:
-    """Returns whether a keyword that is never enforced constrains nothing in a schema."""
+    """Returns whether the value of a keyword in a schema constrains nothing. `keyword` is one of
+    the keywords that are not enforced."""
     value = schema[keyword]
     match keyword:
         case "not":
@@ -203,7 +206,8 @@ def is_without_effect(keyword: str, schema: dict[str, Json]) -> bool:
 
 
 def _has_huge_number(part: SchemaPart, value: Json) -> bool:
-    """Returns whether a value has a number that the engine reads inexactly."""
+    """Returns whether a value contains a number that is too large for the engine to read
+    exactly."""
     unseen = [value]
     while unseen:
         match unseen.pop():

@@ -1,4 +1,5 @@
-"""The members that an object schema declares, over all schemas that apply to the same object."""
+"""Collects the members that an object's schema declares, including the members in all schemas that
+apply to the same object."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,27 +8,28 @@ from typing import Any
 from services.frontend.request.json_schema.references import Part, References
 
 COMBINING = ("allOf", "anyOf", "oneOf")
-"""Keywords with a list of schemas that apply to the value itself."""
+"""Keywords that hold a list of schemas. The schemas apply to the same value as the schema with the
+keyword."""
 
 _OF_OBJECTS = ("properties", "required", "patternProperties", "additionalProperties")
 
 
 @dataclass(slots=True)
 class Declared:
-    """The members that schemas of one object declare."""
+    """The members that are declared by the schemas of one object."""
 
     names: dict[str, None] = field(default_factory=dict)
-    """Names of members, in order."""
+    """Names of the declared members, in order."""
     has_properties: bool = False
     is_explicit: bool = False
-    """Whether one of the schemas says which members are allowed besides the declared ones."""
+    """Whether one of the schemas says which other members are allowed."""
     has_choices: bool = False
-    """Whether some of the names are declared only by one of several alternatives."""
+    """Whether some of the members are declared only by one of several alternatives."""
 
 
 def is_combined(schema: dict[str, Any]) -> bool:
-    """Returns whether an object must match several schemas together, so that several of them may
-    declare members."""
+    """Returns whether a schema combines several schemas that apply to the same object, so that
+    several may declare members."""
     n_places = sum(name in schema for name in ("$ref", "anyOf", "oneOf"))
     branches = schema.get("allOf")
     n_places += len(branches) if isinstance(branches, list) else 0
@@ -36,7 +38,7 @@ def is_combined(schema: dict[str, Any]) -> bool:
 
 
 def declared(part: Part, references: References) -> Declared:
-    """Returns the members that a schema declares, including the members of schemas that it
+    """Returns the members that a schema declares, including the members in schemas that it
     combines. Raises WrongSchema if the schema takes too much work."""
     found = Declared()
     for schema, is_choice in _applied(part, references):
@@ -52,8 +54,8 @@ def declared(part: Part, references: References) -> Declared:
 
 
 def _applied(part: Part, references: References) -> Iterator[tuple[dict[str, Any], bool]]:
-    """Yields the schemas that apply to a value of a schema, each once. The second item of a pair
-    says whether the schema is one of several alternatives."""
+    """Yields each schema that applies to the values of a part, once. The second item of a pair says
+    whether the schema is one of several alternatives."""
     unseen: list[tuple[Part, bool]] = [(part, False)]
     seen: set[int] = set()
     while unseen:

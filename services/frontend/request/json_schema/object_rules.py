@@ -1,4 +1,4 @@
-"""The rules of the keywords of objects, which belong together."""
+"""The rules for translating the keywords of objects. These keywords depend on each other."""
 
 from services.frontend.request.json_schema import patterns
 from services.frontend.request.json_schema.members import declared
@@ -6,7 +6,7 @@ from services.frontend.request.json_schema.schema_part import Json, SchemaPart
 
 
 def translate_object(part: SchemaPart) -> None:
-    """Adds the translated keywords of objects to a part."""
+    """Adds the translated keywords of objects to the translation of a part."""
     schema, out = part.schema, part.out
     members = schema.get("properties", {})
     if not isinstance(members, dict):
@@ -29,8 +29,8 @@ def translate_object(part: SchemaPart) -> None:
 
 
 def _patterns(part: SchemaPart) -> bool:
-    """Translates `patternProperties`. Returns whether the patterns are not enforced, and with
-    them which other members are additional."""
+    """Translates `patternProperties`. Returns True if the patterns cannot be enforced. In that case
+    it is also unknown which other members are additional."""
     found = part.schema.get("patternProperties")
     if found is None:
         return False
@@ -53,8 +53,8 @@ def _patterns(part: SchemaPart) -> bool:
 
 
 def _names_of_members(part: SchemaPart, *, is_open: bool) -> None:
-    """Translates `propertyNames`, if the names are listed or have one pattern and no other
-    keyword says anything about names."""
+    """Translates `propertyNames`. This is possible if the names are listed or must match one
+    pattern, and if no other keyword constrains the names."""
     rules = _rules_of_names(part) if "propertyNames" in part.schema else {}
     if not rules:
         return
@@ -74,8 +74,8 @@ def _names_of_members(part: SchemaPart, *, is_open: bool) -> None:
 
 
 def _rules_of_names(part: SchemaPart) -> dict[str, Json]:
-    """Returns the translated keywords of `propertyNames`, after following a reference. Keywords
-    that cannot be translated become one keyword that is never translated."""
+    """Returns the translated keywords of `propertyNames`, after following a reference. If some
+    keywords cannot be translated, the result contains a keyword that no rule translates."""
     place = part.place.member("propertyNames")
     if place.value is False:
         return {"enum": []}
@@ -97,8 +97,8 @@ def _rules_of_names(part: SchemaPart) -> dict[str, Json]:
 
 
 def _close(part: SchemaPart, *, is_open: bool) -> None:
-    """Forbids members that are not declared. Applies where the schema forbids them or says nothing
-    about them."""
+    """Forbids members that are not declared, if the schema forbids them or says nothing about
+    them."""
     schema, out = part.schema, part.out
     last = schema.get("unevaluatedProperties", True)
     is_demanded = last is False
@@ -126,8 +126,8 @@ def _close(part: SchemaPart, *, is_open: bool) -> None:
 
 
 def _counts_of_members(part: SchemaPart) -> None:
-    """Translates `minProperties` and `maxProperties`. The engine counts members only where all
-    declared ones are required."""
+    """Translates `minProperties` and `maxProperties`. The engine can count members only if all
+    declared members are required."""
     schema, out = part.schema, part.out
     members, required = out.get("properties", {}), out.get("required", [])
     low, high = schema.get("minProperties", 0), schema.get("maxProperties")
@@ -150,7 +150,7 @@ def _counts_of_members(part: SchemaPart) -> None:
 
 
 def _are_apart(starts: list[str]) -> bool:
-    """Returns whether none of the texts is the beginning of another."""
+    """Returns whether no text is a prefix of another."""
     if len(starts) < 2:
         return True
     if len(starts) > 64 or not all(starts):

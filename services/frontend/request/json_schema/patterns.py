@@ -1,7 +1,8 @@
-"""Regular expressions of schemas (ECMA-262), translated to the engine's syntax, which is Rust's.
+"""Translates regular expressions of schemas (ECMA-262) to the grammar engine's syntax, which is
+Rust's.
 
-The two syntaxes differ in a few places, and the engine has no look-around, no word boundaries, no
-back-references, and anchors only at the ends of a text. An expression with one of these is not
+The two syntaxes differ in a few places. The engine has no look-around, no word boundaries and no
+back-references, and allows anchors only at the ends of a text. An expression that needs more is not
 enforced. An expression is first read into a tree, and then written from the tree.
 """
 
@@ -13,10 +14,11 @@ MAX_LENGTH = 4096
 """Largest number of characters of an expression that is enforced."""
 
 MAX_DEPTH = 32
-"""Largest number of groups inside each other."""
+"""Largest depth of nested groups."""
 
 MAX_REPEATED = 10_000
-"""Largest product of the counts of repetitions inside each other; to compile more takes long."""
+"""Largest product of the numbers of repetitions of nested groups. More repetitions would take long
+to compile."""
 
 _COUNT = re.compile(r"\{(\d{1,6})(?:(,)(\d{0,6}))?\}")
 _CODE = re.compile(r"u\{([0-9A-Fa-f]{1,6})\}|u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})")
@@ -32,12 +34,13 @@ _ANY = r"[^\n\r\x{2028}\x{2029}]"
 
 
 class NotEnforceable(Exception):
-    """The expression has a part that the engine cannot enforce, or is none of ECMA-262."""
+    """Raised if the engine cannot enforce a part of the expression, or if the expression is not
+    valid in ECMA-262."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A part without anchors and groups, in the engine's syntax."""
+    """A part of an expression that has no anchors and no groups, in the engine's syntax."""
 
     text: str
 
@@ -63,8 +66,8 @@ _Node = _Text | _Anchor | _Group | _Repeated
 
 
 def enforceable(pattern: str) -> str | None:
-    """Returns a regular expression in the engine's syntax. Returns None if the engine cannot
-    enforce the expression."""
+    """Returns a regular expression translated to the engine's syntax. Returns None if the engine
+    cannot enforce the expression."""
     if len(pattern) > MAX_LENGTH:
         return None
     try:
@@ -157,8 +160,8 @@ class _Reader:
         return _Group(alternatives)
 
     def _count(self) -> tuple[str, int] | None:
-        """Reads a quantifier such as `*` or `{2,5}`, if there is one. Returns its text and the
-        number of copies of the repeated part that the engine makes."""
+        """Reads a quantifier such as `*` or `{2,5}`, if there is one. Returns the text of the
+        quantifier, and how many copies of the repeated part the engine makes for it."""
         found: tuple[str, int] | None = None
         if (sign := self._peek()) and sign in "*+?":
             self._at += 1
@@ -210,8 +213,9 @@ class _Reader:
 
 
 def _written(alternatives: list[list[_Node]], *, begins: bool, ends: bool, n_left: int) -> str:
-    """Returns alternatives in the engine's syntax. `begins` and `ends` say whether the alternatives
-    begin and end where a text may begin and end. `n_left` is the largest number of repetitions."""
+    """Returns alternatives in the engine's syntax. `begins` says whether the alternatives stand at
+    the beginning of the expression, where `^` is allowed, and `ends` whether they stand at its end.
+    `n_left` is the largest number of repetitions."""
     return "|".join(
         "".join(
             _node_text(

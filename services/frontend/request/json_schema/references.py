@@ -1,7 +1,7 @@
-"""References within a schema: `$ref` and the parts of the schema that can be referred to.
+"""Follows references (`$ref`) from one part of a schema to another.
 
-Only references to parts of the same document are followed. A `$id` inside the document begins
-another resource, whose references begin at the resource's own root.
+References to other documents are not followed. A part with an `$id` is the root of a resource of
+its own, and references inside it start from that root.
 """
 
 from collections.abc import Iterator
@@ -13,16 +13,15 @@ from services.frontend.request.json_schema.unenforced import Path
 from services.frontend.request.json_schema.work import Work
 
 DRAFTS_WITH_LONE_REFERENCES = ("draft-03", "draft-04", "draft-06", "draft-07")
-"""Parts of `$schema` that name the drafts in which `$ref` has no effect beside other keywords but
-replaces them."""
+"""Texts that occur in `$schema` for the drafts in which `$ref` replaces the keywords beside it."""
 
 
 class ExternalReference(Exception):
-    """A reference to a part of another document."""
+    """Raised for a reference to a part of another document."""
 
 
 class BrokenReference(Exception):
-    """A reference to a part of the schema that does not exist."""
+    """Raised for a reference to a part of the schema that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +31,12 @@ class Part:
     value: Any
     path: Path = ()
     root: Any = None
-    """Resource that the part belongs to: the value with the nearest `$id` around the part."""
+    """Resource that the part belongs to: the nearest value around the part that has an `$id`."""
     root_path: Path = ()
 
     def member(self, *names: str | int) -> "Part":
-        """Returns the part with the given name, or at the given index, within this part."""
+        """Returns the part at the path `names` within this part. The path consists of names of
+        members and indices of lists."""
         part = self
         for name in names:
             value = part.value[name]
@@ -57,14 +57,15 @@ class References:
     def __init__(self, work: Work) -> None:
         self.work = work
         self._anchors: dict[int, dict[str, Part]] = {}
-        """Parts by their anchors, for each resource that was searched."""
+        """Parts with an anchor, keyed by anchor, for each resource that has been searched for
+        anchors."""
 
     def target(self, part: Part) -> Part:
         """Returns the part to which the `$ref` of a part refers.
 
         Raises:
             ExternalReference: the reference leaves the document.
-            BrokenReference: there is no such part, or the reference is not a text.
+            BrokenReference: the reference leads to no part, or is not a text.
             WrongSchema: the schema takes too much work.
         """
         reference = part.value["$ref"]
@@ -84,8 +85,8 @@ class References:
         return found
 
     def find(self, part: Part) -> Part | None:
-        """Returns the part to which a part refers. Returns None if the part refers to nothing, or
-        to a part that is not here."""
+        """Returns the part to which a part refers. Returns None if the part has no reference, or
+        its target cannot be found in this document."""
         if not isinstance(part.value, dict) or "$ref" not in part.value:
             return None
         try:
@@ -102,7 +103,8 @@ class References:
         return anchors[name]
 
     def _all_anchors(self, root: Part) -> Iterator[tuple[str, Part]]:
-        """Yields the parts of a resource that have anchors, without other resources in it."""
+        """Yields the parts of a resource that have anchors, with their anchors. Resources within
+        the resource are left out."""
         unseen = [root]
         while unseen:
             part = unseen.pop()

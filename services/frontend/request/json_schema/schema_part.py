@@ -1,4 +1,4 @@
-"""A part of a schema while it is translated: the client's keywords, and the translated ones."""
+"""A part of a schema during the translation: the client's keywords, and the translated keywords."""
 
 from typing import Any, Protocol
 
@@ -14,9 +14,10 @@ class Translating(Protocol):
     """The translation of the whole schema."""
 
     closes: bool
-    """Whether an object that declares members gets no others, unless the schema says otherwise."""
+    """Whether an object that declares members may have no others, unless the schema says
+    otherwise."""
     reported: dict[Unenforced, None]
-    """Keywords that are not enforced, in order."""
+    """Keywords that are not enforced, in the order in which they were found."""
     references: References
 
     def schema(self, place: Part, *, closes: bool, depth: int) -> Json:
@@ -27,30 +28,32 @@ class Translating(Protocol):
 
 
 class SchemaPart:
-    """A part of a schema while it is translated."""
+    """A part of a schema during the translation, with the keywords that are translated so far."""
 
     def __init__(self, translation: Translating, place: Part, *, closes: bool, depth: int) -> None:
-        """`closes` says whether this part alone declares the members of its object."""
+        """`closes` says whether all members of the object are declared within this part, so that
+        the part may forbid others."""
         self.translation = translation
         self.place = place
         self.schema: dict[str, Json] = place.value
         self.closes = closes
         self.depth = depth
         self.out: dict[str, Json] = {}
-        """The translated keywords."""
+        """The keywords that have been translated so far."""
         self.has_several = is_combined(self.schema)
-        """Whether the part combines several schemas of one value."""
+        """Whether the part combines several schemas that apply to the same value."""
         self.is_combined = self.has_several or not closes
-        """Whether other schemas apply to the same value."""
+        """Whether other schemas apply to the same value: in this part, or around it."""
         self.branches_close = closes and not self.has_several
-        """Whether each schema that this part combines alone declares the members of the object."""
+        """Whether each schema that this part combines declares all members of the object, so that
+        it may forbid others."""
 
     def report(self, keyword: str) -> None:
         """Notes that a keyword is not enforced."""
         self.translation.reported[Unenforced(self.place.path, keyword)] = None
 
     def member(self, *names: str | int, closes: bool | None = None) -> Json:
-        """Returns the translation of a schema within this part."""
+        """Returns the translation of the schema at the path `names` within this part."""
         return self.translation.schema(
             self.place.member(*names),
             closes=self.translation.closes if closes is None else closes,
@@ -58,7 +61,8 @@ class SchemaPart:
         )
 
     def wrong(self, keyword: str, what: str) -> WrongSchema:
-        """Returns the error that a keyword has a value other than `what`."""
+        """Returns the error for a keyword whose value is not `what`, which says what the value must
+        be."""
         return WrongSchema(f"'{keyword}' at {place_name(self.place.path)} must be {what}")
 
 

@@ -1,7 +1,8 @@
 """Translates a client's schema into one that the grammar engine enforces, keyword by keyword.
 
 Each keyword has a rule (`keyword_rules`, `object_rules`). Keywords without a rule are annotations,
-which constrain nothing. Schemas that `$ref` refers to become definitions.
+which constrain nothing. Each schema that a `$ref` refers to becomes a definition in the translated
+schema.
 """
 
 from services.frontend.request.json_schema.circles import Circles
@@ -30,7 +31,7 @@ from services.frontend.request.json_schema.unenforced import Unenforced
 from services.frontend.request.json_schema.work import Work, WrongSchema
 
 MAX_DEPTH = 96
-"""Largest number of schemas inside each other."""
+"""Largest depth of nested schemas."""
 
 
 class Translation:
@@ -45,7 +46,7 @@ class Translation:
         """
         self.closes = closes
         self.reported: dict[Unenforced, None] = {}
-        """Keywords that are not enforced, in order."""
+        """Keywords that are not enforced, in the order in which they were found."""
         self._ignores_siblings = replaces_siblings(schema)
         self._definitions: dict[tuple[int, bool], str] = {}
         self._pending: list[tuple[str, Part, bool]] = []
@@ -61,8 +62,8 @@ class Translation:
             self.enforced = {**self.enforced, "$defs": translated}
 
     def schema(self, place: Part, *, closes: bool, depth: int) -> Json:
-        """Returns the translation of a part that is a schema. `closes` says whether the part alone
-        declares the members of its object."""
+        """Returns the translation of a part that is a schema. `closes` says whether all members of
+        the object are declared within this part, so that it may forbid others."""
         self.references.work.spend()
         if depth > MAX_DEPTH:
             raise WrongSchema("is nested too deeply")
@@ -86,8 +87,8 @@ class Translation:
         return part.out
 
     def _drop_circles(self, part: SchemaPart) -> None:
-        """Drops schemas that contain the part which combines them, and reports them. Applies only
-        to a part that has other keywords."""
+        """Drops `$ref`, and keywords such as `allOf`, from a part if they lead back to the part
+        itself. Reports the dropped keywords. A part without other keywords is not changed."""
         found = [keyword for keyword in ("$ref", *COMBINING) if keyword in part.out]
         if found and len(part.out) > 1 and self._circles.is_circular(part.place):
             for keyword in found:
@@ -100,7 +101,7 @@ class Translation:
         target is in another document.
 
         Raises:
-            WrongSchema: there is no target.
+            WrongSchema: the target does not exist.
         """
         try:
             found = self.references.target(place)

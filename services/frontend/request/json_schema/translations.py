@@ -1,7 +1,8 @@
 """Keeps the translations of tools' schemas, since agents send the same tools with every turn.
 
-Translating the schemas of 200 tools takes 70 ms, and finding them here 7 ms. The most recently used
-translations are kept, up to a number of bytes. Several threads may translate at the same time.
+Translating the schemas of 200 tools takes 70 ms, and looking their translations up takes 7 ms. The
+most recently used translations are kept, up to `MAX_BYTES`. Several threads may translate at the
+same time.
 """
 
 import threading
@@ -14,25 +15,26 @@ from services.frontend.request.json_schema.translation import Translation
 from services.frontend.request.json_schema.unenforced import Unenforced
 
 MAX_BYTES = 8 * 2**20
-"""Largest number of bytes of the translations that are kept: the schemas of about 400 tools with
-2 KB each."""
+"""Largest size in bytes of all translations that are kept. The schemas of about 400 tools with 2 KB
+each fit."""
 
 BYTES_PER_CHARACTER = 8
-"""Bytes that a translation takes for each character of the parameters, which are kept too. Most
-take half of that."""
+"""Bytes of memory that a kept translation may take for each character of the parameters. The
+parameters themselves are included. Most translations take half of that."""
 
 
 class Translated(NamedTuple):
-    """A schema in the form that the grammar engine enforces, and what of it is left out."""
+    """The translation of a schema: the schema that the grammar engine enforces, and the keywords
+    that it does not enforce."""
 
     enforced: Json
-    """The schema that the grammar engine enforces; must not be changed."""
+    """The schema that the grammar engine enforces. It must not be changed."""
     reported: tuple[Unenforced, ...]
-    """Keywords that are not enforced, in order."""
+    """Keywords that are not enforced, in the order in which they were found."""
 
 
 class Translations:
-    """The most recently used translations, by the parameters of their tools."""
+    """The most recently used translations, keyed by the parameters of their tools."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -41,9 +43,9 @@ class Translations:
         self._lock = threading.Lock()
 
     def of(self, schema: Mapping[str, Any], parameters: str, *, closes: bool) -> Translated:
-        """Returns the translation of a schema, and keeps it for later calls. `parameters` are the
-        JSON text of the schema, and with an empty text nothing is kept. `Translation` describes
-        `closes`.
+        """Returns the translation of a schema, and keeps it for later calls. `parameters` is the
+        JSON text of the schema; if it is empty, the translation is not kept. `closes` has the
+        meaning that `Translation` gives it.
 
         Raises:
             WrongSchema: the schema is wrong, or too large.

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 Path = tuple[str, ...]
-"""The names of the members that lead from the root of a schema to a part of the schema."""
+"""Type of a path in a schema: the names of the members that lead from the root to a part."""
 
 MAX_HEADER_LENGTH = 1024
-"""Largest number of characters of a list of keywords in a header."""
+"""Largest number of characters in a header's list of keywords that are not enforced."""
 
 SEPARATOR = ", "
 """Separator of the names in a header."""
 
 MAX_SHOWN = 120
-"""Largest number of characters of a place in a message."""
+"""Largest number of characters of a path that a message shows."""
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.$~/-]")
 
@@ -32,8 +32,8 @@ class Unenforced:
         return f"'{self.keyword}' at {place}"
 
     def name_in(self, field: str) -> str:
-        """Returns the whole name of the keyword of a schema in the field `field`, for a header.
-        Characters that may not be in a header are replaced."""
+        """Returns the name of the keyword for a header: the field `field` of the request, the path
+        in the schema, and the keyword. Characters that may not be in a header are replaced."""
         return _NOT_IN_NAMES.sub("?", ".".join((field, *self.path, self.keyword)))
 
 
@@ -54,8 +54,8 @@ def paths_of(schema: Any) -> dict[int, Path]:
 
 
 def shown(names: Iterable[str]) -> list[str]:
-    """Returns the names for the answer, each once. If the names are too long for a header, the last
-    names are left out and replaced by `...`."""
+    """Returns the names that a header of the answer shows, each once. If all names together are too
+    long, the last ones are replaced by `...`."""
     found: list[str] = []
     n_left = MAX_HEADER_LENGTH
     for name in dict.fromkeys(names):

@@ -1,22 +1,22 @@
-"""The work of translating a schema, which is limited: it is done while other requests wait."""
+"""Limits the work of translating a schema, since other requests wait meanwhile."""
 
 MAX_STEPS = 50_000
-"""Largest number of steps for one schema; a step takes a few microseconds. A schema of 20,000
-characters takes about 2,000."""
+"""Largest number of steps in the translation of one schema; a step takes a few microseconds. A
+schema of 20,000 characters takes about 2,000 steps."""
 
 
 class WrongSchema(Exception):
-    """The schema is wrong, or takes too much work; the message says where and why."""
+    """Raised if a schema is wrong, or takes too much work. The message says where and why."""
 
 
 class Work:
-    """The steps that are left for a schema."""
+    """The number of steps that remain for the translation of a schema."""
 
     def __init__(self) -> None:
         self._n_left = MAX_STEPS
 
     def spend(self, n_steps: int = 1) -> None:
-        """Takes steps. Raises WrongSchema if too few are left."""
+        """Subtracts steps. Raises WrongSchema if too few steps remain."""
         self._n_left -= n_steps
         if self._n_left < 0:
             raise WrongSchema("has too many parts")

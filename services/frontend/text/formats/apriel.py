@@ -16,5 +16,6 @@ class Apriel(TaggedJson):
     markers = (begin, end)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template writes a list between the tags."""
+        """Returns whether the model of a checkpoint writes this format: its chat template contains
+        the tags with a list between them."""
         return f"{self.begin}[" in checkpoint.template

@@ -1,7 +1,7 @@
 """Text that is still arriving, read from its front in one pass.
 
-A reader is a generator: it yields when it needs more text, and is continued when more text has
-come. So the result depends only on the text, never on how the text was cut into pieces. Each
+A reader is a generator: it yields when it needs more text, and is resumed when more text has come.
+So the result depends only on the whole text, not on how the text was cut into pieces. Each
 character is looked at a fixed number of times.
 """
 
@@ -13,7 +13,8 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 Steps = Generator[None, None, Result]
-"""Steps of reading: a generator that yields where more text is needed, and returns its result."""
+"""Type of the steps of reading: a generator that yields where it needs more text, and returns its
+result at the end."""
 
 SPACES = re.compile(r"[ \t\r\n]+")
 NEWLINES = re.compile(r"\n+")
@@ -26,14 +27,15 @@ _OUTSIDE = re.compile(r"[^\"'{}\[\]/#]+|[\"'{}\[\]/#]")
 _NOT_NEWLINE = re.compile(r"[^\n]+")
 
 _BEFORE_STRING = ("{", "[", ",", ":")
-"""Characters after which a single quote begins a string."""
+"""Characters after which a single quote is taken as the beginning of a string."""
 
 _AFTER_STRING = ("", " ", "\t", "\r", "\n", ",", ":", "}", "]")
-"""Characters before which a single quote ends a string; else the quote is an apostrophe."""
+"""Characters before which a single quote is taken as the end of a string. Before any other
+character, it is an apostrophe."""
 
 
 class ArrivingText:
-    """A text of which the rest may still arrive."""
+    """A text of which more may still arrive."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -42,7 +44,7 @@ class ArrivingText:
         self._kept: list[str] | None = None
 
     def add(self, text: str) -> None:
-        """Takes text that has arrived."""
+        """Appends text that has arrived."""
         self._text = self._text[self._at :] + text
         self._at = 0
 
@@ -51,8 +53,8 @@ class ArrivingText:
         self._is_over = True
 
     def take(self, n_characters: int) -> str:
-        """Returns the next `n_characters` characters and moves past them. They must have
-        arrived."""
+        """Returns the next `n_characters` characters and moves past them. These characters must
+        have arrived."""
         text = self._text[self._at : self._at + n_characters]
         self._at += n_characters
         if self._kept is not None:
@@ -64,11 +66,11 @@ class ArrivingText:
         return self.take(len(self._text) - self._at)
 
     def keep(self) -> None:
-        """Begins to keep the text that is taken. `kept` returns this text later."""
+        """Begins to record the text that is taken. `kept` returns the recorded text later."""
         self._kept = []
 
     def kept(self) -> str:
-        """Returns the text that was taken since `keep`, and stops keeping."""
+        """Returns the text that was taken since the call of `keep`, and stops recording."""
         text = "".join(self._kept or ())
         self._kept = None
         return text
@@ -100,8 +102,8 @@ class ArrivingText:
             yield
 
     def skip(self, marker: str) -> Steps[None]:
-        """Moves past a marker if the marker comes next, or past the beginning of the marker if the
-        text ends with that beginning."""
+        """Moves past a marker if it comes next. If the text ends with only the beginning of the
+        marker, moves past that beginning."""
         if (yield from self.begins_with(marker)):
             self.take(len(marker))
         elif marker.startswith(self._text[self._at :]):
@@ -115,9 +117,9 @@ class ArrivingText:
         return False
 
     def take_one(self, *markers: str) -> Steps[bool]:
-        """Moves past one of the markers if the text continues with it, and returns True. Otherwise
-        returns False. In this case, if the whole rest of the text is only the beginning of a
-        marker, moves past that rest."""
+        """Moves past one of the markers and returns True, if one comes next. Otherwise returns
+        False. If the rest of the text is then only the beginning of a marker, and no more text will
+        come, moves past that rest."""
         for marker in markers:
             if (yield from self.begins_with(marker)):
                 self.take(len(marker))
@@ -151,7 +153,7 @@ class ArrivingText:
         pass_on: Callable[[str], None],
         pass_on_cut: Callable[[str], None] | None = None,
     ) -> Steps[str]:
-        """Passes text on until one of the markers comes next, and returns this marker. Returns an
+        """Calls `pass_on` with the text before the next marker, and returns this marker. Returns an
         empty text if the text ends without a marker. If the text ends with the beginning of a
         marker, this beginning is passed to `pass_on_cut`, if that is given.
 
@@ -169,14 +171,14 @@ class ArrivingText:
             yield
 
     def rest(self, pass_on: Callable[[str], None]) -> Steps[None]:
-        """Passes all text on, up to its end."""
+        """Calls `pass_on` with all text as it comes, up to the end."""
         while (yield from self.peek()):
             pass_on(self.take_rest())
 
     def json_value(self, pass_on: Callable[[str], None]) -> Steps[bool]:
-        """Passes a JSON object, list or string on as it comes. Returns False if the text ends
-        inside it. Only brackets, strings and comments are looked at, and strings may also have
-        single quotes."""
+        """Calls `pass_on` with the text of a JSON object, list or string as it comes. Returns False
+        if the text ends inside the value. Only brackets, strings and comments are checked. Strings
+        may also have single quotes."""
         depth, before, quote = 0, ":", ""
         while (yield from self.peek()):
             match = (_IN_STRING[quote] if quote else _OUTSIDE).match(self._text, self._at)
@@ -207,7 +209,8 @@ class ArrivingText:
         return False
 
     def _comment(self, first: str, pass_on: Callable[[str], None]) -> Steps[None]:
-        """Passes the rest of a comment on, if one begins with the character before, `first`."""
+        """If `first`, the character that was read last, begins a comment, calls `pass_on` with the
+        rest of the comment."""
         follows = yield from self.peek()
         if first == "#" or follows == "/":
             pass_on((yield from self.run(_NOT_NEWLINE)))
@@ -219,8 +222,8 @@ class ArrivingText:
 
 @lru_cache(maxsize=64)
 def _marker_in(markers: tuple[str, ...]) -> re.Pattern[str]:
-    """Returns a pattern that finds a marker, or the beginning of a marker at the end of a text. Its
-    first group matches only a whole marker."""
+    """Returns a pattern that finds one of the markers, or the beginning of a marker at the end of a
+    text. The first group of the pattern matches only a whole marker."""
     whole = "|".join(map(re.escape, markers))
     begun = {marker[:n] for marker in markers for n in range(1, len(marker))}
     cut = "|".join(map(re.escape, sorted(begun, key=len, reverse=True)))
@@ -229,7 +232,7 @@ def _marker_in(markers: tuple[str, ...]) -> re.Pattern[str]:
 
 @lru_cache(maxsize=64)
 def may_begin(markers: tuple[str, ...]) -> Callable[[str], object]:
-    """Returns a function that tells whether a marker may begin in a text. Its result is true for a
-    text that has the first character of a marker."""
+    """Returns a function that tells whether a marker may begin in a text. The function returns a
+    true value if the text contains the first character of a marker."""
     characters = {marker[0] for marker in markers}
     return re.compile(f"[{''.join(map(re.escape, sorted(characters)))}]").search

@@ -2,9 +2,9 @@
 share.
 
 A call is a JSON object with a name and arguments. When the name is known, the arguments are passed
-on as they come. Text that proves not to be a call becomes content, so that no text is lost. White
-space around calls is not content. If the answer ends inside a call before its arguments, the
-beginning of the call is dropped too if another call came before or a call is required.
+on as they come. Text that looked like a call but is none becomes content, so that no text is lost.
+White space around calls is not content. If the answer ends inside a call before its arguments, the
+beginning of the call is dropped, provided that another call came before or a call is required.
 """
 
 import re
@@ -17,41 +17,43 @@ from services.frontend.text.formats.arriving_text import SPACES, ArrivingText, S
 from services.frontend.text.message_reader import CallDelta, MessageDelta, Part, Words
 
 ARGUMENTS = ("arguments", "parameters")
-"""Names of the member that has the arguments of a call."""
+"""Names that the member with a call's arguments may have."""
 
 NAMES = ("name", "tool_name")
-"""Names of the member that has the name of a tool."""
+"""Names that the member with a tool's name may have."""
 
 MARGINAL = ("id", "call_id", "tool_call_id", "type", "index")
-"""Names of members that are left out of a call, and may follow the arguments."""
+"""Names of members of a call that are ignored. These members may also come after the arguments."""
 
 _NO_KEY = re.compile(r"[{}\[\]\"]")
-"""Characters that the name of a member does not have; a quote too many may lead to such a name."""
+"""Characters that never occur in the name of a member. If a name seems to contain one, there was a
+quote too many."""
 
 _SCALAR = re.compile(r"[^,}\]\s]+")
 _BRACES = re.compile(r"[} \t\r\n]+")
 FENCES = ("```json", "```")
-"""Marks that some models write around calls, as around code."""
+"""Marks that some models write around calls, as they do around code."""
 
 CLOSING = re.compile(r"[}\]]+")
-"""Brackets that close nothing where a call has ended."""
+"""Closing brackets after a call that match no opening bracket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRules:
-    """The rules for the calls in one answer."""
+    """The rules that the calls of one answer must follow."""
 
     new_id: Callable[[int], str]
-    """Returns the id of the call with an index; always the same id for an index."""
+    """Function that returns the id of the call with a given index. The function must always return
+    the same id for the same index."""
     tools: Mapping[str, str] = field(default_factory=dict)
-    """Schema of the arguments of each existing tool, as JSON, by the tool's name. An empty text
-    stands for any object."""
+    """Schema of the arguments of each existing tool as a JSON text, keyed by the name of the tool.
+    An empty text allows any object."""
     is_single: bool = False
-    """Whether all calls after the first are left out."""
+    """Whether all calls after the first are dropped."""
     must_call: bool = False
     """Whether the answer must consist of calls."""
     is_exclusive: bool = False
-    """Whether the answer consists either of calls or of content without calls."""
+    """Whether the answer consists either only of calls or only of content."""
 
 
 @dataclass(slots=True)
@@ -62,16 +64,16 @@ class _CallSoFar:
     arguments: str = ""
     has_begun: bool = False
     has_other: bool = False
-    """Whether a member stands beside the arguments, or in place of them."""
+    """Whether the object has another member besides the arguments, or in place of them."""
 
 
 class ToolCallReader(ABC):
-    """Reads the content and the calls of an answer. The reader of each family of models defines in
-    which order content and calls come."""
+    """Base class of the readers that find the content and the calls in an answer. The reader of
+    each family of models defines in which order content and calls come."""
 
     marks: tuple[str, ...] = ()
-    """Marks before and after calls. A text with a mark inside is more than the beginning of a
-    call."""
+    """Marks before and after calls. If such a mark occurs inside a text, the text is more than the
+    beginning of a call."""
 
     def __init__(self, rules: CallRules) -> None:
         self.n_tool_calls = 0
@@ -85,12 +87,12 @@ class ToolCallReader(ABC):
         self._is_left_out = False
         self._is_in_arguments = False
         self._may_begin_mark: Callable[[str], object] | None = None
-        """Says whether a mark that ends content, or reasoning, may begin in a text. None if the
-        steps are in neither."""
+        """Function that says whether a mark that ends the content or the reasoning may begin in a
+        text. None while something else is being read."""
         self._is_reasoning = False
-        """Whether the steps are in reasoning."""
+        """Whether reasoning is being read at the moment."""
         self._note_content: Callable[[str], None] | None = None
-        """Is called with all new content, if the reader needs to see it."""
+        """Function that gets all new content, if the reader needs to see the content."""
 
     @property
     def ends_in_call(self) -> bool:
@@ -122,7 +124,8 @@ class ToolCallReader(ABC):
         """Reads the answer from its beginning to its end."""
 
     def _say(self, text: str) -> None:
-        """Adds content. White space at its beginning waits until words follow."""
+        """Adds a text to the content. White space at the beginning of the content is held back
+        until other characters follow."""
         if self._note_content:
             self._note_content(text)
         if self._is_speaking:
@@ -137,7 +140,7 @@ class ToolCallReader(ABC):
         self._spaces.clear()
 
     def _speak(self, texts: Iterable[str]) -> None:
-        """Adds content after the arguments of the last call."""
+        """Adds texts that come after the arguments of the last call to the content."""
         self._end_arguments()
         self._new += [Words(text) for text in texts if text]
 
@@ -164,8 +167,8 @@ class ToolCallReader(ABC):
     def _say_until(
         self, markers: tuple[str, ...], say_cut: Callable[[str], None] | None = None
     ) -> Steps[str]:
-        """Adds the text before the next marker as content, and returns the marker. `say_cut`, if
-        given, gets the beginning of a marker at the end of the answer instead."""
+        """Adds the text before the next marker as content, and returns the marker. If the answer
+        ends with the beginning of a marker, `say_cut`, if given, gets this beginning instead."""
         self._may_begin_mark = may_begin(markers)
         marker = yield from self._text.until(markers, self._say, say_cut)
         self._may_begin_mark = None
@@ -179,17 +182,17 @@ class ToolCallReader(ABC):
             self._say(text)
 
     def _say_no_call(self, text: str) -> None:
-        """Adds text that looked like a call as content. If the end of the answer may have cut off a
-        call, drops the text instead."""
+        """Adds text that looked like a call, but is none, to the content. If the text may be a call
+        that the end of the answer has cut off, drops the text instead."""
         may_be_cut = self._text.is_read and (self._rules.must_call or self.n_tool_calls > 0)
         first = next((mark for mark in self.marks if text.startswith(mark)), "")
         if not may_be_cut or any(mark in text[len(first) or 1 :] for mark in self.marks):
             self._say(text)
 
     def _begin(self, name: str, call_id: str = "") -> None:
-        """Begins a call, whose arguments follow until `_end_call`. The text that was kept belongs
-        to the call. `call_id` is the id that the model has written. It is empty if the model writes
-        no ids."""
+        """Begins a call, whose arguments follow until `_end_call`. The text that has been recorded
+        (`ArrivingText.keep`) belongs to the call. `call_id` is the id that the model has written.
+        It is empty if the model writes no ids."""
         self._text.kept()
         self._spaces.clear()
         self._is_speaking = False
@@ -212,8 +215,8 @@ class ToolCallReader(ABC):
         self._is_in_arguments = False
 
     def _skip_marks(self, *marks: str) -> Steps[None]:
-        """Moves past marks that end a call, in any order and number, and past white space between
-        them. White space after the last mark is kept."""
+        """Moves past marks that end a call, in any order and number, and past the white space
+        between them. White space after the last mark is kept, since it may belong to content."""
         text = self._text
         text.keep()
         yield from text.run(SPACES)
@@ -224,8 +227,8 @@ class ToolCallReader(ABC):
         yield from text.skip_cut(*marks)
 
     def _read_object_of(self, name: str, *ends: str, call_id: str = "") -> Steps[bool]:
-        """Reads the arguments of a tool, a JSON object, or nothing before one of the marks `ends`.
-        Returns False if something else comes: then there is no call."""
+        """Reads the arguments of a tool, which are a JSON object, or nothing if one of the marks
+        `ends` comes next. Returns False if something else comes, so that this is no call."""
         text = self._text
         has_object = yield from text.begins_with("{")
         if not has_object and not (yield from text.comes_next(*ends)):
@@ -240,10 +243,11 @@ class ToolCallReader(ABC):
 
     def _read_calls(self, is_call: Callable[[str], object] = bool) -> Steps[bool]:
         """Reads one or several calls, with or without the brackets of a list, and with or without a
-        fence around them. Brackets that close nothing are left out. `is_call` tells whether a name
-        is the name of a call.
+        fence around them. Closing brackets that match no opening bracket are dropped. `is_call`
+        says whether a name is the name of a tool.
 
-        Returns False if the text is not a call. In this case the text since the last call is kept.
+        Returns False if the text is not a call. The caller then treats the text since the last call
+        as content.
         """
         text = self._text
         is_fenced = yield from text.take_one(*FENCES)
@@ -300,7 +304,8 @@ class ToolCallReader(ABC):
         return True
 
     def _read_member(self, call: _CallSoFar, is_call: Callable[[str], object]) -> Steps[bool]:
-        """Reads a member of an object, a name and its value. Returns whether it is complete."""
+        """Reads a member of an object: a name and its value. Returns whether the member is
+        complete."""
         text = self._text
         key = yield from self._read_string()
         yield from text.run(SPACES)
@@ -338,7 +343,7 @@ class ToolCallReader(ABC):
         return True
 
     def _read_string(self) -> Steps[str | None]:
-        """Returns the value of the string that is next. Returns None if there is none."""
+        """Returns the value of a string, if one comes next. Otherwise returns None."""
         parts: list[str] = []
         if (yield from self._text.peek()) not in ('"', "'"):
             return None
@@ -365,8 +370,8 @@ _NOTHING = MessageDelta()
 
 
 def _string_of(text: str) -> str | None:
-    """Returns the value of a string in JSON, or in nearly correct JSON. Returns None if the text is
-    no string."""
+    """Returns the value of a string in JSON or in nearly correct JSON. Returns None if the text is
+    not a string."""
     if not text.startswith(('"', "'")):
         return None
     return near_json.string_of(text)

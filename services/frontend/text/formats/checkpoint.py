@@ -1,4 +1,4 @@
-"""The parts of a checkpoint from which the format of the model's messages is recognised."""
+"""The parts of a checkpoint that show in which format its model writes messages."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ class Checkpoint:
     template: str
     """Source of the chat template; empty if there is none."""
     special_tokens: Callable[[Iterable[str]], Mapping[str, int]]
-    """Returns the token of each text that is a special token."""
+    """Function that returns the token of each given text that is a special token."""
 
     def is_special(self, text: str) -> bool:
         """Returns whether a text is a special token."""
         return bool(self.special_tokens((text,)))
 
     def has(self, *texts: str) -> bool:
-        """Returns whether each text occurs in the template or is a special token."""
+        """Returns whether each of the texts occurs in the template or is a special token."""
         return all(text in self.template or self.is_special(text) for text in texts)

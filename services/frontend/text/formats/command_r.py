@@ -35,7 +35,8 @@ class CommandR7B(TaggedJson):
     markers = (begin, end, *silent)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the mark of calls is in the template or is a special token."""
+        """Returns whether the model of a checkpoint writes this format: the mark of calls is in the
+        chat template or is a special token."""
         return checkpoint.has(self.begin)
 
 
@@ -54,6 +55,7 @@ class CommandR(TaggedJson):
     markers = ()
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template writes the word before calls, and the name of a tool."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        the word before calls, and the member `tool_name`."""
         template = checkpoint.template
         return "Action:" in template and '"tool_name"' in template

@@ -8,7 +8,8 @@
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>find<｜tool▁sep｜>{"what": "whales"}
     <｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
-V3 and R1 write the first form. V3.1 writes the second, without newlines. The reader takes both.
+V3 and R1 write the first form. V3.1 writes the second, without newlines. The reader accepts both
+forms.
 """
 
 import re
@@ -40,7 +41,8 @@ class DeepSeekV3(ToolFormat):
     between_calls = "\n"
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template writes calls with a fence before the arguments."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        the mark of a call, and a fence."""
         return CALL in checkpoint.template and FENCE in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
@@ -71,7 +73,8 @@ class DeepSeekV31(DeepSeekV3):
     between_calls = ""
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template writes calls, or their mark is a special token."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        calls, or the mark of calls is a special token."""
         return checkpoint.has(CALL)
 
     def _call(self, tool: ToolRule, markers: Markers) -> str:
@@ -94,8 +97,8 @@ class DeepSeekReader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _read_marked(self) -> Steps[bool]:
-        """Reads a call. Returns False if there is none. In this case the text that was read stays
-        kept, and the caller makes it content."""
+        """Reads a call and returns True. If no call comes next, returns False. The caller then
+        treats the text that was read as content."""
         text = self._text
         if not (yield from text.take_one(CALL)):
             return False

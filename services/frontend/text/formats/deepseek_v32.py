@@ -43,7 +43,8 @@ class DeepSeekV32(TaggedParameters):
     tags = _tags(V32, V4)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template holds the mark of the tags and the name of a block."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        the mark `｜DSML｜` and the word `function_calls`."""
         return MARK in checkpoint.template and V32 in checkpoint.template
 
 
@@ -56,5 +57,6 @@ class DeepSeekV4(TaggedParameters):
     tags = _tags(V4, V32)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template holds the mark of the tags and the name of a block."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        the mark `｜DSML｜` and the word `tool_calls`."""
         return MARK in checkpoint.template and V4 in checkpoint.template

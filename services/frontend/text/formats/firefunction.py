@@ -16,5 +16,6 @@ class FireFunction(TaggedJson):
     markers = ()
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template holds the word before the list of calls."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        the word before the list of calls."""
         return f"{self.begin}[" in checkpoint.template

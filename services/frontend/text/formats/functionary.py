@@ -43,7 +43,8 @@ class Functionary31(ToolFormat):
     markers = ()
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template holds the tags of calls."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        the tags of calls."""
         return BEGIN in checkpoint.template and END in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
@@ -88,7 +89,8 @@ class Functionary32(ToolFormat):
     before_content = USER
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template holds the mark before a message to the user."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        the mark before a message to the user."""
         return f"{TURN}all" in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
@@ -134,8 +136,8 @@ class Functionary32Reader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _read_turn(self) -> Steps[None]:
-        """Reads the name of a recipient and, if that is a tool, the arguments. Other text stays
-        kept."""
+        """Reads the name of a recipient and, if the recipient is a tool, the arguments. Any other
+        text is left to the caller, which treats it as content."""
         text = self._text
         if (yield from text.begins_with(USER)):
             text.take(len(USER))

@@ -39,7 +39,8 @@ class Gemma4(ToolFormat):
     markers = (BEGIN, END, RESULT, GEMMA_QUOTE)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the mark of calls is in the template or is a special token."""
+        """Returns whether the model of a checkpoint writes this format: the mark of calls is in the
+        chat template or is a special token."""
         return checkpoint.has(BEGIN)
 
     def reader(self, rules: CallRules) -> MessageReader:
@@ -77,8 +78,8 @@ class Gemma4Reader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _read_call_of(self) -> Steps[bool]:
-        """Reads a call. Returns False if there is none. In this case the text that was read stays
-        kept, and the caller makes it content."""
+        """Reads a call and returns True. If no call comes next, returns False. The caller then
+        treats the text that was read as content."""
         text = self._text
         yield from text.take_one(PREFIX)
         name = yield from text.run(_NAME)

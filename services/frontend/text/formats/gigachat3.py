@@ -25,5 +25,6 @@ class GigaChat3(TaggedJson):
     has_parallel_calls = False
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template has the role of calls and its mark."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        the role and the mark of calls."""
         return "function call" in checkpoint.template and ROLE_END in checkpoint.template

@@ -37,10 +37,11 @@ class Glm(ToolFormat):
     models = "GLM 4.5, GLM 4.6"
     markers = (BEGIN, END, KEY, KEY_END, VALUE, VALUE_END)
     newline = "\n"
-    """Text between two tags."""
+    """Text between two tags of a call."""
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template holds the tags of arguments."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        the tags of arguments."""
         return KEY in checkpoint.template and BEGIN in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
@@ -80,7 +81,8 @@ class Glm47(Glm):
     newline = ""
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template writes the tags of arguments without newlines."""
+        """Returns whether the model of a checkpoint writes this format: the chat template has no
+        newlines between the tags of arguments."""
         return f"{{function-name}}{KEY}" in checkpoint.template and BEGIN in checkpoint.template
 
 
@@ -104,7 +106,7 @@ class GlmReader(ParameterReader):
             self._say_no_call(text.kept())
 
     def _read_named(self) -> Steps[bool]:
-        """Reads the name of a tool and its arguments. Returns False if there is no call."""
+        """Reads the name of a tool and its arguments. Returns False if no call comes next."""
         text = self._text
         name = yield from text.run(_NAME)
         yield from text.run(SPACES)

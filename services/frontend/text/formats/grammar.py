@@ -15,29 +15,31 @@ from services.frontend.request.json_schema.unenforced import Path, Unenforced, p
 from services.frontend.request.output_format import quoted
 
 TEXT = r"TEXT: /(.|\n)*/"
-"""Rule of any text without special tokens."""
+"""Grammar rule for any text without special tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolRule:
-    """A tool, and the rule that its arguments follow."""
+    """A tool, and the grammar rule that its arguments follow."""
 
     name: str
     arguments: str
-    """Name of the grammar's rule of the arguments as JSON."""
+    """Name of the grammar rule for the arguments as JSON."""
     schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
-    """Schema of the arguments, for formats in which they are not JSON."""
+    """Schema of the arguments, for formats that do not write arguments as JSON."""
     is_strict: bool = False
-    """Whether a keyword of the schema that the grammar cannot enforce is an error."""
+    """Whether it is an error if the grammar cannot enforce a keyword of the schema."""
     schema_field: str = ""
     """Field of the request that holds the schema."""
     unenforced: dict[Unenforced, None] = field(default_factory=dict)
-    """Keywords of the schema that the format cannot enforce, added while the grammar is made."""
+    """Keywords of the schema that the format cannot enforce. They are added while the grammar is
+    made."""
     _places: dict[int, Path] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """Path of each part of the schema, by the part's identity; empty until one is asked for."""
+    """Path of each part of the schema, keyed by the identity (`id`) of the part. Filled when a path
+    is needed for the first time."""
 
     def note_unenforced(self, part: Mapping[str, Any], keyword: str) -> None:
-        """Notes a keyword that the format cannot enforce, in a part of the schema."""
+        """Notes that the format cannot enforce a keyword in a part of the schema."""
         if not self._places:
             self._places.update(paths_of(self.schema))
         # A part that was made from others, and is not in the schema, counts as the root.
@@ -46,10 +48,10 @@ class ToolRule:
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """The texts that mark calls, in the form in which a grammar refers to them."""
+    """The texts that mark calls, and how a grammar refers to them."""
 
     special: Mapping[str, int]
-    """Token ids of the marks that are special tokens, by mark."""
+    """Token id of each mark that is a special token."""
 
     def __getitem__(self, marker: str) -> str:
         return f"<[{self.special[marker]}]>" if marker in self.special else quoted(marker)
@@ -60,7 +62,7 @@ class Markers:
 
     def written(self, text: str) -> str:
         """Returns the grammar expression for a text in which marks may occur. The result is empty
-        for no text."""
+        if the text is empty."""
         return " ".join(self[part] for part in self._parts(text))
 
     def divided(self, text: str) -> tuple[str, str]:
@@ -72,7 +74,8 @@ class Markers:
         return "", " ".join(self[part] for part in parts)
 
     def up_to(self, name: str, marker: str) -> str:
-        """Returns the rule `name`: any text, up to and with the first mark."""
+        """Returns a grammar rule with the name `name`: any text up to the first occurrence of a
+        mark, including the mark."""
         head, rest = self.divided(marker)
         if not rest:
             return rf"{name}[lazy]: /(.|\n)*{pattern_of(head)}/"
@@ -81,7 +84,7 @@ class Markers:
         return f"{name}: {name.upper()} {rest}\n{name.upper()}: /(.|\\n)*{pattern_of(head)}/"
 
     def _parts(self, text: str) -> list[str]:
-        """Returns the special tokens of a text, and the texts between them."""
+        """Splits a text into its special tokens and the texts between them."""
         if not self.special:
             return [text] if text else []
         marks = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True)))
@@ -90,35 +93,36 @@ class Markers:
     def answer(
         self, marker: str, rule: str, *, is_free: bool, is_single: bool, between: str = ""
     ) -> str:
-        """Returns the rule `answer`: `rule` after a mark. With `is_single` there is one, else any
-        number, with the text `between` two of them. If `is_free`, there may be text around them, or
-        only text."""
+        """Returns the grammar rule `answer`: a mark and then `rule`, once if `is_single`, else any
+        number of times with the text `between` in between. If `is_free`, the answer may also have
+        text around them, or only text."""
         if is_free:
             return self._after_text(marker, rule, is_single=is_single)
         marked = repeated("marked_body", between, is_single=is_single)
         return f"answer: {marked}\nmarked_body: {self.written(marker)} {rule}\n"
 
     def _after_text(self, marker: str, rule: str, *, is_single: bool) -> str:
-        """Returns the rule `answer`: text in which `rule` follows each mark, or only the first if
-        `is_single`."""
+        """Returns the grammar rule `answer` for text that may contain the mark. `rule` follows
+        after each mark; if `is_single`, there is at most one."""
         answer = f"until {rule} | TEXT" if is_single else f"(until {rule})* TEXT"
         return f"answer: {answer}\n{self.up_to('until', marker)}\n"
 
 
 def pattern_of(text: str) -> str:
-    """Returns the regular expression that matches only a text, as a part of a literal of Lark."""
+    """Returns a regular expression that matches exactly a text, in the form of a part of a Lark
+    literal."""
     return re.escape(text).replace("\\\n", r"\n").replace("/", r"\/")
 
 
 def repeated(rule: str, separator: str, *, is_single: bool) -> str:
-    """Returns a rule once if `is_single`, else any number of times, at least once, with a
-    separator."""
+    """Returns a grammar expression: `rule` once if `is_single`, else one or more times with
+    `separator` in between."""
     return rule if is_single else f"{rule} ({quoted(separator) if separator else ''} {rule})*"
 
 
 def call_object(arguments: str) -> Callable[[ToolRule], str]:
-    """Returns a function that makes the rule of a call as JSON, in which `arguments` is the name of
-    the member with the arguments."""
+    """Returns a function that makes the grammar rule of a call as a JSON object. `arguments` is the
+    name of the member with the arguments."""
 
     def rule(tool: ToolRule) -> str:
         lexemes = ["{", '"name"', ": ", json.dumps(tool.name, ensure_ascii=False), ", "]
@@ -129,7 +133,7 @@ def call_object(arguments: str) -> Callable[[ToolRule], str]:
 
 
 def one_of(tools: Sequence[ToolRule], to_rule: Callable[[ToolRule], str]) -> str:
-    """Returns the rule `call`: a call of any of the tools."""
+    """Returns the grammar rule `call`, which allows a call of any of the tools."""
     rules = [f"call_{number}: {to_rule(tool)}" for number, tool in enumerate(tools)]
     names = " | ".join(f"call_{number}" for number in range(len(tools)))
     return "\n".join([f"call: {names}", *rules])

@@ -20,5 +20,6 @@ class Granite(TaggedJson):
     markers = (begin, *other_begins)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template has Granite's roles and names the mark of calls."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        Granite's roles and the mark of calls."""
         return all(text in checkpoint.template for text in (self.begin, "<|start_of_role|>"))

@@ -28,7 +28,7 @@ END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 MARKERS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 
 AFTER_BODY = (END, CALL, RETURN, START, CHANNEL)
-"""Marks that end the text of a message. The last two begin the next message."""
+"""Marks that end the text of a message. The last two of these marks begin the next message."""
 
 ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
 
@@ -38,7 +38,7 @@ _HEADER_STARTS = (START, CHANNEL, CONSTRAIN, MESSAGE, "to=")
 
 
 def _begun(*words: str) -> str:
-    """Returns a pattern of words and their beginnings."""
+    """Returns a pattern that matches each of the words, and each prefix of a word."""
     return "(?:" + "|".join(word[:n] for word in words for n in range(len(word), -1, -1)) + ")"
 
 
@@ -47,12 +47,12 @@ _CUT_HEADER = re.compile(
     rf"(?:<\|channel\|>{_begun('analysis', 'commentary', 'final')}(?: to=[\w.-]*)?)? ?"
     rf"(?:<\|constrain\|>)? ?{_begun('json')}"
 )
-"""The header of a message, or the beginning of one, without white space around it and with single
-spaces."""
+"""Matches the header of a message, or the beginning of a header. White space around the header must
+have been removed, and spaces in it must be single."""
 
 
 class Harmony(ToolFormat):
-    """Calls in the format Harmony."""
+    """The format Harmony, as a format of tool calls."""
 
     name = "harmony"
     models = "gpt-oss"
@@ -61,12 +61,13 @@ class Harmony(ToolFormat):
     has_parallel_calls = False
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the marks of channels and messages are in the template or are special
-        tokens."""
+        """Returns whether the model of a checkpoint writes this format: the marks of channels and
+        messages are in the chat template or are special tokens."""
         return checkpoint.has(CHANNEL, MESSAGE)
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer, with the channel `analysis` as content."""
+        """Returns a new reader for an answer. The reader takes the channel `analysis` as
+        content."""
         return HarmonyReader(rules)
 
     def grammar(
@@ -83,7 +84,8 @@ class Harmony(ToolFormat):
 
 
 def _call(tool: ToolRule, markers: Markers) -> str:
-    """Returns the grammar expression for a call, with the recipient after or before the channel."""
+    """Returns the grammar expression for a call. The recipient may stand after or before the
+    channel."""
     recipient = quoted(f"to=functions.{tool.name}")
     channel = f'{markers[CHANNEL]} "commentary"'
     header = f'({channel} " " {recipient} | " " {recipient} {channel})'
@@ -91,15 +93,15 @@ def _call(tool: ToolRule, markers: Markers) -> str:
 
 
 class HarmonyReasoning(ReasoningFormat):
-    """Reasoning in the format Harmony."""
+    """The format Harmony, as a format of reasoning."""
 
     name = "harmony"
     models = "gpt-oss"
     markers = MARKERS
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the marks of channels and messages are in the template or are special
-        tokens."""
+        """Returns whether the model of a checkpoint writes this format: the marks of channels and
+        messages are in the chat template or are special tokens."""
         return checkpoint.has(CHANNEL, MESSAGE)
 
     def is_opened_by(self, prompt: str, *, begun: str = "") -> bool:
@@ -110,21 +112,21 @@ class HarmonyReasoning(ReasoningFormat):
     def reader(
         self, rest: MessageReader, *, has_begun: bool, must_call: bool = False
     ) -> MessageReader:
-        """Returns a new reader for an answer: `rest` if that reads Harmony's calls, else a reader
-        without calls."""
+        """Returns a new reader for an answer. This is `rest` if `rest` reads calls of Harmony, else
+        a reader without calls."""
         reader = rest if isinstance(rest, HarmonyReader) else HarmonyReader(CallRules(new_id=str))
         reader.separate_reasoning(has_begun=has_begun)
         return reader
 
     def grammar(self, markers: Markers, *, is_thinking: bool) -> str:
-        """Returns the rule `start`: a reply after reasoning."""
+        """Returns the grammar rule `start`: a reply after reasoning."""
         thought = f'body {markers[START]} "assistant"'
         opened = f'{markers[CHANNEL]} "analysis" {markers[MESSAGE]} {thought}'
         start = f"start: {thought if is_thinking else ''} ({opened})* reply"
         return f"{start}\n{markers.up_to('thought_body', END)}".replace(" body ", " thought_body ")
 
     def message(self, rule: str, markers: Markers) -> str:
-        """Returns a message on the channel `final`."""
+        """Returns the grammar expression for a message on the channel `final`."""
         return f'{markers[CHANNEL]} "final" {markers[MESSAGE]} {rule}'
 
 
@@ -138,7 +140,7 @@ class HarmonyReader(ToolCallReader):
 
     def separate_reasoning(self, *, has_begun: bool) -> None:
         """Makes the reader return the channel `analysis` as reasoning. `has_begun` says whether the
-        answer begins there."""
+        answer begins inside that channel."""
         self._separates_reasoning = True
         self._is_thinking = has_begun
 
@@ -163,7 +165,8 @@ class HarmonyReader(ToolCallReader):
         return False
 
     def _read_message(self) -> Steps[None]:
-        """Reads a message with its header. The text of the header is kept."""
+        """Reads a message with its header. The text of the header is recorded, in case it turns out
+        to be content."""
         header = yield from self._read_header()
         if header is None:
             return
@@ -178,8 +181,9 @@ class HarmonyReader(ToolCallReader):
             yield from self._read_words(self._say_until(AFTER_BODY))
 
     def _read_header(self) -> Steps[str | None]:
-        """Returns the header of a message. Returns None if there is none. In this case, the kept
-        text is content, unless the end of the answer has cut the header."""
+        """Returns the header of a message. Returns None if no header comes next. In this case the
+        recorded text becomes content, unless it is a header that the end of the answer has cut
+        off."""
         text, parts = self._text, list[str]()
         while mark := (yield from text.until(MARKERS, parts.append, _ignore)):
             if mark == START and "".join(parts).strip():
@@ -197,7 +201,7 @@ class HarmonyReader(ToolCallReader):
         return None
 
     def _read_arguments(self, name: str) -> Steps[None]:
-        """Reads the text of a call."""
+        """Reads the text of a message to a tool as the arguments of a call."""
         text, parts = self._text, list[str]()
 
         def argue(part: str) -> None:
@@ -211,8 +215,8 @@ class HarmonyReader(ToolCallReader):
             self._end_call()
 
     def _read_words(self, steps: Steps[str]) -> Steps[bool]:
-        """Runs steps that read the text of a message and return the mark after it. Returns whether
-        there was a mark."""
+        """Runs `steps`, which read the text of a message and return the mark after it. Returns
+        whether there was a mark."""
         mark = yield from steps
         if mark in (END, CALL, RETURN):
             self._text.take(len(mark))
@@ -232,4 +236,4 @@ class HarmonyReader(ToolCallReader):
 
 
 def _ignore(text: str) -> None:
-    """Leaves out the beginning of a mark that the end of the answer has cut."""
+    """Drops a text: the beginning of a mark that the end of the answer has cut off."""

@@ -1,4 +1,5 @@
-"""Tool calls as Hermes, Qwen, SmolLM and others write them, between pieces of content.
+"""Tool calls as Hermes, Qwen, SmolLM and other models write them, with content before, between and
+after.
 
     <tool_call>
     {"name": "find", "arguments": {"what": "whales"}}
@@ -35,7 +36,8 @@ class Hermes(ToolFormat):
     markers = (BEGIN, END)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template holds the tag."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        the tag of calls."""
         return BEGIN in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
@@ -75,6 +77,6 @@ class HermesReader(ToolCallReader):
             yield from text.skip(END)
 
     def _no_content(self) -> tuple[str, ...]:
-        """Returns the marks that do not belong to content. After a call, the closing tag is one of
-        them."""
+        """Returns the marks that end content. The closing tag is one of these after the first
+        call."""
         return (BEGIN, END) if self.n_tool_calls else (BEGIN,)

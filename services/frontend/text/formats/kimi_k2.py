@@ -38,7 +38,8 @@ class KimiK2(ToolFormat):
     markers = (BEGIN, END, CALL, CALL_END, ARGUMENTS)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the mark of arguments is in the template or is a special token."""
+        """Returns whether the model of a checkpoint writes this format: the mark of arguments is in
+        the chat template or is a special token."""
         return checkpoint.has(ARGUMENTS)
 
     def reader(self, rules: CallRules) -> MessageReader:
@@ -82,8 +83,8 @@ class KimiK2Reader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _read_marked(self) -> Steps[bool]:
-        """Reads a call. Returns False if there is none. In this case the text that was read stays
-        kept, and the caller makes it content."""
+        """Reads a call and returns True. If no call comes next, returns False. The caller then
+        treats the text that was read as content."""
         text = self._text
         if not (yield from text.take_one(CALL)):
             return False
@@ -97,8 +98,8 @@ class KimiK2Reader(ToolCallReader):
         return (yield from self._read_object_of(match[1], CALL_END, call_id=self._id(match)))
 
     def _id(self, match: re.Match[str]) -> str:
-        """Returns the id of a call in the form that templates need. The model may have left out a
-        part of the id, or have written an id twice."""
+        """Returns the id of a call in the form that templates need. The id in the model's text may
+        be incomplete or may occur twice."""
         number = self.n_tool_calls if match[2] is None else int(match[2])
         while number in self._numbers:
             number += 1

@@ -1,7 +1,7 @@
-"""Rules for values in the notations of Python and of Gemma, made from a JSON schema.
+"""Makes grammar rules, from a JSON schema, for values in the notations of Python and of Gemma.
 
-Numbers, and strings of Python, are written as in JSON. Keywords of a schema that combine or refine
-objects and lists beyond their members, items and number of items are not enforced.
+Numbers, and strings of Python, are written as in JSON. Of the keywords for objects and lists, only
+those for members, items and the number of items are enforced.
 """
 
 import json
@@ -18,31 +18,31 @@ from services.frontend.text.formats.rule_set import RuleSet
 from services.frontend.text.formats.text_rules import TextRules
 
 NOTHING = '""'
-"""Expression for no text."""
+"""Grammar expression for an empty text."""
 
 MAX_COUNTED_ITEMS = 100
-"""Largest bound of a list's length that is enforced."""
+"""Largest bound on the length of a list that is enforced."""
 
 MAX_NESTED = 64
-"""Largest number of schemas inside one another, references included. Values further inside may be
-any."""
+"""Largest depth of nested schemas, references included. Values that are nested deeper may be
+anything."""
 
 _OF_STRINGS = ("minLength", "maxLength", "pattern", "format")
 _NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 
 class LiteralGrammar(ABC):
-    """Makes the rules of values in a notation."""
+    """Makes grammar rules for the values of a tool's arguments in one notation."""
 
     words: ClassVar[Mapping[object, str]]
-    """How the notation writes true, false and null."""
+    """The words that the notation uses for true, false and null."""
     separator: ClassVar[str]
     """Text between two members or items."""
 
     def __init__(self, tool: ToolRule, prefix: str) -> None:
-        """`prefix` begins the names of all rules."""
+        """`prefix` is the beginning of the names of all rules."""
         self.rules = RuleSet(prefix)
-        """Rules to which the expressions refer."""
+        """Grammar rules to which the expressions refer."""
         self._tool = tool
         self._references: dict[str, str] = {}
         self._any = ""
@@ -50,8 +50,8 @@ class LiteralGrammar(ABC):
 
     def members(self, schema: Mapping[str, Any], to_key: Callable[[str], str]) -> str:
         """Returns the grammar expression for the members of an object, in the order of the schema.
-        The result is empty if there can be none. `to_key` returns the expression for a key and the
-        text after the key."""
+        The result is empty if the object cannot have members. `to_key` returns the grammar
+        expression for a key together with the text between key and value."""
         properties = schema.get("properties")
         if not isinstance(properties, dict):
             return ""
@@ -70,7 +70,7 @@ class LiteralGrammar(ABC):
         return first
 
     def value(self, schema: object) -> str:
-        """Returns the grammar expression for the values of a schema."""
+        """Returns the grammar expression for the values that match a schema."""
         if not isinstance(schema, dict) or self._depth == MAX_NESTED:
             return self._any_value()
         self._depth += 1
@@ -93,7 +93,7 @@ class LiteralGrammar(ABC):
 
     @abstractmethod
     def _string(self, schema: Mapping[str, Any]) -> str:
-        """Returns the grammar expression for the strings of a schema."""
+        """Returns the grammar expression for the strings that match a schema."""
 
     @abstractmethod
     def _constant(self, text: str) -> str:
@@ -101,11 +101,13 @@ class LiteralGrammar(ABC):
 
     @abstractmethod
     def _key(self, name: str) -> str:
-        """Returns the grammar expression for the key of a member and the text after the key."""
+        """Returns the grammar expression for the key of a member, together with the text between
+        key and value."""
 
     @abstractmethod
     def _any_key(self) -> str:
-        """Returns the grammar expression for any key and the text after the key."""
+        """Returns the grammar expression for any key, together with the text between key and
+        value."""
 
     def _value(self, schema: Mapping[str, Any]) -> str:
         if isinstance(schema.get("$ref"), str):
@@ -122,7 +124,8 @@ class LiteralGrammar(ABC):
         return f"({' | '.join(self._typed(schema, sorted(types)))})"
 
     def _typed(self, schema: Mapping[str, Any], types: list[str]) -> Iterator[str]:
-        """Yields a grammar expression for the values of a schema of each type."""
+        """Yields, for each of the types, a grammar expression for the values of that type that
+        match a schema."""
         for one in types:
             match one:
                 case "string":
@@ -158,14 +161,14 @@ class LiteralGrammar(ABC):
         return f'"{{" {self.members(schema, self._key)} "}}"'
 
     def _referred(self, reference: str) -> str:
-        """Returns the name of the rule of the schema to which a reference refers."""
+        """Returns the name of the grammar rule for the schema to which a reference refers."""
         if reference not in self._references:
             name = self._references[reference] = self.rules.new_name("reference")
             self.rules.define(name, self.value(resolved(reference, self._tool.schema)))
         return self._references[reference]
 
     def _any_value(self) -> str:
-        """Returns the name of the rule of any value."""
+        """Returns the name of the grammar rule for any value."""
         if not self._any:
             self._any = self.rules.new_name("any")
             types = ["array", "boolean", "null", "number", "object", "string"]
@@ -178,13 +181,14 @@ class LiteralGrammar(ABC):
 
 
 class PythonGrammar(LiteralGrammar):
-    """Makes the rules of literals of Python, and of the arguments of a call in Python."""
+    """Makes grammar rules for Python literals, and for the arguments of a call in Python."""
 
     words: ClassVar[Mapping[object, str]] = {True: "True", False: "False", None: "None"}
     separator = ", "
 
     def arguments(self) -> str:
-        """Returns the grammar expression for the arguments of the tool, between the brackets."""
+        """Returns the grammar expression for the arguments of the tool, without the brackets around
+        them."""
         if isinstance(self._tool.schema.get("properties"), dict):
             return self.members(self._tool.schema, lambda name: quoted(f"{name}="))
         argument = f'{self.rules.add("NAME", "/[a-z_][a-z0-9_]*/")} "=" {self._any_value()}'
@@ -205,7 +209,7 @@ class PythonGrammar(LiteralGrammar):
 
 
 class GemmaGrammar(LiteralGrammar):
-    """Makes the rules of values in Gemma's notation."""
+    """Makes grammar rules for values in Gemma's notation."""
 
     words: ClassVar[Mapping[object, str]] = {True: "true", False: "false", None: "null"}
     separator = ","

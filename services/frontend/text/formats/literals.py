@@ -1,9 +1,9 @@
-"""Values as models write them, turned into JSON while they arrive: JSON, literals of Python, and
-Gemma's notation.
+"""Converts values that models write to JSON while they arrive. The values may be JSON, literals of
+Python, or in Gemma's notation.
 
     {"a": [1, true]}    {'a': (1, True), 'b': None}    {a:[1,true],b:<|"|>text<|"|>}
 
-The reader takes all three notations, mixed in any way, and commas before closing brackets too.
+The reader accepts all three notations, mixed in any way, and also commas before closing brackets.
 """
 
 import json
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from services.frontend.text.formats.arriving_text import SPACES, ArrivingText, Steps
 
 GEMMA_QUOTE = '<|"|>'
-"""Mark before and after a string in Gemma's notation, in which nothing is escaped."""
+"""Mark before and after a string in Gemma's notation. Inside the string nothing is escaped."""
 
 QUOTES = ('"""', "'''", '"', "'")
-"""Quotes of strings, the longer ones first."""
+"""Quotes that may surround a string, longer ones first."""
 
 MAX_DEPTH = 128
-"""Largest number of brackets that are open at once."""
+"""Largest number of brackets that may be open at the same time."""
 
 _OPENING = {"[": "]", "(": ")", "{": "}"}
 _WORD = re.compile(r"""[^\s,:=\[\](){}'"<>]+""")
@@ -40,13 +40,12 @@ _N_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
 def escaped(text: str) -> str:
-    """Returns a text as a part of a JSON string."""
+    """Returns a text with the escapes that it needs inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def word_as_json(word: str) -> str | None:
-    """Returns the JSON of a word that is a number or a constant. Returns None for any other
-    word."""
+    """Returns a word as JSON if it is a number or a constant. Returns None for any other word."""
     if word in _WORDS:
         return _WORDS[word]
     if _NUMBER.fullmatch(word):
@@ -68,7 +67,7 @@ def word_or_text_as_json(word: str) -> str:
 
 
 def literal_as_json(text: str) -> str | None:
-    """Returns the JSON of a text, if the whole text is one value. Returns None otherwise."""
+    """Returns a text as JSON if the whole text is one value. Returns None otherwise."""
     arriving, parts = ArrivingText(), list[str]()
     arriving.add(f"{text}\n")
     arriving.end()
@@ -87,19 +86,19 @@ def _whole(text: ArrivingText, parts: list[str]) -> Steps[bool]:
 
 @dataclass(slots=True)
 class _Level:
-    """An open bracket."""
+    """An open bracket, with the state of the value inside it."""
 
     closing: str
     n_members: int = 0
 
     @property
     def is_object(self) -> bool:
-        """Whether the members have keys."""
+        """Whether the bracket opens an object, whose members have keys."""
         return self.closing == "}"
 
 
 class LiteralReader:
-    """Reads one value from an arriving text, and passes JSON on."""
+    """Reads one value from an arriving text, and passes the value on as JSON."""
 
     def __init__(
         self,
@@ -107,15 +106,16 @@ class LiteralReader:
         pass_on: Callable[[str], None],
         to_json: Callable[[str], str | None] = word_as_json,
     ) -> None:
-        """`to_json` returns the JSON of a word without quotes, or None if the word has none."""
+        """`to_json` returns a word without quotes as JSON, or None if the word is no value."""
         self._text = text
         self._pass_on = pass_on
         self._to_json = to_json
         self._open: list[_Level] = []
 
     def read(self) -> Steps[bool]:
-        """Reads the value. Returns False if the text ends inside the value or right after a word,
-        or if the value is in none of the notations. The parts before are passed on all the same."""
+        """Reads the value. Returns False if the text ends inside the value or directly after a
+        word, or if the value is in none of the notations. What was read before is passed on in any
+        case."""
         while True:
             yield from self._text.run(SPACES)
             first = yield from self._text.peek()
@@ -134,8 +134,8 @@ class LiteralReader:
                 return True
 
     def read_all(self) -> Steps[bool]:
-        """Reads the value as `read` does. If the text goes on after a part that is in none of the
-        notations, the JSON is closed there, and the rest of the text is not read."""
+        """Reads the value as `read` does. If a part of the text is in none of the notations, the
+        JSON is closed before this part, and the rest of the text is not read."""
         is_read = yield from self.read()
         if not is_read and not self._text.is_read:
             while self._open:
@@ -149,7 +149,7 @@ class LiteralReader:
         self._pass_on("{" if level.is_object else "[")
 
     def _close(self, bracket: str) -> bool:
-        """Moves past a closing bracket. Returns False if there is none."""
+        """Moves past a closing bracket. Returns False if another character comes next."""
         if bracket != self._open[-1].closing:
             return False
         self._text.take(1)
@@ -157,7 +157,8 @@ class LiteralReader:
         return True
 
     def _begin_member(self) -> Steps[bool]:
-        """Moves to the value of the next member. Returns False if the member has no key."""
+        """Moves to the value of the next member. Returns False if the member should have a key but
+        has none."""
         level = self._open[-1]
         if level.n_members:
             self._pass_on(", ")
@@ -182,8 +183,8 @@ class LiteralReader:
         return True
 
     def _end_member(self) -> Steps[bool]:
-        """Moves past the brackets and the comma after a value. Returns False if something else
-        follows."""
+        """Moves past the closing brackets and the comma after a value. Returns False if something
+        else follows."""
         while self._open:
             yield from self._text.run(SPACES)
             first = yield from self._text.peek()
@@ -195,7 +196,7 @@ class LiteralReader:
         return True
 
     def _quote(self) -> Steps[str]:
-        """Returns the quote that is next. Returns an empty text if there is none."""
+        """Returns the quote that comes next. Returns an empty text if no quote comes next."""
         first = yield from self._text.peek()
         if not first or first not in "\"'<":
             return ""
@@ -217,7 +218,8 @@ class LiteralReader:
         return True
 
     def _read_string(self, quote: str) -> Steps[bool]:
-        """Reads a string up to its quote. Returns False if the text ends inside the string."""
+        """Reads a string up to its closing quote. Returns False if the text ends inside the
+        string."""
         text = self._text
         text.take(len(quote))
         self._pass_on('"')
@@ -250,7 +252,7 @@ class LiteralReader:
 
     def _read_escape(self) -> Steps[bool]:
         """Reads the characters of an escape after its backslash. Returns False if the text ends
-        there. Unknown escapes stay as they are."""
+        there. Unknown escapes are not changed."""
         text = self._text
         kind = yield from text.peek()
         if not kind:
@@ -282,8 +284,8 @@ class LiteralReader:
 
 
 def _character(kind: str, digits: str, n_digits: int) -> str:
-    """Returns the character with a number, as a part of a JSON string. Halves of characters stay
-    escapes, since two of them make one character."""
+    """Returns the character with the number that the hexadecimal `digits` give, as a part of a JSON
+    string. Half of a surrogate pair stays an escape, since two halves make one character."""
     if len(digits) == n_digits:
         code = int(digits, 16)
         if 0xD800 <= code < 0xE000:
@@ -294,4 +296,4 @@ def _character(kind: str, digits: str, n_digits: int) -> str:
 
 
 def _drop(text: str) -> None:
-    """Takes the beginning of a mark at the end of a text that is cut off."""
+    """Drops a text: the beginning of a mark at the end of a text that is cut off."""

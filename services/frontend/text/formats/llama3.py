@@ -2,8 +2,8 @@
 
     {"name": "find", "parameters": {"what": "whales"}}; {"name": "dive", "parameters": {}}
 
-`<|python_tag|>` may come before them. Without it, an answer holds calls only if it begins with the
-name of an existing tool: other JSON is content.
+`<|python_tag|>` may come before the calls. Without this tag, an answer holds calls only if its
+first object has the name of an existing tool: other JSON is content.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,8 +33,8 @@ class Llama3(ToolFormat):
     has_bare_calls = True
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template shows tools, and the tag is in the template or is a special
-        token."""
+        """Returns whether the model of a checkpoint writes this format: the chat template shows
+        tools, and the tag is in the template or is a special token."""
         return "tools" in checkpoint.template and checkpoint.has(TAG)
 
     def reader(self, rules: CallRules) -> MessageReader:
@@ -74,7 +74,7 @@ class Llama3Reader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _read_all(self, is_call: Callable[[str], object]) -> Steps[None]:
-        """Reads calls. If the text turns out to be something else, the text taken so far stays
-        kept."""
+        """Reads calls. If the text turns out to be something else, the caller treats what was read
+        as content."""
         if (yield from self._read_calls(is_call)):
             self._text.kept()

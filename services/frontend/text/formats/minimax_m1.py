@@ -20,5 +20,6 @@ class MiniMaxM1(TaggedJson):
     markers = (begin, end)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template holds the tag."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        the tag of calls."""
         return self.begin in checkpoint.template

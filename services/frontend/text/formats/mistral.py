@@ -4,7 +4,7 @@
     [TOOL_CALLS]find[ARGS]{"what": "whales"}
 
 Version 3 of Mistral's tokenizers writes the first form. Versions 11 and 13 write the second, with
-or without `[CALL_ID]` and `[ARGS]`. Mistral's templates want ids of nine letters and digits.
+or without `[CALL_ID]` and `[ARGS]`. Mistral's templates require ids of nine letters and digits.
 """
 
 import re
@@ -38,7 +38,8 @@ class Mistral(ToolFormat):
     id_prefix, id_length = "", 9
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the mark of calls is in the template or is a special token."""
+        """Returns whether the model of a checkpoint writes this format: the mark of calls is in the
+        chat template or is a special token."""
         return checkpoint.has(BEGIN)
 
     def reader(self, rules: CallRules) -> MessageReader:
@@ -84,7 +85,8 @@ class MistralReader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _read_named(self) -> Steps[bool]:
-        """Reads a call whose name comes before its arguments. Returns whether there was one."""
+        """Reads a call whose name comes before its arguments. Returns False if no such call comes
+        next."""
         text = self._text
         name = yield from text.run(_NAME)
         yield from text.skip(CALL_ID)

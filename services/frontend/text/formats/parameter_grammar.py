@@ -1,7 +1,5 @@
-"""Rules for arguments that are written as named texts, made from the schema of the tool.
-
-Strings are written as they are, up to the mark that ends a value. Other values are JSON.
-"""
+"""Makes grammar rules, from the schema of a tool, for arguments that are written as named texts.
+Strings are written without quotes, up to the mark that ends a value. Other values are JSON."""
 
 import json
 import re
@@ -18,7 +16,7 @@ from services.frontend.text.formats.text_rules import TextRules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """The texts around the name and the value of an argument."""
+    """The texts that a format writes around the name and the value of an argument."""
 
     before_name: str
     after_name: str
@@ -26,19 +24,19 @@ class Spelling:
     after_value_name: str
     """Text between the name and the value of an argument that is not a string."""
     name_end: str
-    """Character that no name holds."""
+    """Character that ends a name. No name contains it."""
     end: str
-    """Text that ends a value, and that no value holds."""
+    """Text that ends a value. No value contains it."""
     after: str
-    """Text after the end of a value."""
+    """Text that follows after `end`."""
 
 
 class ParameterGrammar:
-    """Makes the rules of the arguments of several tools."""
+    """Makes grammar rules for the arguments of several tools."""
 
     def __init__(self, markers: Markers, spelling: Spelling) -> None:
         self.rules = RuleSet()
-        """Rules to which the expressions refer."""
+        """Grammar rules to which the expressions refer."""
         self._markers = markers
         self._spelling = spelling
         self._texts = TextRules(self.rules, markers, spelling.end)
@@ -61,7 +59,7 @@ class ParameterGrammar:
         return " ".join(parts)
 
     def _parameter(self, name: str, schema: object, tool: ToolRule) -> Iterator[str]:
-        """Yields the grammar expressions for an argument with its name."""
+        """Yields the grammar expressions for an argument, including its name."""
         spelling, written = self._spelling, self._markers.written
         values = dict[str, list[str]]()
         for is_text, value in self._values(schema, tool, iter(range(MAX_VISITS))):
@@ -74,8 +72,8 @@ class ParameterGrammar:
     def _values(
         self, schema: object, tool: ToolRule, visits: Iterator[int]
     ) -> Iterator[tuple[bool, str]]:
-        """Yields grammar expressions for a value with its end, and whether each value is a
-        string."""
+        """Yields grammar expressions for a value, including the text that ends it. Each comes after
+        a flag that says whether the value is a string."""
         types = types_of(schema, tool.schema)
         if not isinstance(schema, dict) or types is None or next(visits, None) is None:
             yield True, self._texts.of({}, tool)
@@ -101,14 +99,14 @@ class ParameterGrammar:
             yield False, self._json({**schema, "type": sorted(others)}, tool.schema)
 
     def _json(self, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
-        """Returns the grammar expression for JSON that matches a schema, with the end of a
-        value."""
+        """Returns the grammar expression for JSON that matches a schema, including the text that
+        ends the value."""
         shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
         name = self.rules.add("value", json_rule({**shared, **schema}))
         return f"{name} {self._markers.written(self._spelling.end)}"
 
     def _any_parameter(self, tool: ToolRule) -> str:
-        """Returns the grammar expression for an argument of any name."""
+        """Returns the grammar expression for an argument with any name."""
         spelling, written = self._spelling, self._markers.written
         name = self.rules.add("NAME", f"/[^\\n{re.escape(spelling.name_end)}]+/")
         begin = f"{written(spelling.before_name)} {name} {written(spelling.after_name)}"
@@ -116,6 +114,6 @@ class ParameterGrammar:
 
 
 def required_names(schema: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the members that an object must have."""
+    """Returns the names of the members that an object must have to match a schema."""
     listed = schema.get("required")
     return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []

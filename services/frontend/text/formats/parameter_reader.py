@@ -1,8 +1,8 @@
 """Reads calls whose arguments are a series of named texts, and makes a JSON object of the
 arguments.
 
-Strings are passed on as they come. Other values are converted by the schema of the tool when they
-are complete.
+Strings are passed on as they come. Other values are converted when they are complete, to the type
+that the schema of the tool demands.
 """
 
 import json
@@ -24,7 +24,8 @@ class ParameterReader(ToolCallReader):
     """Reads an answer in which the arguments of calls are named texts."""
 
     has_padding = False
-    """Whether a value stands between two newlines that do not belong to the value."""
+    """Whether the format puts a newline before and after each value. These newlines do not belong
+    to the value."""
 
     def __init__(self, rules: CallRules) -> None:
         super().__init__(rules)
@@ -32,21 +33,21 @@ class ParameterReader(ToolCallReader):
         self._n_values = 0
 
     def _begin_object(self, name: str) -> None:
-        """Begins a call, and the object of its arguments."""
+        """Begins a call, and the JSON object of its arguments."""
         self._begin(name)
         self._parameters = Parameters(read_schema(self._rules.tools.get(name, "")))
         self._n_values = 0
         self._argue("{")
 
     def _end_object(self) -> None:
-        """Ends the object of a call's arguments."""
+        """Ends the JSON object of a call's arguments."""
         self._argue("}")
         self._end_call()
 
     def _end_broken_object(self, *marks: str) -> Steps[None]:
-        """Ends the object of a call when none of the expected marks comes next. If the answer ends
-        here, the object stays open, and the beginning of a mark is dropped. Otherwise the kept text
-        becomes content."""
+        """Ends the JSON object of a call's arguments if none of the expected marks comes next. If
+        the answer ends here, the object is left open, and the beginning of a mark is dropped.
+        Otherwise the recorded text becomes content."""
         text = self._text
         yield from text.skip_cut(*marks)
         if text.is_read:
@@ -57,7 +58,7 @@ class ParameterReader(ToolCallReader):
 
     def _read_value(self, name: str, end: str, types: Types) -> Steps[bool]:
         """Reads the value of a parameter up to the mark `end`, and moves past the mark. Returns
-        False if the text ends without the mark: then the value stays open."""
+        False if the text ends without the mark. The value is then left open."""
         self._argue(", " if self._n_values else "")
         self._argue(f"{json.dumps(name, ensure_ascii=False)}: ")
         self._n_values += 1
@@ -80,7 +81,7 @@ class ParameterReader(ToolCallReader):
 
 
 class _Padded:
-    """Passes a text on without one newline at its beginning and one at its end."""
+    """Passes a text on, without the newline at its beginning and the newline at its end."""
 
     def __init__(self, pass_on: Callable[[str], None]) -> None:
         self._pass_on = pass_on
@@ -100,4 +101,4 @@ class _Padded:
 
 
 def _drop(text: str) -> None:
-    """Takes the beginning of a mark at the end of an answer that is cut off."""
+    """Drops a text: the beginning of a mark at the end of an answer that is cut off."""

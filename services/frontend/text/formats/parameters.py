@@ -1,10 +1,11 @@
-"""The arguments of calls that are written as texts, converted to JSON by the schema of the tool.
+"""Converts the arguments of calls to JSON, for formats in which arguments are written as texts. The
+schema of the tool says which type each argument has.
 
     path = a.py        {"path": "a.py"}       the schema says string
     n = 3              {"n": 3}               the schema says integer
     force = True       {"force": true}        the schema says boolean
 
-A text that does not have one of the types of its schema stays a string, so that nothing is lost.
+A text that cannot have one of the types in its schema becomes a string, so that nothing is lost.
 """
 
 import json
@@ -16,15 +17,16 @@ import pydantic_core
 from services.frontend.text.formats.literals import literal_as_json
 
 Types = frozenset[str] | None
-"""Names of types in JSON Schema that a value may have; None if any."""
+"""Type of the set of types that a value may have, as names of JSON Schema. None stands for any
+type."""
 
 TEXT: Types = frozenset(("string",))
 
 ANY_VALUE: Types = None
 
 MAX_VISITS = 64
-"""Largest number of schemas that are looked at for the types of a value. Beyond it, the value may
-have any type."""
+"""Largest number of schemas that are examined to find the types of a value. If there are more, the
+value may have any type."""
 
 
 class Parameters:
@@ -41,13 +43,14 @@ class Parameters:
         return tuple(self._properties)
 
     def types(self, name: str) -> Types:
-        """Returns the types of a parameter."""
+        """Returns the types that a parameter may have."""
         declared = self._properties.get(name, self._schema.get("additionalProperties"))
         return types_of(declared, self._schema)
 
 
 def read_schema(text: str) -> Mapping[str, Any]:
-    """Returns the object in a JSON text. Returns an empty object if there is none."""
+    """Returns the object in a JSON text. Returns an empty object if the text is not a JSON
+    object."""
     try:
         value = pydantic_core.from_json(text.encode())
     except ValueError:
@@ -56,8 +59,8 @@ def read_schema(text: str) -> Mapping[str, Any]:
 
 
 def types_of(schema: object, root: Mapping[str, Any]) -> Types:
-    """Returns the types that the values of a schema have. `root` is the schema to which references
-    refer."""
+    """Returns the types that the values of a schema may have. `root` is the whole schema, in which
+    references are looked up."""
     return _types_of(schema, root, iter(range(MAX_VISITS)))
 
 
@@ -86,7 +89,7 @@ def _types_of(schema: object, root: Mapping[str, Any], visits: Iterator[int]) ->
 
 def resolved(reference: str, root: Mapping[str, Any]) -> object:
     """Returns the schema to which a reference such as `#/$defs/Name` refers. Returns None if there
-    is none."""
+    is no such schema."""
     if not reference.startswith("#"):
         return None
     found: object = root
@@ -116,8 +119,8 @@ def type_of(value: object) -> str:
 
 
 def text_as_json(text: str, types: Types) -> str:
-    """Returns the text of an argument as JSON of one of the types. If another type than a string
-    fits the text, the JSON is of that type."""
+    """Returns the text of an argument as JSON of one of the given types. A type other than string
+    is preferred if the text fits it."""
     if types == TEXT:
         return json.dumps(text, ensure_ascii=False)
     stripped = text.strip()
@@ -130,7 +133,7 @@ def text_as_json(text: str, types: Types) -> str:
 
 
 def _has_type(text: str, types: Types) -> bool:
-    """Returns whether a text is JSON that has one of the types and is not a string."""
+    """Returns whether a text is JSON of one of the types, and is not a JSON string."""
     try:
         found = type_of(pydantic_core.from_json(text, allow_inf_nan=False))
     except ValueError:

@@ -8,7 +8,8 @@ around the list. LFM 2 writes the list between marks, among content:
     <|tool_call_start|>[find(what="whales")]<|tool_call_end|>
 
 Without a mark, a list holds calls only if the list begins a line and begins with the name of an
-existing tool. Arguments without a name get the names of the tool's schema, in order.
+existing tool. Arguments without a name get the names of the parameters in the tool's schema, in
+order.
 """
 
 import json
@@ -32,7 +33,7 @@ BEGIN, END = "<|python_start|>", "<|python_end|>"
 LFM_BEGIN, LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
 
 _LINE = r"[ \t\r]*([^\[ \t\r\n][^\n]*)?"
-"""Pattern of a line that does not begin with a list."""
+"""Pattern of a line of text that does not begin with a list."""
 
 _NAME = re.compile(r"[\w.-]+")
 
@@ -45,12 +46,13 @@ class Pythonic(ToolFormat):
     begin: ClassVar[str] = BEGIN
     """Mark that may come before the calls."""
     end: ClassVar[str] = END
-    """Mark after calls that have a mark before them."""
+    """Mark after the calls, if there is a mark before them."""
     markers = (BEGIN, END)
     has_bare_calls = True
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template asks for calls as a list in Python."""
+        """Returns whether the model of a checkpoint writes this format: the chat template asks for
+        calls as a list in Python."""
         return any(text in checkpoint.template for text in ("[func_name1(", "[func_call1(", BEGIN))
 
     def reader(self, rules: CallRules) -> MessageReader:
@@ -78,8 +80,9 @@ class Lfm2(Pythonic):
     has_bare_calls = False
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the mark of calls is in the template or is a special token, or the
-        template lists tools as those of LFM do."""
+        """Returns whether the model of a checkpoint writes this format: the mark of calls is in the
+        chat template or is a special token, or the template lists tools as the templates of LFM
+        do."""
         return checkpoint.has(self.begin) or "List of tools: " in checkpoint.template
 
     def grammar(
@@ -92,7 +95,7 @@ class Lfm2(Pythonic):
 
 
 def _list(tools: Sequence[ToolRule], *, is_single: bool) -> str:
-    """Returns the rule `list`: calls between brackets."""
+    """Returns the grammar rule `list`: calls between brackets."""
     literals = {tool.name: PythonGrammar(tool, f"{tool.arguments}_") for tool in tools}
     rules = one_of(tools, lambda tool: _call(tool, literals[tool.name]))
     calls = repeated("call", ", ", is_single=is_single)
@@ -131,14 +134,14 @@ class PythonicReader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _note_line(self, text: str) -> None:
-        """Notes whether the last line of the content has more than white space."""
+        """Notes whether the last line of the content contains more than white space."""
         if not self._is_in_line or "\n" in text:
             _, newline, line = text.rpartition("\n")
             self._is_in_line = bool(line.strip()) or (self._is_in_line and not newline)
 
     def _read_list(self, *, is_marked: bool) -> Steps[bool]:
-        """Reads calls, with or without the brackets of a list. Returns False if there is none. In
-        this case the text that was read stays kept, and the caller makes it content."""
+        """Reads calls, with or without the brackets of a list, and returns True. If no call comes
+        next, returns False. The caller then treats the text that was read as content."""
         text = self._text
         if is_marked and (yield from text.comes_next('[{"', "[{\n", "{")):
             return (yield from self._read_calls())
@@ -156,8 +159,8 @@ class PythonicReader(ToolCallReader):
                 return True
 
     def _read_named(self, *, is_marked: bool) -> Steps[bool]:
-        """Reads a call. Returns False if there is none. In this case the text that was read stays
-        kept, so that it can become content."""
+        """Reads a call and returns True. If no call comes next, returns False. The caller then
+        treats the text that was read as content."""
         text = self._text
         name = yield from text.run(_NAME)
         if not name or not (is_marked or name in self._rules.tools):
@@ -175,7 +178,7 @@ class PythonicReader(ToolCallReader):
 
     def _read_arguments_of(self, names: Iterator[str]) -> Steps[bool]:
         """Reads arguments up to the bracket that closes them. Returns False if something else
-        follows. `names` are the names of arguments without a name."""
+        follows. `names` gives names to arguments that have none."""
         text, n_read = self._text, 0
         while True:
             yield from text.run(SPACES)
@@ -193,7 +196,8 @@ class PythonicReader(ToolCallReader):
                 return False
 
     def _read_argument(self, names: Iterator[str]) -> Steps[bool]:
-        """Reads an argument. Returns whether its value is complete."""
+        """Reads an argument and returns whether its value is complete. `names` gives a name to an
+        argument that has none."""
         text = self._text
         word = yield from text.run(_NAME)
         yield from text.run(SPACES)

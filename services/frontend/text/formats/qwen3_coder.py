@@ -1,4 +1,4 @@
-"""Tool calls as Qwen3-Coder and Qwen 3.5 write them, between pieces of content.
+"""Tool calls as Qwen3-Coder and Qwen 3.5 write them, with content before, between and after.
 
 <tool_call>
 <function=find>
@@ -32,5 +32,6 @@ class Qwen3Coder(TaggedParameters):
     markers = (tags.block, tags.block_end)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template holds the tags of calls."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        the tags of calls."""
         return self.tags.block in checkpoint.template and self.tags.call in checkpoint.template

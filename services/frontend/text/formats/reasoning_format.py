@@ -1,4 +1,4 @@
-"""What a format of reasoning is: how it is recognised, and its reader and its grammar."""
+"""Defines what a format of reasoning is: how it is recognised, its reader, and its grammar."""
 
 from abc import ABC, abstractmethod
 
@@ -11,12 +11,12 @@ class ReasoningFormat(ABC):
     """The format in which a family of models writes its reasoning, before the message itself."""
 
     name: str
-    """Name by which the setting `reasoning_parser` selects the format."""
+    """Name of the format, for the setting `reasoning_parser`."""
     models: str
-    """Models that write the format, for the table in the docs."""
+    """Names of the models that write the format, for the table in the docs."""
     markers: tuple[str, ...]
-    """Texts that mark reasoning. In some checkpoints these texts are special tokens, which are
-    shown to the reader."""
+    """Texts that mark reasoning. If such a text is a special token of the checkpoint, the reader
+    still sees the text."""
 
     @abstractmethod
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
@@ -32,7 +32,8 @@ class ReasoningFormat(ABC):
     def reader(
         self, rest: MessageReader, *, has_begun: bool, must_call: bool = False
     ) -> MessageReader:
-        """Returns a new reader of an answer, which leaves all but the reasoning to `rest`.
+        """Returns a new reader of an answer. The reader takes the reasoning, and leaves everything
+        else to the reader `rest`.
 
         `has_begun` says whether the answer begins inside the reasoning. With `must_call`, only
         calls may follow the reasoning: if the text ends with the beginning of a mark, this
@@ -41,11 +42,11 @@ class ReasoningFormat(ABC):
 
     @abstractmethod
     def grammar(self, markers: Markers, *, is_thinking: bool) -> str:
-        """Returns the rule `start` of a grammar, with the rules that it needs except `TEXT`: the
-        rule `reply` after the reasoning. The reasoning may be left out, unless the prompt has begun
-        the reasoning (`is_thinking`)."""
+        """Returns the grammar rule `start`: first reasoning, then the rule `reply`. The reasoning
+        may be left out, unless the prompt has begun the reasoning (`is_thinking`). The result also
+        has the rules that `start` needs, except `TEXT`."""
 
     def message(self, rule: str, markers: Markers) -> str:
-        """Returns a grammar expression for a message whose content matches a rule of a grammar. The
-        marks around the content are part of the expression."""
+        """Returns a grammar expression for a message whose content follows the grammar rule `rule`.
+        The marks around the content are included."""
         return rule

@@ -1,5 +1,5 @@
-"""All formats of messages, in the order in which they are looked for in a checkpoint: a format
-stands before those whose marks its templates may hold too."""
+"""All formats of messages, in the order in which they are looked for in a checkpoint. If the
+templates of one format may also contain the marks of another, the first stands before the other."""
 
 from collections.abc import Mapping
 
@@ -60,9 +60,9 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         Llama3(),
     )
 }
-"""Formats of tool calls by name."""
+"""Formats of tool calls, keyed by name."""
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     one.name: one for one in (HarmonyReasoning(), *FORMATS)
 }
-"""Formats of reasoning by name."""
+"""Formats of reasoning, keyed by name."""

@@ -1,12 +1,12 @@
-"""Rules of a grammar that are added while the grammar is made, each once."""
+"""Collects rules while a grammar is made, and adds each rule only once."""
 
 
 class RuleSet:
-    """Named rules of a grammar in Lark."""
+    """The named rules of one Lark grammar."""
 
     def __init__(self, prefix: str = "") -> None:
-        """All names begin with `prefix`. Two sets of rules in one grammar need different
-        prefixes."""
+        """All names begin with `prefix`. If one grammar has two sets of rules, each needs a prefix
+        of its own."""
         self._prefix = prefix
         self._names: dict[tuple[str, str], str] = {}
         self._lines: list[str] = []
@@ -14,22 +14,22 @@ class RuleSet:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The rules, one a line."""
+        """The rules in Lark, one rule per line."""
         return tuple(self._lines)
 
     def new_name(self, kind: str) -> str:
-        """Returns a name that no rule has."""
+        """Returns a name that no rule of the set has yet."""
         self._n_names += 1
         prefix = self._prefix.upper() if kind.isupper() else self._prefix
         return f"{prefix}{kind}_{self._n_names}"
 
     def define(self, name: str, rule: str) -> None:
-        """Adds a rule with a new name."""
+        """Adds a rule whose name is `name`, which no other rule of the set may have."""
         self._lines.append(f"{name}: {rule}")
 
     def add(self, kind: str, rule: str, attribute: str = "") -> str:
-        """Adds a rule, unless an equal rule of this kind exists, and returns its name. The name
-        begins with `kind`, which is in capitals for a terminal."""
+        """Adds a rule to the set, unless the set has an equal rule of this kind, and returns the
+        rule's name. The name begins with `kind`, which must be in capitals for a terminal."""
         name = self._names.get((kind, rule))
         if name is None:
             name = self._names[kind, rule] = self.new_name(kind)

@@ -1,9 +1,9 @@
-"""Calls as JSON objects or as a list of them, after a mark.
+"""A format with calls as JSON objects, or as a list of JSON objects, after a mark.
 
     <|tool_call|>[{"name": "find", "arguments": {"what": "whales"}}]<|/tool_call|>
 
-The formats of many families of models differ only in the marks, the names of the members and the
-white space that the model is used to.
+The formats of many families of models differ only in the marks, in the names of the members, and in
+the white space.
 """
 
 import json
@@ -21,32 +21,32 @@ from services.frontend.text.message_reader import MessageReader
 
 
 class TaggedJson(ToolFormat):
-    """A format in which calls are JSON after a mark."""
+    """Base class of formats in which calls are JSON after a mark."""
 
     begin: ClassVar[str]
-    """Mark before the calls, as the grammar writes it."""
+    """Mark before the calls, in the form in which the grammar writes it."""
     end: ClassVar[str] = ""
     """Mark after the calls."""
     other_begins: ClassVar[tuple[str, ...]] = ()
-    """Further marks before calls."""
+    """Other marks that may come before calls."""
     leftovers: ClassVar[tuple[str, ...]] = ()
-    """Further marks after calls, which are not content."""
+    """Other marks that may come after calls. They do not belong to the content."""
     silent: ClassVar[tuple[str, ...]] = ()
-    """Marks around content, which are not content."""
+    """Marks around content. They do not belong to the content."""
     opening: ClassVar[str] = "["
-    """Text between the mark and the first call."""
+    """Text between the mark and the first call, for the grammar."""
     separator: ClassVar[str] = ", "
-    """Text between two calls."""
+    """Text between two calls, for the grammar."""
     closing: ClassVar[str] = "]"
-    """Text between the last call and the mark."""
+    """Text between the last call and the mark, for the grammar."""
     call_begin: ClassVar[str] = '{"name": '
-    """Text of a call before the name of the tool as JSON."""
+    """Text at the beginning of a call, up to the name of the tool, for the grammar."""
     before_arguments: ClassVar[str] = ', "arguments": '
-    """Text of a call between the name and the arguments."""
+    """Text of a call between the tool's name and the arguments, for the grammar."""
     call_end: ClassVar[str] = "}"
-    """Text of a call after the arguments."""
+    """Text of a call after the arguments, for the grammar."""
     needs_names: ClassVar[bool] = False
-    """Whether only JSON with the name of an existing tool is a call."""
+    """Whether JSON counts as a call only if it has the name of an existing tool."""
 
     @abstractmethod
     def is_written_by(self, checkpoint: Checkpoint) -> bool:

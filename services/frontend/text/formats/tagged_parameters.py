@@ -1,5 +1,5 @@
-"""Calls as elements with an element for each argument, in the spellings of several families of
-models.
+"""A format in which each call is an element with tags, and contains an element for each argument.
+Several families of models write it with different tags.
 
     <tool_call>
     <function=find>
@@ -34,15 +34,15 @@ NOT_TEXT = frozenset(("null", "boolean", "integer", "number", "array", "object")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tags:
-    """The tags of a format."""
+    """The tags that a format writes around calls and arguments."""
 
     block: str
-    """Tag that begins a block of calls, as the grammar writes it."""
+    """Tag that begins a block of calls, in the form in which the grammar writes it."""
     block_end: str
     other_blocks: tuple[str, ...] = ()
-    """Further tags that begin a block."""
+    """Other tags that may begin a block."""
     other_block_ends: tuple[str, ...] = ()
-    """Further tags that end a block."""
+    """Other tags that may end a block."""
     call: str
     """Beginning of the tag of a call, up to the name of the tool."""
     call_end: str
@@ -50,15 +50,18 @@ class Tags:
     """Beginning of the tag of an argument, up to the name of the parameter."""
     parameter_end: str
     name_end: str
-    """Text between a name and the end of its tag, with the end of the tag."""
+    """Text after a name in a tag, up to and including the end of the tag."""
     text_kind: str = ""
-    """End of the tag of an argument that is a string, where this is written; empty otherwise."""
+    """End of the tag of an argument that is a string. Empty if the format does not write the kind
+    of an argument."""
     value_kind: str = ""
-    """End of the tag of an argument that is not a string, where this is written."""
+    """End of the tag of an argument that is not a string. Empty if the format does not write the
+    kind of an argument."""
     has_padding: bool = False
-    """Whether a value stands between two newlines that do not belong to the value."""
+    """Whether the format puts a newline before and after each value. These newlines do not belong
+    to the value."""
     has_one_call: bool = False
-    """Whether a block holds only one call."""
+    """Whether a block may hold only one call."""
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -72,7 +75,7 @@ class Tags:
 
 
 class TaggedParameters(ToolFormat):
-    """A format in which calls and their arguments are elements."""
+    """Base class of formats in which calls, and the arguments of calls, are elements with tags."""
 
     tags: ClassVar[Tags]
 
@@ -141,8 +144,8 @@ class TaggedParametersReader(ParameterReader):
             self._say_no_call(text.kept())
 
     def _read_element(self) -> Steps[bool]:
-        """Reads a call. Returns False if there is none. In this case the text that was read stays
-        kept, and the caller makes it content."""
+        """Reads a call and returns True. If no call comes next, returns False. The caller then
+        treats the text that was read as content."""
         text = self._text
         name = yield from self._read_name(self._tags.call)
         if not name or not (yield from text.take_one(self._tags.name_end)):
@@ -173,8 +176,8 @@ class TaggedParametersReader(ParameterReader):
         return (yield from self._read_value(name, tags.parameter_end, types))
 
     def _end_element(self) -> Steps[None]:
-        """Ends a call, unless the answer ends inside the call. Kept text that is no part of the
-        call is content."""
+        """Ends a call, unless the answer ends inside the call. Text that was read and is no part of
+        the call becomes content."""
         if (yield from self._text.take_one(self._tags.call_end)):
             self._text.kept()
             self._end_object()
@@ -182,8 +185,8 @@ class TaggedParametersReader(ParameterReader):
         yield from self._end_broken_object(self._tags.parameter, *self._tags.ends)
 
     def _read_name(self, begin: str) -> Steps[str]:
-        """Returns the name in a tag that begins with `begin`. Returns an empty text if there is
-        none."""
+        """Returns the name in a tag that begins with `begin`. Returns an empty text if no such tag
+        comes next."""
         if not (yield from self._text.take_one(begin)):
             return ""
         return (yield from self._text.run(self._name)).strip()

@@ -1,4 +1,4 @@
-"""Rules for strings that are written as they are, up to a mark."""
+"""Makes grammar rules for strings that are written without quotes, up to a mark."""
 
 import re
 from collections.abc import Mapping
@@ -9,24 +9,25 @@ from services.frontend.text.formats.grammar import Markers, ToolRule, pattern_of
 from services.frontend.text.formats.rule_set import RuleSet
 
 MAX_COUNTED = 1000
-"""Largest bound of a string's length that is enforced: a grammar counts with one state for each
-character."""
+"""Largest bound on the length of a string that is enforced. A grammar needs one state for each
+character that it counts."""
 
 _ANY = r"(.|\n)"
 
 
 class TextRules:
-    """Makes the rules of strings that end with a mark."""
+    """Makes grammar rules for strings that are followed by a mark."""
 
     def __init__(self, rules: RuleSet, markers: Markers, end: str) -> None:
-        """Rules to which expressions refer are added to `rules`. `end` is the mark after a string.
-        No string contains it."""
+        """The rules to which expressions refer are added to `rules`. `end` is the mark that follows
+        each string. No string may contain the mark."""
         self._rules = rules
         head, self._end = markers.divided(end)
         self._head = pattern_of(head)
 
     def of(self, schema: Mapping[str, Any], tool: ToolRule) -> str:
-        """Returns the expression of the strings that match a schema, with the mark at their end.
+        """Returns the grammar expression for the strings that match a schema, including the mark
+        after them.
 
         Raises:
             InvalidRequest: the tool is strict, and the schema has a keyword that is not enforced.
@@ -41,7 +42,7 @@ class TextRules:
 
 
 def _patterns(schema: Mapping[str, Any], tool: ToolRule) -> list[str]:
-    """Returns the regular expressions that a string must all match to be valid for a schema. The
+    """Returns regular expressions. A string is valid for a schema if it matches all of them. The
     list is empty if no keyword of the schema can be enforced."""
     low, high = _bound(schema, "minLength", tool), _bound(schema, "maxLength", tool)
     if "format" in schema:
@@ -56,8 +57,8 @@ def _patterns(schema: Mapping[str, Any], tool: ToolRule) -> list[str]:
 
 
 def _bound(schema: Mapping[str, Any], keyword: str, tool: ToolRule) -> int | None:
-    """Returns a bound of a string's length. Returns None if there is no bound, or if it cannot be
-    enforced."""
+    """Returns the bound on a string's length that `keyword` sets in a schema. Returns None if there
+    is no bound, or if it cannot be enforced."""
     bound = schema.get(keyword)
     if not isinstance(bound, int):
         return None
@@ -68,7 +69,8 @@ def _bound(schema: Mapping[str, Any], keyword: str, tool: ToolRule) -> int | Non
 
 
 def _note_unenforced(schema: Mapping[str, Any], keyword: str, tool: ToolRule) -> None:
-    """Notes a keyword that is not enforced. Raises InvalidRequest if the tool is strict."""
+    """Notes that a keyword of a schema is not enforced. Raises InvalidRequest if the tool is
+    strict."""
     if tool.is_strict:
         raise errors.InvalidRequest(
             tool.schema_field,
@@ -78,7 +80,8 @@ def _note_unenforced(schema: Mapping[str, Any], keyword: str, tool: ToolRule) ->
 
 
 def _searched(pattern: str) -> str:
-    """Returns the regular expression of the texts in which a pattern of JSON Schema is found."""
+    """Returns a regular expression for the texts in which a pattern of JSON Schema occurs
+    anywhere."""
     is_ended = pattern.endswith("$") and not pattern.endswith(r"\$")
     begin = "" if pattern.startswith("^") else f"{_ANY}*"
     body = pattern.removeprefix("^")

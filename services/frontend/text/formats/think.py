@@ -3,9 +3,9 @@
     <think>Whales are mammals, so …</think>They are mammals.
 
 Some templates open the tag themselves, so that the answer begins inside it. If the reasoning is
-never closed, the message has no content and no calls. Some models write tags around the message
-itself too; these are left out. A closing tag that is alone on its line in the message, and closes
-nothing there, is left out too.
+never closed, the message has no content and no calls. Some models also write tags around the
+message itself; these tags are left out. A closing tag that is alone on its line in the message, and
+has no opening tag, is left out too.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from services.frontend.text.message_reader import MessageDelta, MessageReader, W
 @dataclass(frozen=True, slots=True)
 class Tags:
     """Tags around the reasoning and, if the format has them, around the message that follows.
-    `title` is the text that follows the opening tag of reasoning."""
+    `title` is the text that the model writes after the opening tag of reasoning."""
 
     begin: str
     end: str
@@ -38,21 +38,22 @@ class Tags:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """The tags that the format has."""
+        """All tags that the format has."""
         return tuple(filter(None, (self.begin, self.end, self.begin_message, self.end_message)))
 
 
 MAX_SPACES = 2
-"""Largest number of white spaces between the opening tag and reasoning that a prompt has begun."""
+"""Largest number of white-space characters between the opening tag and reasoning that a prompt has
+begun."""
 
 THINK = Tags("<think>", "</think>")
 
 
 class TaggedReasoning(ReasoningFormat):
-    """A format with tags around the reasoning."""
+    """A format of reasoning with tags around the reasoning."""
 
     def __init__(self, name: str, models: str, tags: Tags, *, mark: str = "") -> None:
-        """`mark` is a text by which the templates of the format are recognised. The default is the
+        """`mark` is a text by which chat templates of the format are recognised. The default is the
         tag that closes the reasoning."""
         self.name = name
         self.models = models
@@ -61,7 +62,8 @@ class TaggedReasoning(ReasoningFormat):
         self._mark = mark or tags.end
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template holds the mark of the format."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        the mark of the format."""
         return self._mark in checkpoint.template
 
     def is_opened_by(self, prompt: str, *, begun: str = "") -> bool:
@@ -79,7 +81,7 @@ class TaggedReasoning(ReasoningFormat):
         return ThinkReader(rest, has_begun=has_begun, must_call=must_call, tags=self._tags)
 
     def grammar(self, markers: Markers, *, is_thinking: bool) -> str:
-        """Returns the rule `start`: a reply after its reasoning."""
+        """Returns the grammar rule `start`: first reasoning, then a reply."""
         thought = r"thought /\n*/ reply"
         if not is_thinking:
             title = quoted(self._tags.title) if self._tags.title else ""
@@ -87,7 +89,7 @@ class TaggedReasoning(ReasoningFormat):
         return f"start: {thought}\n{markers.up_to('thought', self._tags.end)}"
 
     def message(self, rule: str, markers: Markers) -> str:
-        """Returns the rule between the tags of a message."""
+        """Returns the grammar expression for a message: `rule` between the tags of a message."""
         tags = (self._tags.begin_message, self._tags.end_message)
         begin, end = (markers[tag] if tag else "" for tag in tags)
         return f"{begin} {rule} {end}"
@@ -116,18 +118,18 @@ FORMATS = (
     TaggedReasoning("gemma4", "Gemma 4", Tags("<|channel>", "<channel|>", "thought\n")),
     TaggedReasoning("think", "DeepSeek R1 and V3, GLM 4, Kimi K2, Qwen 3, SmolLM 3", THINK),
 )
-"""Formats in the order in which they are looked for."""
+"""Formats of reasoning with tags, in the order in which they are looked for in a checkpoint."""
 
 
 class ThinkReader:
-    """Reads the reasoning of an answer, and leaves the rest to another reader."""
+    """Reads the reasoning of an answer, and leaves the rest of the answer to another reader."""
 
     def __init__(
         self, rest: MessageReader, *, has_begun: bool, must_call: bool = False, tags: Tags = THINK
     ) -> None:
-        """`has_begun` says whether the answer begins inside the tag. With `must_call`, only calls
-        may follow the reasoning: if the text ends with the beginning of a tag, this beginning does
-        not become content."""
+        """`has_begun` says whether the answer begins inside the reasoning. With `must_call`, only
+        calls may follow the reasoning: if the text ends with the beginning of a tag, this beginning
+        does not become content."""
         self._rest = rest
         self._must_call = must_call
         self._tags = tags
@@ -135,10 +137,11 @@ class ThinkReader:
         self._new = MessageDelta()
         self._last = ""  # last character of the message so far
         self._may_begin_tag: Callable[[str], object] | None = None
-        """Says whether a tag that ends the reasoning, or stands in the message, may begin in a
-        text. None if the steps are in neither."""
+        """Function that says whether a tag that ends the reasoning, or may stand in the message,
+        may begin in a text. None while something else is being read."""
         self._delta_of: Callable[[str], MessageDelta] = self._said
-        """Returns what a text without tags adds to the message where the steps are."""
+        """Function that returns what a text without tags adds to the message. It depends on the
+        part of the answer that is being read."""
         self._steps = self._read(has_begun=has_begun)
 
     @property
@@ -195,7 +198,7 @@ class ThinkReader:
         yield from self._read_rest()
 
     def _read_message(self) -> Steps[None]:
-        """If the tags of a message come next, passes on the message between them."""
+        """If a message in tags comes next, passes the text between the tags on."""
         text, tags = self._text, self._tags
         text.keep()
         yield from text.run(SPACES)
@@ -208,7 +211,7 @@ class ThinkReader:
             text.take(len(tags.end_message))
 
     def _read_rest(self) -> Steps[None]:
-        """Passes the rest of the answer on. Closing tags that close nothing are left out."""
+        """Passes the rest of the answer on. Closing tags without an opening tag are left out."""
         text, tags, n_open = self._text, (self._tags.begin, self._tags.end), 0
         while True:
             tag = yield from self._until(tags, self._said)
@@ -231,12 +234,12 @@ class ThinkReader:
         return tag
 
     def _thought(self, text: str) -> MessageDelta:
-        """Returns a text as reasoning."""
+        """Returns the delta that adds a text to the reasoning."""
         return MessageDelta((Words(text, is_reasoning=True),))
 
     def _said(self, text: str) -> MessageDelta:
-        """Passes a text on to the reader of the rest of the answer, and returns what that reader
-        adds."""
+        """Passes a text on to the reader of the rest of the answer, and returns the delta that this
+        reader makes."""
         self._last = text[-1]
         return self._rest.feed(text)
 
@@ -246,6 +249,7 @@ class ThinkReader:
             self._new += self._delta_of(text)
 
     def _pass_on(self, text: str) -> None:
-        """Adds to the message what the reader of the rest of the answer makes of a text."""
+        """Passes a text on to the reader of the rest of the answer, and adds the result to the
+        message."""
         if text:
             self._new += self._said(text)

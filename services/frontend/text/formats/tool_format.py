@@ -1,4 +1,4 @@
-"""What a format of tool calls is: how it is recognised, and its reader and its grammar."""
+"""Defines what a format of tool calls is: how it is recognised, its reader, and its grammar."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,24 +14,24 @@ class ToolFormat(ABC):
     """The format in which a family of models writes tool calls."""
 
     name: ClassVar[str]
-    """Name by which the setting `tool_parser` selects the format."""
+    """Name of the format, for the setting `tool_parser`."""
     models: ClassVar[str]
-    """Models that write the format, for the table in the docs."""
+    """Names of the models that write the format, for the table in the docs."""
     markers: ClassVar[tuple[str, ...]]
-    """Texts that mark calls. In some checkpoints these texts are special tokens, which are shown to
-    the reader."""
+    """Texts that mark calls. If such a text is a special token of the checkpoint, the reader still
+    sees the text."""
     end_tokens: ClassVar[tuple[str, ...]] = ()
-    """Special tokens that end a turn, whether or not the generation config names them."""
+    """Special tokens that end a turn, even if the generation config does not name them."""
     id_prefix: ClassVar[str] = "call_"
-    """Beginning of the id of a call."""
+    """Prefix of the id of a call."""
     id_length: ClassVar[int] = 24
-    """Number of hexadecimal digits in the id after the prefix."""
+    """Number of hexadecimal digits after the prefix in the id of a call."""
     before_content: ClassVar[str] = ""
-    """Text that the model writes before content, in answers to requests without tools too."""
+    """Text that the model writes before content, also in answers to requests without tools."""
     has_bare_calls: ClassVar[bool] = False
     """Whether calls are JSON without a mark that introduces them."""
     has_grammar: ClassVar[bool] = True
-    """Whether calls can be forced. Otherwise `grammar` is never called."""
+    """Whether there is a grammar that forces calls. If not, `grammar` must not be called."""
     has_parallel_calls: ClassVar[bool] = True
     """Whether one answer may hold several calls."""
 
@@ -47,6 +47,6 @@ class ToolFormat(ABC):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar, with the rules that it needs except `TEXT` and
-        those of arguments. The rule allows calls, or text with calls in it if `is_free`, and one
-        call at most if `is_single`."""
+        """Returns the grammar rule `answer`, which allows calls or, if `is_free`, text with calls
+        in it. If `is_single`, it allows at most one call. The result also has the rules that
+        `answer` needs, except `TEXT` and the rules of arguments."""

@@ -170,7 +170,9 @@ class GrpcStream:
         error: str | None = None
         began = last = time.monotonic()
         first_token_s, longest_pause_s = float(GIVE_UP_S), 0.0
-        own = [("grpc.use_local_subchannel_pool", 1)]
+        # After a cut of 25 s, TCP may take another 26 s until it tries again. gRPC's own limit of
+        # a minute for the answer to a ping is too close to that on a busy machine.
+        own = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.ping_timeout_ms", 180_000)]
         with grpc.insecure_channel(self._target, own) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             try:
