@@ -1,6 +1,6 @@
 """A scheduling core on a made-up pipeline, and what those who watch are told of it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, cycle, islice
 from typing import Any
@@ -48,6 +48,9 @@ class Play:
     def __post_init__(self) -> None:
         self.scheduler: Scheduler
         self.epoch: EpochTeller
+        self.watching: Watching
+        self.pool: RequestPool
+        self.epochs: Iterator[int]
         if self.first is not None:
             self.watching = self.first.watching
             self.pool = self.first.pool.beside()
