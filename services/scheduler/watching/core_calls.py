@@ -99,8 +99,8 @@ def _result(
 _DECISIONS: Mapping[Callable[..., Any], Callable[..., Decision]] = {
     Scheduler.submit: lambda to, core, result, request: {"submission": to.submission(request)},
     Scheduler.adopt: lambda to, core, ends: {"adoption": watch_pb2.AdoptionDecision()},
-    Scheduler.suspend: lambda to, core, result, iteration=0, *, is_by_itself=False: {
-        "suspension": watch_pb2.SuspensionDecision(iteration=iteration, is_by_itself=is_by_itself)
+    Scheduler.suspend: lambda to, core, result, iteration=0, **kind: {
+        "suspension": watch_pb2.SuspensionDecision(iteration=iteration, **kind)
     },
     Scheduler.cancel: lambda to, core, ends, request: _cancellation(to, request),
     Scheduler.expire: lambda to, core, ends, now: _expiry(to, ends),

@@ -124,7 +124,11 @@ class Replay:
                 core.adopt()
             case "suspension":
                 suspension = decision.suspension
-                core.suspend(suspension.iteration, is_by_itself=suspension.is_by_itself)
+                core.suspend(
+                    suspension.iteration,
+                    is_by_itself=suspension.is_by_itself,
+                    is_suspicion=suspension.is_suspicion,
+                )
             case "overhead_tokens":
                 core.learn_overhead(decision.overhead_tokens)
             case _:

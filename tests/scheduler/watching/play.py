@@ -84,10 +84,12 @@ class Play:
         self.scheduler = build_scheduler(self.settings, pipeline, self.pool)
         self.epoch = self.watching.observe(pipeline, self.scheduler)
 
-    def lose(self, why: str = "stage 0 is gone: 10.0.0.1:50051 refused") -> None:
+    def lose(
+        self, why: str = "stage 0 is gone: 10.0.0.1:50051 refused", *, is_suspicion: bool = False
+    ) -> None:
         """Loses the pipeline."""
         self.epoch.closed(why)
-        begun, ends = self.scheduler.suspend()
+        begun, ends = self.scheduler.suspend(is_suspicion=is_suspicion)
         for request in begun:
             self.watching.requests.suspended(request)
         self.note(ends)

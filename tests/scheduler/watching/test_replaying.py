@@ -141,7 +141,7 @@ class Chance:
             self.play.note(self.play.scheduler.expire(1.0))
 
     def _lose(self) -> None:
-        self.play.lose()
+        self.play.lose(is_suspicion=self._source.random() < 0.5)
         self._in_flight.clear()
         self._orders.pop(self.play.number, None)
         self.play.open()
