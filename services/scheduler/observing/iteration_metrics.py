@@ -167,12 +167,8 @@ class EpochObserver:
         self._n_drafted = self._n_accepted = 0  # already counted
 
     def opened(self) -> None:
-        kv_manager = self._scheduler.kv_manager
         metrics = self._metrics
         metrics.open(self._number, self._scheduler)
-        metrics.cache_config.info(
-            {"block_size": str(kv_manager.block_size), "num_gpu_blocks": str(kv_manager.n_blocks)}
-        )
         metrics.epoch.set(self._epoch)
         metrics.formed.inc()
         self._has_opened = True

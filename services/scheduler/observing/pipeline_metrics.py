@@ -53,9 +53,9 @@ class PipelineMetrics:
             "Pipelines that were lost while they served.",
             registry=registry,
         )
-        self.cache_config = Info(
+        self._cache_config = Info(
             semconv.CACHE_CONFIG.removesuffix("_info"),
-            "Shape of the K/V memory of the last pipeline.",
+            "Shape of the K/V memory of all pipelines together.",
             registry=registry,
         )
         Gauge(
@@ -87,11 +87,21 @@ class PipelineMetrics:
         """Notes the scheduling core of a pipeline that serves from now on."""
         self._schedulers = self._schedulers | {number: scheduler}
         self.pool = scheduler.pool
+        self._describe_memory()
 
     def close(self, number: int, scheduler: Scheduler) -> None:
         """Notes that a pipeline serves no longer, if it ever did."""
         if self._schedulers.get(number) is scheduler:
             self._schedulers = {n: one for n, one in self._schedulers.items() if n != number}
+            self._describe_memory()
+
+    def _describe_memory(self) -> None:
+        """Sets the shape of the K/V memory. Keeps the last one while no pipeline serves."""
+        managers = [one.kv_manager for one in self._schedulers.values()]
+        if managers:
+            n_blocks = sum(manager.n_blocks for manager in managers)
+            block_size = str(managers[0].block_size)
+            self._cache_config.info({"block_size": block_size, "num_gpu_blocks": str(n_blocks)})
 
     def _n_waiting_of(self, kind: str) -> float:
         return 0 if self.pool is None else self.pool.waiting.n_of(kind)

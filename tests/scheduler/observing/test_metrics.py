@@ -9,7 +9,10 @@ from prometheus_client import CollectorRegistry
 
 from services.common.errors import InvalidRequest, PoolFull, Unavailable
 from services.scheduler.core.clients.accounts import KeyInFlight, KeyRate
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import FinishReason, Request, RequestId
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_metrics import MAX_UNTIMED
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.pipeline.membership import Member, Pipeline
@@ -337,3 +340,65 @@ def test_who_leads() -> None:
     assert it.samples.sum("orcinus_leader") == 1
     it.metrics.set_leading(False)
     assert it.samples.sum("orcinus_leader") == 0
+
+
+def test_gauges_are_those_of_all_pipelines_together() -> None:
+    it = World()
+    it.epoch.opened()
+    first = it.scheduler
+    pool = first.pool.beside()
+    second = Scheduler(
+        pool,
+        KVManager(n_blocks=48, block_size=4),
+        policy=OrcaPolicy(max_batch_size=4),
+        pipeline_depth=1,
+    )
+    member = Member("other:1", describe_stage())
+    epoch = it.metrics.observe(Pipeline("q", 8, (member,), number=1), second)
+    assert it.samples.sum("orcinus_pipelines") == 1
+    epoch.opened()
+    for core in (first, second):
+        core.adopt()
+    assert it.samples.sum("orcinus_pipelines") == 2
+    assert it.samples.sum("orcinus_pipeline_epoch") == 8
+    assert it.samples.sum("orcinus_cache_config_info", block_size="4", num_gpu_blocks="64") == 1
+    requests = [it.submit(name, n_prompt=3, max_new_tokens=5) for name in ("a", "b", "c")]
+    it.send()
+    batch = second.select()
+    assert batch is not None
+    for span in batch.spans:
+        it.metrics.requests.admitted(span.request)
+    epoch.sent(batch, second)
+    assert {request.pipeline for request in requests} == {0, 1}
+    assert it.samples.sum("orcinus_requests_running") == 3
+    assert it.samples.sum("orcinus_requests_waiting") == 0
+    # Each request reserves two blocks, in whichever pipeline it runs.
+    assert it.samples.sum("orcinus_kv_cache_usage_ratio") == pytest.approx(6 / 64)
+    assert it.samples.sum("orcinus_requests_moved_total") == 0
+
+    n_moved = first.pool.n_running
+    first.suspend()
+    it.epoch.closed("stage 0 is gone")
+    assert it.samples.sum("orcinus_pipelines") == it.samples.sum("orcinus_pipeline_up") == 1
+    assert it.samples.sum("orcinus_pipeline_losses_total") == 1
+    assert it.samples.sum("orcinus_requests_running") == 3 - n_moved
+    assert it.samples.sum("orcinus_requests_waiting") == n_moved
+    assert it.samples.sum("orcinus_cache_config_info", num_gpu_blocks="48") == 1
+    second.apply(batch.iteration, [1] * len(batch.spans))
+    batch = second.select()
+    assert batch is not None
+    for span in batch.spans:
+        if span.is_admission:
+            it.metrics.requests.admitted(span.request)
+    assert it.samples.sum("orcinus_requests_moved_total") == n_moved
+
+    epoch.closed(None)
+    assert it.samples.sum("orcinus_pipelines") == it.samples.sum("orcinus_pipeline_up") == 0
+
+
+def test_wanted_pipelines_and_queued_tokens_are_gauges() -> None:
+    it = World()
+    it.metrics.note_wanted(3)
+    it.metrics.ask_queued(lambda: 70)
+    assert it.samples.sum("orcinus_pipelines_wanted") == 3
+    assert it.samples.sum("orcinus_tokens_queued") == 70

@@ -105,7 +105,8 @@ class AdmissionControl:
         return self.forecasts.open(machine)
 
     def close(self, forecast: Forecast) -> None:
-        """Ends with a pipeline."""
+        """Ends with a pipeline. Drops the forecasts of requests, since these counted on it."""
+        self._foretold.clear()
         self.forecasts.close(forecast)
 
     def check(self, request: Request, now: float) -> float:

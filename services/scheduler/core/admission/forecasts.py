@@ -1,14 +1,17 @@
 """The forecasts of all pipelines that serve: how soon a request begins in any of them.
 
 The pipelines take their requests from one pool, so the waiting work before a request is divided
-among them. It is divided evenly, since the pipelines of one model are about equally fast. The
-request begins in the pipeline that is expected to begin it first.
+among them. The share of a pipeline is inversely proportional to the time that it would need for all
+of the work. The request begins in the pipeline that is expected to begin it first.
 """
 
 from services.scheduler.core.admission.backlog import NOTHING, WaitingWork
 from services.scheduler.core.admission.expected_output import ExpectedOutput
 from services.scheduler.core.admission.forecast import Forecast, Machine
 from services.scheduler.core.request import Request
+
+LEAST_S = 1e-6
+"""Smallest number of seconds that is assumed for the waiting work when it is divided."""
 
 
 class Forecasts:
@@ -49,7 +52,13 @@ class Forecasts:
         """Returns the seconds from now until a request has its first token. The request needs the
         work `own`, and the work `before` is done first. Returns 0 as long as too little is
         known."""
-        if len(self._open) > 1:
-            before = NOTHING.plus(before, 1 / len(self._open))
         known = [forecast for forecast in self._open if forecast.is_known]
-        return min((one.first_token_s(before, own, now) for one in known), default=0.0)
+        if len(self._open) == 1 or not known:
+            return known[0].first_token_s(before, own, now) if known else 0.0
+        speeds = [1 / max(LEAST_S, one.first_token_s(before, NOTHING, now)) for one in known]
+        # A pipeline whose speed is not known yet is assumed to be as fast as the others on average.
+        whole = sum(speeds) * len(self._open) / len(known)
+        return min(
+            one.first_token_s(NOTHING.plus(before, speed / whole), own, now)
+            for one, speed in zip(known, speeds, strict=True)
+        )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from services.scheduler.core.admission.admission_control import AdmissionControl, TooLate
-from services.scheduler.core.admission.forecast import Machine
+from services.scheduler.core.admission.forecast import Forecast, Machine
 from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.memory.kv_manager import KVManager
@@ -53,9 +53,21 @@ class Outcome:
         return None if self.first_token_at is None else self.first_token_at - self.caller.at
 
 
+@dataclass(eq=False)
+class Line:
+    """One pipeline, with the batch that it computes."""
+
+    scheduler: Scheduler
+    forecast: Forecast
+    slowness: float
+    batch: Batch | None = None
+    time_s: float = 0.0
+    ends_at: float = 0.0
+
+
 @dataclass
 class Engine:
-    """An engine, and the scheduler in front of it."""
+    """An engine of one or more pipelines, and the scheduler in front of it."""
 
     goal_s: float | None
     is_fair: bool = False
@@ -64,6 +76,8 @@ class Engine:
     base_s: float = 0.01
     token_s: float = 0.0005
     n_blocks: int = 4096
+    slowness: Sequence[float] = (1.0,)
+    """For each pipeline, the factor by which its iterations take longer."""
     now: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
 
@@ -73,16 +87,21 @@ class Engine:
         self.pool = RequestPool(
             max_requests=10**6, order=order or FirstComeFirstServed(), control=self.control
         )
+        self.lines = [self._line(factor, index) for index, factor in enumerate(self.slowness)]
+        self.scheduler = self.lines[0].scheduler
+        self._by_request: dict[Request, Outcome] = {}
+        self._accounts: dict[str, AccountUse] = {}
+
+    def _line(self, slowness: float, index: int) -> Line:
+        pool = self.pool.beside() if index else self.pool
         kv_manager = KVManager(n_blocks=self.n_blocks, block_size=16)
         policy = ChunkedPolicy(
             max_batch_size=self.max_batch_size, max_batch_tokens=self.max_batch_tokens
         )
-        self.scheduler = Scheduler(self.pool, kv_manager, policy=policy, pipeline_depth=1)
-        self.forecast = self.control.open(
-            Machine(self.pool, kv_manager, self.max_batch_size, policy.prompt_groups)
-        )
-        self._by_request: dict[Request, Outcome] = {}
-        self._accounts: dict[str, AccountUse] = {}
+        scheduler = Scheduler(pool, kv_manager, policy=policy, pipeline_depth=1)
+        scheduler.adopt()
+        machine = Machine(pool, kv_manager, self.max_batch_size, policy.prompt_groups)
+        return Line(scheduler, self.control.open(machine), slowness)
 
     def run(self, callers: Sequence[Caller], *, until: float | None = None) -> list[Outcome]:
         """Serves those who come; returns what became of each. With `until` it stops then."""
@@ -91,11 +110,17 @@ class Engine:
             while coming and coming[0].at <= self.now:
                 self._submit(coming.popleft())
             self._finish(self.scheduler.expire(self.now))
-            batch = self.scheduler.select()
-            if batch is not None:
-                self._serve(batch)
-            elif coming:
+            for line in self.lines:
+                if line.batch is None:
+                    self._begin(line)
+            busy = [line for line in self.lines if line.batch is not None]
+            first = min(busy, key=lambda line: line.ends_at, default=None)
+            has_idle = len(busy) < len(self.lines)
+            if coming and (first is None or (has_idle and coming[0].at < first.ends_at)):
                 self.now = coming[0].at
+            elif first is not None:
+                self.now = first.ends_at
+                self._return(first)
         return self.outcomes
 
     def _submit(self, caller: Caller) -> None:
@@ -127,25 +152,34 @@ class Engine:
             self._accounts[client] = AccountUse(AccountLimits(), name=client)
         return self._accounts[client]
 
-    def _serve(self, batch: Batch) -> None:
-        n_tokens = sum(span.n_tokens for span in batch.spans)
-        n_spans = len(batch.spans)
-        time_s = self.base_s + self.token_s * (n_tokens - n_spans)
+    def _begin(self, line: Line) -> None:
+        batch = line.batch = line.scheduler.select()
+        if batch is None:
+            return
+        n_new = sum(span.n_tokens for span in batch.spans) - len(batch.spans)
+        line.time_s = line.slowness * (self.base_s + self.token_s * n_new)
+        line.ends_at = self.now + line.time_s
         for span in batch.spans:
             if span.is_admission:
                 self.control.forecasts.learn_admission(span.request)
-        self.now += time_s
+
+    def _return(self, line: Line) -> None:
+        batch, line.batch = line.batch, None
+        assert batch is not None
         tokens = [self._next_token(span.request) for span in batch.spans if span.is_sampled]
-        updates = self.scheduler.apply(batch.iteration, tokens)
+        updates = line.scheduler.apply(batch.iteration, tokens)
         for update in updates:
             if update.token_id is not None and update.n_generated == 1:
                 self._by_request[update.request].first_token_at = self.now
                 self.control.note_first_token(update.request, self.now)
         self._finish(updates)
-        self.forecast.learn_iteration(
-            n_spans=n_spans, n_tokens=n_tokens, n_new=len(updates), time_s=time_s
+        line.forecast.learn_iteration(
+            n_spans=len(batch.spans),
+            n_tokens=sum(span.n_tokens for span in batch.spans),
+            n_new=len(updates),
+            time_s=line.time_s,
         )
-        self.scheduler.learn_overhead(self.forecast.overhead.n_tokens)
+        line.scheduler.learn_overhead(line.forecast.overhead.n_tokens)
 
     def _next_token(self, request: Request) -> int:
         caller = self._by_request[request].caller

@@ -14,6 +14,7 @@ from services.scheduler.core.admission.admission_control import MAX_ALLOWANCE
 from services.scheduler.core.admission.backlog import NOTHING, Backlog, WaitingWork
 from services.scheduler.core.admission.expected_output import ExpectedOutput
 from services.scheduler.core.admission.forecast import Forecast, Machine
+from services.scheduler.core.admission.forecasts import Forecasts
 from services.scheduler.core.admission.iteration_time import N_NEEDED, IterationTime
 from services.scheduler.core.admission.prompt_groups import NO_PROMPT_GROUPS, PromptGroups
 from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
@@ -51,10 +52,12 @@ CAPACITY: dict[Make, float] = {same: 11.4, uniform: 11.4, exponential: 11.5, pro
 WARM_S, LOAD_S = 12.0, 24.0
 
 
-def overloaded(make: Make, times: float, goal_s: float | None) -> Engine:
+def overloaded(
+    make: Make, times: float, goal_s: float | None, slowness: tuple[float, ...] = (1.0,)
+) -> Engine:
     """Returns an engine after some time at four fifths of its capacity, and some at more."""
-    engine = Engine(goal_s)
-    rate = CAPACITY[make]
+    engine = Engine(goal_s, slowness=slowness)
+    rate = CAPACITY[make] * sum(1 / factor for factor in slowness)
     callers = list(poisson(0.8 * rate, WARM_S, make, seed=4))
     for caller in poisson(times * rate, LOAD_S, make, seed=3):
         callers.append(replace(caller, at=caller.at + WARM_S))
@@ -76,6 +79,49 @@ def test_at_ten_times_the_load_nothing_is_idle_and_nearly_all_are_on_time(
     n_ended = sum(one.ended_at is not None and one.ended_at > since for one in outcomes)
     on_time = goodput(outcomes, goal_s, since=since, until=until) * (until - since)
     assert on_time > 0.85 * n_ended
+
+
+@pytest.mark.parametrize(
+    ("make", "slowness"),
+    [
+        (uniform, (1.0, 1.0)),
+        (prompts, (1.0, 4.0)),
+        pytest.param(uniform, (1.0, 4.0), marks=pytest.mark.thorough),
+        pytest.param(prompts, (1.0, 1.0, 1.0), marks=pytest.mark.thorough),
+        pytest.param(exponential, (1.0, 1.0, 2.0), marks=pytest.mark.thorough),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else str(value),
+)
+def test_several_pipelines_are_as_good_as_one_at_its_part_of_the_load(
+    make: Make, slowness: tuple[float, ...]
+) -> None:
+    goal_s, since, until = 4.0, WARM_S + 4, WARM_S + LOAD_S
+    one, several = watched(make, 10, goal_s), overloaded(make, 10, goal_s, slowness)
+    n_times = sum(1 / factor for factor in slowness)
+    expected = n_times * goodput(one.outcomes, goal_s, since=since, until=until)
+    assert goodput(several.outcomes, goal_s, since=since, until=until) > 0.9 * expected
+    ratios = sorted(
+        outcome.wait_s / outcome.foretold_s
+        for outcome in several.outcomes
+        if outcome.caller.at > since and outcome.wait_s is not None and outcome.foretold_s
+    )
+    assert 0.75 < ratios[len(ratios) // 2] < 1.25
+
+
+def test_waiting_work_is_divided_by_the_speed_of_the_pipelines() -> None:
+    forecasts = Forecasts(ExpectedOutput())
+    opened = []
+    for token_s in (0.001, 0.003):
+        kv_manager = KVManager(n_blocks=4096, block_size=16)
+        pool = RequestPool(max_requests=8)
+        opened.append(forecasts.open(Machine(pool, kv_manager, 8, NO_PROMPT_GROUPS)))
+        for n_new in [10, 40] * N_NEEDED:
+            time_s = token_s * n_new
+            opened[-1].learn_iteration(n_spans=1, n_tokens=n_new + 1, n_new=1, time_s=time_s)
+    before = WaitingWork(4, 4000, 0)
+    assert forecasts.first_token_s(before, NOTHING, 0.0) == pytest.approx(3.0, rel=0.05)
+    forecasts.close(opened[1])
+    assert forecasts.first_token_s(before, NOTHING, 0.0) == pytest.approx(4.0, rel=0.05)
 
 
 @pytest.mark.parametrize("make", [uniform, exponential], ids=lambda make: make.__name__)
