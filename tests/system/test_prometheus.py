@@ -47,6 +47,15 @@ CALLS = "gen_ai_server_request_duration_seconds_count"
 COMPUTED = "orcinus_stage_compute_seconds_sum"
 CASES: dict[str, tuple[dict[str, str], str]] = {
     "OrcinusPipelineLost": ({'orcinus_pipeline_losses_total{namespace="n"}': "0+1x30"}, "20m"),
+    "OrcinusPipelinesMissing": (
+        {
+            'orcinus_pipelines{namespace="n", pod="leader"}': "1x60",
+            'orcinus_pipelines{namespace="n", pod="standby"}': "0x60",
+            'orcinus_pipelines_wanted{namespace="n", pod="leader"}': "2x60",
+            'orcinus_pipelines_wanted{namespace="n", pod="standby"}': "0x60",
+        },
+        "15m",
+    ),
     "OrcinusErrors": (
         {
             f'{CALLS}{{namespace="n", error_type=""}}': "0+90x30",

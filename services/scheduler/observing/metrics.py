@@ -36,8 +36,10 @@ class SchedulerMetrics:
         )
 
     def set_leading(self, is_leading: bool) -> None:
-        """Notes whether this scheduler leads."""
+        """Notes whether this scheduler leads. A scheduler that does not lead wants no pipelines."""
         self._leader.set(is_leading)
+        if not is_leading:
+            self.note_wanted(0)
 
     def note_unfit(self, unfit: Collection[UnfitWorker]) -> None:
         """Sets the workers that do not fit. Replaces the earlier ones."""

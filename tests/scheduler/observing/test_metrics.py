@@ -402,3 +402,5 @@ def test_wanted_pipelines_and_queued_tokens_are_gauges() -> None:
     it.metrics.ask_queued(lambda: 70)
     assert it.samples.sum("orcinus_pipelines_wanted") == 3
     assert it.samples.sum("orcinus_tokens_queued") == 70
+    it.metrics.set_leading(False)
+    assert it.samples.sum("orcinus_pipelines_wanted") == 0
