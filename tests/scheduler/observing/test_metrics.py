@@ -377,7 +377,7 @@ def test_gauges_are_those_of_all_pipelines_together() -> None:
     assert it.samples.sum("orcinus_requests_moved_total") == 0
 
     n_moved = first.pool.n_running
-    first.suspend()
+    first.suspend(is_suspicion=True)
     it.epoch.closed("stage 0 is gone")
     assert it.samples.sum("orcinus_pipelines") == it.samples.sum("orcinus_pipeline_up") == 1
     assert it.samples.sum("orcinus_pipeline_losses_total") == 1

@@ -56,7 +56,8 @@ LOOK_S = 0.25
 """Seconds between two checks of the waiting requests that have a deadline."""
 
 N_LOOKED_AT = 1024
-"""Largest number of waiting requests that one check goes through, in their order."""
+"""Largest number of forecasts that one check makes for waiting requests, in their order. For each
+request it makes one forecast for each pipeline."""
 
 SURELY = 0.5
 """Fraction of a forecast, to allow for errors: a waiting request is given up only if waiting for
@@ -191,7 +192,7 @@ class AdmissionControl:
         result: list[Request] = []
         before = NOTHING
         for index, request in enumerate(order.line_up(())):
-            if index == N_LOOKED_AT:
+            if index == N_LOOKED_AT // len(self.forecasts):
                 break
             own = self.backlog.work_of(request)
             if request.deadline is not None and before.n_requests:

@@ -2,12 +2,15 @@
 
 The pipelines take their requests from one pool, so the waiting work before a request is divided
 among them. The share of a pipeline is inversely proportional to the time that it would need for all
-of the work. The request begins in the pipeline that is expected to begin it first.
+of the work. The shares are reused for a moment. The request begins in the pipeline that is expected
+to begin it first.
 """
+
+from math import inf
 
 from services.scheduler.core.admission.backlog import NOTHING, WaitingWork
 from services.scheduler.core.admission.expected_output import ExpectedOutput
-from services.scheduler.core.admission.forecast import Forecast, Machine
+from services.scheduler.core.admission.forecast import FRESH_S, Forecast, Machine
 from services.scheduler.core.request import Request
 
 LEAST_S = 1e-6
@@ -21,6 +24,13 @@ class Forecasts:
         self._expected = expected
         self._open: list[Forecast] = []
         self._closed: list[Forecast] = []
+        # The part of the waiting work that each pipeline of known speed takes.
+        self._shares: list[tuple[Forecast, float]] = []
+        self._shared_at = -inf
+
+    def __len__(self) -> int:
+        """Returns the number of pipelines."""
+        return len(self._open)
 
     @property
     def is_known(self) -> bool:
@@ -33,6 +43,7 @@ class Forecasts:
         forecast = self._closed.pop() if self._closed else Forecast(self._expected)
         forecast.open(machine)
         self._open.append(forecast)
+        self._shared_at = -inf
         return forecast
 
     def close(self, forecast: Forecast) -> None:
@@ -40,6 +51,7 @@ class Forecasts:
         if forecast in self._open:
             self._open.remove(forecast)
             self._closed.append(forecast)
+            self._shared_at = -inf
 
     def learn_admission(self, request: Request) -> None:
         """Learns from an admitted request, for the pipeline that runs the request."""
@@ -52,13 +64,23 @@ class Forecasts:
         """Returns the seconds from now until a request has its first token. The request needs the
         work `own`, and the work `before` is done first. Returns 0 as long as too little is
         known."""
-        known = [forecast for forecast in self._open if forecast.is_known]
-        if len(self._open) == 1 or not known:
-            return known[0].first_token_s(before, own, now) if known else 0.0
-        speeds = [1 / max(LEAST_S, one.first_token_s(before, NOTHING, now)) for one in known]
-        # A pipeline whose speed is not known yet is assumed to be as fast as the others on average.
-        whole = sum(speeds) * len(self._open) / len(known)
+        if len(self._open) == 1:
+            return self._open[0].first_token_s(before, own, now)
+        if now - self._shared_at >= FRESH_S:
+            self._share(before, now)
         return min(
-            one.first_token_s(NOTHING.plus(before, speed / whole), own, now)
-            for one, speed in zip(known, speeds, strict=True)
+            (
+                one.first_token_s(NOTHING.plus(before, share), own, now)
+                for one, share in self._shares
+            ),
+            default=0.0,
         )
+
+    def _share(self, before: WaitingWork, now: float) -> None:
+        """Computes the share of each pipeline whose speed is known in the waiting work. A pipeline
+        whose speed is not known yet is assumed to be as fast as the others on average."""
+        self._shared_at = now
+        known = [forecast for forecast in self._open if forecast.is_known]
+        speeds = [1 / max(LEAST_S, one.first_token_s(before, NOTHING, now)) for one in known]
+        whole = sum(speeds) * len(self._open) / max(1, len(known))
+        self._shares = [(one, speed / whole) for one, speed in zip(known, speeds, strict=True)]

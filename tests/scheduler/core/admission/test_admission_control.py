@@ -115,7 +115,7 @@ def test_waiting_work_is_divided_by_the_speed_of_the_pipelines() -> None:
         kv_manager = KVManager(n_blocks=4096, block_size=16)
         pool = RequestPool(max_requests=8)
         opened.append(forecasts.open(Machine(pool, kv_manager, 8, NO_PROMPT_GROUPS)))
-        for n_new in [10, 40] * N_NEEDED:
+        for n_new in [10, 1010] * N_NEEDED:
             time_s = token_s * n_new
             opened[-1].learn_iteration(n_spans=1, n_tokens=n_new + 1, n_new=1, time_s=time_s)
     before = WaitingWork(4, 4000, 0)
