@@ -90,12 +90,12 @@ class RequestPool:
         self.shared.placement.close(self)
 
     def __len__(self) -> int:
-        return len(self.order) + sum([len(pool._admitted) for pool in self.shared.pools])
+        return len(self.order) + sum([len(pool.running) for pool in self.shared.pools])
 
     def __iter__(self) -> Iterator[Request]:
         yield from self.order
         for pool in self.shared.pools:
-            yield from pool._admitted
+            yield from pool.running
 
     @property
     def n_tokens(self) -> int:

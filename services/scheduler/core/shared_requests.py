@@ -5,7 +5,8 @@ or its pipeline is lost. Then it waits at its old place in the order, and any pi
 """
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from typing import Protocol
 
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.no_control import NoControl
@@ -15,8 +16,19 @@ from services.scheduler.core.order.order import Order
 from services.scheduler.core.placement import Placement
 from services.scheduler.core.request import Request
 
-if TYPE_CHECKING:
-    from services.scheduler.core.request_pool import RequestPool
+
+class PoolView(Protocol):
+    """The pool as one pipeline sees it."""
+
+    @property
+    def running(self) -> Collection[Request]:
+        """The requests that the pipeline has admitted."""
+        ...
+
+    @property
+    def wake(self) -> Callable[[], None]:
+        """A function that makes the pipeline select again."""
+        ...
 
 
 class SharedRequests:
@@ -33,7 +45,7 @@ class SharedRequests:
         """The number of waiting requests of each grammar, by the grammar's digest."""
         self.placement = Placement()
         """The choice of the pipeline that admits a waiting request."""
-        self.pools: list[RequestPool] = []
+        self.pools: list[PoolView] = []
         """The pool as each pipeline sees it."""
         self.n_tokens = 0
         """Number of tokens that the requests in the pool count for together."""
@@ -45,7 +57,7 @@ class SharedRequests:
         for pool in self.pools:
             pool.wake()
 
-    def wake_others(self, pool: "RequestPool") -> None:
+    def wake_others(self, pool: PoolView) -> None:
         """Tells all pipelines except the one of `pool` that requests wait again."""
         for other in self.pools:
             if other is not pool:
