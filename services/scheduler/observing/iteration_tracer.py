@@ -146,7 +146,10 @@ class IterationTracer:
     ) -> None:
         self._tracer = tracer
         self._requests = requests
-        self._epoch = pipeline.epoch
+        self._place: dict[str, AttributeValue] = {
+            semconv.EPOCH: pipeline.epoch,
+            semconv.PIPELINE_NUMBER: pipeline.number,
+        }
         self._n_stages = pipeline.n_stages
         self._bucket = bucket
         self._slow_bucket = slow_bucket
@@ -156,8 +159,8 @@ class IterationTracer:
         self._returned_ns = deque([0] * pipeline.n_stages, maxlen=pipeline.n_stages)
         self._slow: dict[int, _Flight] = {}
         self._common: dict[str, AttributeValue] = {
+            **self._place,
             semconv.PIPELINE_ID: pipeline.pipeline_id,
-            semconv.EPOCH: pipeline.epoch,
             semconv.N_STAGES: pipeline.n_stages,
             semconv.MAX_IN_FLIGHT: scheduler.pipeline_depth,
             semconv.POLICY: policy,
@@ -171,15 +174,18 @@ class IterationTracer:
         return None if span is None else tracing.to_message(span)
 
     def opened(self) -> None:
-        """Tells the request tracer in which epoch requests run from now on."""
-        self._requests.epoch = self._epoch
+        """Does nothing: a request learns its epoch when it is admitted."""
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
-        """Begins the span of the iteration, if the iteration is recorded."""
+        """Begins the span of the iteration, if the iteration is recorded. Notes the epoch and the
+        pipeline of the requests that are admitted with this iteration."""
         flight = _Flight(batch, scheduler, self._clock_ns())
         self._in_flight[batch.iteration] = flight
         if self._requests.traces:
             riders = self._riders(batch)
+            for span, trace in riders:
+                if span.is_admission:
+                    trace.run_in(self._place)
             if riders and self._bucket.take():
                 flight.span = self._begin(flight, riders)
 

@@ -3,7 +3,8 @@
     queue → prefill → decode (→ suspended → prefill → decode)
 
 A request whose pipeline is lost is suspended until another pipeline runs it. The spans of the
-phases `prefill` and `decode` have the number of their epoch. The spans of phases are children of
+phases `prefill` and `decode` have the numbers of their epoch and of their pipeline, so a trace
+shows which pipelines have run the request. The spans of phases are children of
 the frontend's span of the request, which comes with the submission. They are made when the request
 ends; until then a recorded request costs a few numbers, and a request that is not recorded costs
 nothing.
@@ -43,6 +44,7 @@ class RequestTrace:
         self.n_generated = 0
         """Number of generated tokens when the last phase `decode` began."""
         self._early_decodes: list[SpanContext] = []  # decodes sent before the first token came
+        self._place: Attributes = {}  # names the epoch and the pipeline that run the request
 
     def enter(self, phase: str, now_ns: int, attributes: Attributes) -> None:
         """Ends the present phase of the request and begins `phase`."""
@@ -50,7 +52,14 @@ class RequestTrace:
         self.phases.append(_Phase(phase, now_ns, attributes))
         if phase == semconv.DECODE:
             self.phases[-1].iterations.extend(self._early_decodes)
+            self.phases[-1].attributes.update(self._place)
         self._early_decodes.clear()
+
+    def run_in(self, place: Attributes) -> None:
+        """Notes the epoch and the pipeline that have admitted the request. `place` has their
+        attributes. The present phase must be `prefill`."""
+        self._place = place
+        self.phases[-1].attributes.update(place)
 
     def ride(self, iteration: SpanContext, *, is_prefill: bool) -> None:
         """Adds a link to a recorded iteration whose batch has the request."""
@@ -79,8 +88,6 @@ class RequestTracer:
     def __init__(self, tracer: Tracer, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self.traces: dict[Request, RequestTrace] = {}
         """The recorded requests that have not ended."""
-        self.epoch = 0
-        """Number of the epoch that serves; between two epochs, of the epoch that served last."""
         self._tracer = tracer
         self._clock_ns = clock_ns
 
@@ -96,8 +103,8 @@ class RequestTracer:
         """Begins the phase `prefill`."""
         trace = self.traces.get(request)
         if trace is not None:
-            self._enter(trace, semconv.PREFILL)
-            trace.phases[-1].attributes[semconv.N_TOKENS] = request.n_prefill_tokens
+            attributes: Attributes = {semconv.N_TOKENS: request.n_prefill_tokens}
+            trace.enter(semconv.PREFILL, self._clock_ns(), attributes)
 
     def first_token(self, request: Request) -> None:
         """Begins the phase `decode`."""
@@ -105,7 +112,7 @@ class RequestTracer:
         if trace is not None:
             trace.phases[-1].has_first_token = True
             trace.n_generated = len(request.generated_token_ids)
-            self._enter(trace, semconv.DECODE)
+            trace.enter(semconv.DECODE, self._clock_ns(), {})
 
     def suspended(self, request: Request) -> None:
         """Begins the phase `suspended`."""
@@ -165,9 +172,6 @@ class RequestTracer:
                 span.set_attribute(semconv.ERROR_TYPE, error)
                 span.set_status(Status(StatusCode.ERROR))
             span.end(phase.end_ns)
-
-    def _enter(self, trace: RequestTrace, phase: str) -> None:
-        trace.enter(phase, self._clock_ns(), {semconv.EPOCH: self.epoch})
 
 
 def _count_decoded(trace: RequestTrace, request: Request) -> None:

@@ -1,5 +1,6 @@
 """Spans of requests and iterations, made from what the scheduler tells its observers."""
 
+import dataclasses
 import time
 from dataclasses import dataclass
 
@@ -37,6 +38,20 @@ N_STAGES = 2
 def two_stages() -> Pipeline:
     member = Member("127.0.0.1:1", worker_pb2.DescribeResponse(n_kv_blocks=8))
     return Pipeline("test", 3, (member,) * N_STAGES)
+
+
+def beside(world: "World") -> IterationTracer:
+    """The tracer of a second pipeline's iterations."""
+    return IterationTracer(
+        world.spans.tracer,
+        world.requests,
+        dataclasses.replace(two_stages(), epoch=4, number=1),
+        world.scheduler,
+        policy="orca",
+        bucket=TraceBudget(1000.0, clock=world.clock),
+        slow_bucket=TraceBudget(1000.0, clock=world.clock),
+        clock_ns=world.clock_ns,
+    )
 
 
 class World:
@@ -99,7 +114,7 @@ class World:
         tokens = [7] * sum(span.is_sampled for span in batch.spans)
         updates = self.scheduler.apply(batch.iteration, tokens)
         for update in updates:
-            if update.token_id is not None and len(update.request.generated_token_ids) == 1:
+            if update.token_id is not None and update.request.n_new_tokens == 1:
                 self.requests.first_token(update.request)
             if update.finish_reason is not None:
                 self.requests.ended(update.request, update.finish_reason)
@@ -188,6 +203,7 @@ def test_an_iteration_says_why_its_batch_looked_so() -> None:
     assert attributes(span) == {
         semconv.PIPELINE_ID: "test",
         semconv.EPOCH: 3,
+        semconv.PIPELINE_NUMBER: 0,
         semconv.N_STAGES: 2,
         semconv.MAX_IN_FLIGHT: 1,
         semconv.POLICY: "orca",
@@ -204,6 +220,30 @@ def test_an_iteration_says_why_its_batch_looked_so() -> None:
     }
     assert span.parent is None
     assert (span.end_time or 0) - (span.start_time or 0) == 4 * MS
+
+
+def test_a_trace_shows_each_pipeline_that_has_run_the_request() -> None:
+    world = World()
+    request = world.submit("a", n_new=4)
+    other = beside(world)
+    other.opened()
+    world.iterations.opened()
+    world.run(2)
+    world.send()
+    world.flights.clear()
+    world.iterations.closed("the pipeline was lost")
+    world.scheduler.suspend()
+    world.requests.suspended(request)
+    world.iterations = other
+    world.run(2)
+    places = [
+        (span.name, attributes(span)[semconv.PIPELINE_NUMBER], attributes(span)[semconv.EPOCH])
+        for span in world.spans.all()
+        if span.name in (semconv.PREFILL, semconv.DECODE)
+    ]
+    assert places == [("prefill", 0, 3), ("decode", 0, 3), ("prefill", 1, 4), ("decode", 1, 4)]
+    numbers = [attributes(span)[semconv.PIPELINE_NUMBER] for span in world.recorded_iterations()]
+    assert numbers == [0, 0, 0, 1, 1]
 
 
 def test_only_the_plan_of_a_recorded_iteration_takes_its_span_along() -> None:
