@@ -25,7 +25,7 @@ MAX_PAYLOAD_BYTES = 2**28
 
 
 class MessageKind(IntEnum):
-    """The kind of a frame, with its direction and its payload."""
+    """The kind of a frame, which determines the frame's direction and the form of its payload."""
 
     JOIN = 1
     """To the rank: a JoinPipelineRequest."""
@@ -40,20 +40,20 @@ class MessageKind(IntEnum):
     REPORT = 6
     """From the rank: a WatchStageResponse."""
     NOT_JOINED = 7
-    """From the rank: the epoch that it could not join as a decimal number, a space, and the reason
-    as text."""
+    """From the rank: the epoch that the rank could not join as a decimal number, a space, and the
+    reason as text."""
     FAILURE = 8
-    """From the rank: the reason for which it is about to end, as text."""
+    """From the rank, just before it ends because of an error: the reason, as text."""
     HEARTBEAT = 9
-    """From the rank, on the second pair: a sign that it runs, without a payload."""
+    """From the rank, on the second pair: a sign that the rank is alive. The payload is empty."""
     LEAVE = 10
-    """To the rank, on the second pair: an epoch as a decimal number. All epochs before it are over.
-    """
+    """To the rank, on the second pair: an epoch as a decimal number. The rank must leave any older
+    epoch."""
     TRACE = 11
     """From the rank: the IterationTrace of an iteration whose plan has a trace context."""
     PROFILE = 12
-    """To the rank: a number of iterations, a space, and the file for their profile. The number 0
-    calls off the profile that is being taken."""
+    """To the rank: a number of iterations, a space, and the file into which their profile is
+    written. The number 0 cancels the profile that is being taken."""
     PROFILED = 13
     """From the rank, when a profile is written: the file of the profile."""
     NOT_PROFILED = 14
@@ -62,13 +62,14 @@ class MessageKind(IntEnum):
     """To the rank, as the first message: the index of its stage and the number of stages, as two
     decimal numbers."""
     REFUSAL = 16
-    """From a rank that ends: the setting or file with which it cannot start, as text."""
+    """From the rank, just before it ends: why it cannot start, as text that names the setting or
+    file."""
     TRAITS = 17
     """From the rank, as the first message: a DescribeResponse with the rank's traits."""
     PREPARE_GRAMMAR = 18
     """To the rank, on the second pair: a PrepareGrammarRequest."""
     GRAMMAR_PREPARED = 19
-    """From the rank, when it has compiled a grammar or cannot: a PrepareGrammarResponse."""
+    """From the rank, when it has compiled a grammar or has failed to: a PrepareGrammarResponse."""
     CHECKPOINT = 20
     """From the first rank of the first stage, before it loads: the rows of a CheckpointReport, as
     JSON."""
@@ -81,8 +82,8 @@ URGENT = frozenset({MessageKind.LEAVE, MessageKind.PREPARE_GRAMMAR})
 
 
 class BrokenFrame(ValueError):
-    """Received bytes are not a frame. The begin of the next frame is then unknown, so that the
-    connection cannot be used any more."""
+    """The received bytes are not a valid frame. The connection must then be closed, because the
+    start of the next frame is unknown."""
 
 
 class ChannelClosed(Exception):
@@ -151,8 +152,8 @@ class RankEnd:
             raise ChannelClosed from error
 
     def receive(self, timeout_s: float) -> tuple[MessageKind, bytes] | None:
-        """Returns the next message (frame). Returns None if no bytes came within `timeout_s`. With
-        0, does not wait.
+        """Returns the next message (frame). Returns None if no bytes arrive within `timeout_s`.
+        With a timeout of 0, returns without waiting.
 
         Raises:
             ChannelClosed: the controller is gone.
@@ -171,8 +172,8 @@ class RankEnd:
 
 
 class ControllerEnd(asyncio.Protocol):
-    """The controller's end of a pair. It calls `on_message` for each frame, and `on_closed` once
-    when the rank is gone."""
+    """The controller's end of a socket pair. Calls `on_message` for each received frame, and
+    `on_closed` once when the rank has closed its end."""
 
     def __init__(
         self,

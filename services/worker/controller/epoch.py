@@ -35,7 +35,8 @@ class Epoch:
         self._ranks = ranks
 
     def check(self, number: int) -> None:
-        """Raises StaleEpoch unless `number` is the current epoch. 0 never is."""
+        """Raises StaleEpoch unless `number` is the current epoch. The number 0 is never the current
+        epoch."""
         if number == 0 or number != self.number:
             raise StaleEpoch(f"epoch {number} is not the current epoch {self.number}")
 
@@ -45,15 +46,13 @@ class Epoch:
         return self.number > MAX_REACHED_EPOCH
 
     def claim(self, number: int) -> None:
-        """Makes `number` the current epoch. Leaders of earlier terms are then refused.
+        """Makes `number` the current epoch, so that leaders of earlier terms are refused.
 
-        A leader assigns a stage in an epoch that no pipeline joins.
-
-        A leader assigns a stage in an epoch that no pipeline joins.
+        A leader also claims an epoch to assign a stage. No pipeline ever joins that epoch.
 
         Raises:
             InvalidRequest: the number is above MAX_EPOCH.
-            StaleEpoch: the number is not above that of the current epoch.
+            StaleEpoch: the number is not above the number of the current epoch.
         """
         if number > MAX_EPOCH:
             raise InvalidRequest("epoch", f"{number} is above {MAX_EPOCH}, the last of all terms")
@@ -67,7 +66,7 @@ class Epoch:
         self.pipeline_id = request.pipeline_id
 
     async def join_ranks(self, request: worker_pb2.JoinPipelineRequest) -> None:
-        """Makes all ranks leave the epoch that they are in and join the current epoch.
+        """Makes all ranks leave their present epoch and join the current epoch of the stage.
 
         Raises:
             StaleEpoch: a newer epoch has begun in the meantime.
@@ -102,6 +101,7 @@ class Epoch:
             self.give_up(f"rank {tp_rank}: {reason}")
 
     def give_up(self, reason: str) -> None:
-        """Ends a running `join_ranks` with Unavailable, because the ranks cannot all join."""
+        """Makes a running `join_ranks` raise Unavailable with `reason`, because the ranks cannot
+        all join."""
         self._error = reason
         self._is_settled.set()

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from orcinus.v1 import worker_pb2
 
 OnProgress = Callable[[int, int], None]
-"""Called with the number of bytes that all ranks have loaded so far, and their total."""
+"""A function that is called with the number of bytes that all ranks have loaded so far, and with
+their total number of bytes."""
 
 OnCheckpoint = Callable[[list[list[str]]], None]
-"""Called with the rows of a CheckpointReport, pairs of texts."""
+"""A function that is called with the rows of a CheckpointReport. Each row is a pair of texts."""
 
 
 class Loading:
-    """The progress of all ranks, and the description of each that has loaded."""
+    """How far all ranks have loaded their weights, and the description of each rank that has
+    finished."""
 
     def __init__(
         self,

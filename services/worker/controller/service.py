@@ -22,11 +22,12 @@ CALLERS = {
     "WatchStage": {tls.SCHEDULER},
     "Profile": {tls.WORKER},
 }
-"""Roles that may call each method. Plans come from the scheduler or from the previous stage.
-Profiles are ordered by people in a worker's pod."""
+"""Roles whose certificates may call each method. Plans come from the scheduler or from the previous
+stage. Profiles are ordered by people in a worker's pod."""
 
 MAX_STREAMS = 16
-"""Largest number of concurrent calls of RunIterations, and of WatchStage. An epoch has one each."""
+"""Largest number of concurrent calls of RunIterations, and also of WatchStage. An epoch needs one
+call of each."""
 
 
 class WorkerService:

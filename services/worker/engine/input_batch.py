@@ -48,7 +48,8 @@ class InputBatch:
 
     @property
     def slots(self) -> Tensor:
-        """Slots of the tokens' keys and values in the first K/V group, [n_tokens] int64."""
+        """Slots in which the tokens' keys and values are stored, [n_tokens] int64; for the first
+        K/V group."""
         return self.kv[0].slots
 
     @property
@@ -59,7 +60,8 @@ class InputBatch:
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """Size of a padded batch of decodes; the shapes of all tensors depend only on these fields."""
+    """The padded size of a batch of decodes. The shapes of all tensors of the batch depend only on
+    these fields."""
 
     n_spans: int
     n_columns: int  # largest number of blocks of a sequence
@@ -67,7 +69,8 @@ class DecodeShape:
 
 @dataclass(frozen=True, slots=True)
 class TokenLayout:
-    """The places of a batch's tokens in the batch, in their sequences and in the K/V storage."""
+    """For each token of a batch: its index in the batch, its position in the sequence and its K/V
+    slots."""
 
     starts: Ints  # [n_spans], position of each span's first token
     widths: Ints  # [n_spans], number of tokens of each span, padding included
@@ -117,8 +120,8 @@ class BatchBuilder:
         self._scratch = n_blocks - 1
 
     def build(self, spans: Spans) -> InputBatch:
-        """Returns the batch of `spans`, which the table has applied. Spans may have different
-        lengths."""
+        """Returns the batch of `spans`, whose plan must have been applied to the table. Spans may
+        have different lengths."""
         block_tables = self._table.block_tables(spans.rows)
         return self._batch(spans, self._layout(spans.start_positions, spans.n_tokens, block_tables))
 
@@ -127,8 +130,8 @@ class BatchBuilder:
         return sum(lengths)
 
     def build_decodes(self, spans: Spans, shape: DecodeShape) -> InputBatch:
-        """Returns the batch of `spans` of one token each, padded to `shape` with spans at position
-        0 of a sequence in the last block.
+        """Returns the batch of `spans` of one token each. The batch is padded to `shape` with spans
+        at position 0 of a sequence in the last block.
 
         For each shape and target of uploads, the tensors that layers read have fixed addresses.
         """
@@ -142,7 +145,8 @@ class BatchBuilder:
         return self._batch(spans, self._layout(starts, np.ones_like(starts), tables), shape=shape)
 
     def _layout(self, starts: Ints, widths: Ints, block_tables: Ints) -> TokenLayout:
-        """Returns the layout of spans at the positions `starts` that are `widths` tokens long."""
+        """Returns the layout of spans that begin at the positions `starts` and have `widths`
+        tokens."""
         first_tokens, span_of_token, positions = _places(starts, widths)
         blocks = block_tables[:, span_of_token, positions // self._block_size]
         slots = blocks * self._block_size + positions % self._block_size
@@ -153,8 +157,8 @@ class BatchBuilder:
     def _batch(
         self, spans: Spans, layout: TokenLayout, *, shape: DecodeShape | None = None
     ) -> InputBatch:
-        """Returns the batch of `spans`, uploaded. With a `shape`, the layout has spans of padding
-        after `spans`."""
+        """Returns the batch of `spans` and queues its upload. With a `shape`, `layout` also has
+        spans of padding, after `spans`."""
         add = self._uploads.add
         numbers = self._table.last_tokens.numbers
         first_tokens = layout.first_tokens[: len(spans.rows)]
@@ -227,7 +231,8 @@ class BatchBuilder:
         )
 
     def _sampling(self, rows: Ints, positions: Ints) -> SamplingColumns:
-        """Returns the sampling columns for the tokens of `rows` that will be at `positions`."""
+        """Returns the sampling columns for the next tokens of `rows`, which will be at `positions`.
+        """
         if self._vocab_size is None or self._table.is_greedy(rows):
             return ALL_GREEDY
         return self._table.sampling(rows, positions).columns(self._uploads, self._vocab_size)
@@ -247,8 +252,9 @@ def _places(starts: Ints, widths: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _sent_tokens(spans: Spans, first_tokens: Ints, *, n_tokens: int) -> Ints:
-    """Returns the tokens of a batch [n_tokens] from the plan, with 0 for padding and for tokens
-    that the plan leaves out. Spans begin at `first_tokens`."""
+    """Returns the tokens of a batch [n_tokens] that the plan contains, with 0 for padding and for
+    tokens that the plan leaves out. `first_tokens` are the indices in the batch at which the spans
+    begin."""
     if len(spans.token_ids) == n_tokens:
         return spans.token_ids
     n_sent = np.where(spans.token_on_rank, 0, spans.n_tokens)

@@ -25,7 +25,8 @@ from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.plan import Admission, Ints, PlanError, Spans
 
 ROWS_AT_ONCE = 64
-"""Number of rows of logits that are processed together, which limits the memory for copies."""
+"""Number of rows of logits that are processed together. The limit bounds the memory for copies of
+logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,12 @@ class WantedLogprobs:
 
     @property
     def n_top(self) -> int:
-        """The largest number of alternatives for a token among all spans."""
+        """The largest number of alternatives that a span asks for."""
         return max(span.n_top for span in self.spans)
 
     @property
     def of_prompts(self) -> bool:
-        """Whether log-probabilities are computed for any token of a prompt."""
+        """Whether log-probabilities are computed for a token of a prompt."""
         return len(self.prompt_places) > 0
 
 
@@ -71,8 +72,8 @@ class LogprobColumns:
 
     @classmethod
     def of(cls, logits: Tensor, tokens: Tensor, *, n_top: int) -> LogprobColumns:
-        """Returns the log-probabilities of `tokens` [n] in columns, given the `logits` [n,
-        vocab_size] from which they were sampled."""
+        """Returns the log-probabilities of `tokens` [n] and of their `n_top` most likely
+        alternatives, computed from `logits` [n, vocab_size]."""
         logits = logits.float()
         total = logits.logsumexp(-1)
         # A token of -1 stands for logits that are not finite; its request fails afterwards.
@@ -83,7 +84,7 @@ class LogprobColumns:
 
     @classmethod
     def joined(cls, parts: list[LogprobColumns]) -> LogprobColumns:
-        """Returns the log-probabilities of all `parts` as one object, in the order of the parts."""
+        """Concatenates the log-probabilities of all `parts`, in order."""
         return cls(
             torch.cat([part.logprobs for part in parts]),
             torch.cat([part.ranks for part in parts]),
@@ -115,7 +116,7 @@ class ReportedSpan:
 
 @dataclass(frozen=True, slots=True)
 class BatchLogprobs:
-    """The log-probabilities that requests of a batch ask for."""
+    """The log-probabilities of a batch's tokens, and the spans to which they belong."""
 
     spans: tuple[LogprobSpan, ...]
     columns: LogprobColumns
@@ -125,7 +126,8 @@ class BatchLogprobs:
         return BatchLogprobs(self.spans, self.columns.to_host())
 
     def by_span(self) -> Iterator[ReportedSpan]:
-        """Yields the log-probabilities of each span. The columns must be on the host."""
+        """Yields the log-probabilities of each span. `to_host` must have been called, and its copy
+        must have arrived."""
         columns = self.columns
         logprobs, ranks = columns.logprobs.numpy(), columns.ranks.numpy()
         top_ids, top_logprobs = columns.top_ids.numpy(), columns.top_logprobs.numpy()
@@ -184,12 +186,13 @@ class LogprobRequests:
         return row in self._n_sampled
 
     def are_of_prompts(self, spans: Spans) -> bool:
-        """Returns whether log-probabilities of prompt tokens are to be computed in `spans`."""
+        """Returns whether log-probabilities of prompt tokens must be computed for any of `spans`.
+        """
         return bool(self._n_prompt) and any(True for _ in self._prompts(spans))
 
     def wanted(self, spans: Spans, first_tokens: Ints, uploads: Uploads) -> WantedLogprobs | None:
-        """Returns the tokens of a batch for which log-probabilities are computed. Returns None for
-        no tokens.
+        """Returns the tokens of a batch for which log-probabilities must be computed, or None if
+        there are none.
 
         `first_tokens` [n_spans] are the indices in the batch at which spans begin. The tensors are
         readable after `uploads` has been flushed.
@@ -224,9 +227,9 @@ class LogprobRequests:
         )
 
     def _prompts(self, spans: Spans) -> Iterator[tuple[LogprobSpan, int, int | None]]:
-        """Yields each span of a prompt for which log-probabilities are computed. With each span
-        come the index of its first token in `token_ids`, and the token after the span. The latter
-        is None if it does not belong to the prompt."""
+        """Yields each span of a prompt whose log-probabilities must be computed, the index of the
+        span's first token in `token_ids`, and the prompt token after the span. This token is None
+        if the span ends the prompt."""
         if not self._n_prompt:
             return
         end_sent = n_next = 0

@@ -19,12 +19,13 @@ Ints = NDArray[np.int64]
 
 
 class PlanError(ValueError):
-    """A plan violates the protocol; the message says how. Later plans must not be run."""
+    """A plan violates the protocol; the error's message says how. Later plans must not be run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that is new to the ranks, and the row that it has until it is released."""
+    """A request that is new on the ranks. It keeps its row in the request table until it is
+    released."""
 
     row: int
     n_prompt_tokens: int
@@ -65,7 +66,7 @@ class IterationPlan:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """A plan's columns as arrays of matching lengths."""
+    """The columns of a plan as arrays, with one element for each span."""
 
     rows: Ints  # [n_spans], like the next four
     start_positions: Ints
@@ -115,8 +116,8 @@ class Spans:
         )
 
     def sampled(self) -> Sampled:
-        """Returns the tokens to sample. There is one for each span with `sample`, and one for each
-        draft of such a span."""
+        """Returns the tokens that must be sampled: one for each span with `sample`, and one for
+        each draft of such a span."""
         rows, last = self.rows[self.sample], np.flatnonzero(self.sample)
         positions = (self.start_positions + self.n_tokens)[self.sample]
         if self.n_drafts is None:
@@ -130,7 +131,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The tokens that are sampled in a batch, in order; arrays are [n_sampled]."""
+    """The positions of a batch at which tokens are sampled, in order; arrays are [n_sampled]."""
 
     rows: Ints
     spans: Ints  # indices of spans in the plan
@@ -144,7 +145,8 @@ def column(values: Sequence[int]) -> Ints:
 
 
 def ranges(firsts: Ints, lengths: Ints) -> Ints:
-    """Returns the numbers `firsts[i]` to `firsts[i] + lengths[i] - 1` for each i in turn."""
+    """Returns the concatenated ranges of numbers `firsts[i]` to `firsts[i] + lengths[i] - 1`, for
+    each i in order."""
     n_before = np.cumsum(lengths) - lengths
     numbers: Ints = np.arange(lengths.sum()) + np.repeat(firsts - n_before, lengths)
     return numbers

@@ -22,7 +22,8 @@ from services.worker.engine.plan import Ints
 from services.worker.models.config import ModelConfig
 
 MAX_STATE_ROWS = 256
-"""Largest number of requests with states at a time. For large models, memory allows fewer."""
+"""Largest number of requests that have recurrent states at a time. For large models, memory allows
+fewer."""
 
 
 def state_bytes(config: ModelConfig, layers: range, *, dtype: torch.dtype, tp_size: int) -> int:
@@ -76,7 +77,8 @@ class RecurrentState:
         return all(layer is None for layer in self.layers)
 
     def places(self, rows: Ints, n_spans: int) -> Ints:
-        """Returns the indices of the states of `rows`, [n_spans].
+        """Returns the index of the state of each span in a batch, [n_spans]. The first spans belong
+        to `rows`.
 
         Spans after `rows` are padding, and have the last index. Rows beyond the number of states
         also have the last index, as in a trial without states.

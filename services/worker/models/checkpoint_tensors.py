@@ -2,8 +2,9 @@
 
 Names and shapes are checked before any tensor is read. A matrix that the files store quantised
 stays quantised where the device can multiply by weights with a scale for each group of inputs.
-There are two exceptions: fewer bits are requested than the files have, or the inputs of a group are
-not neighbours. All other tensors are dequantised while they are read, a block at a time.
+There are two exceptions: matrices for which the settings request fewer bits than the files have,
+and matrices whose groups are not of neighbouring inputs. All other tensors are dequantised while
+they are read, a block at a time.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ quantization."""
 
 
 class CheckpointTensors(TensorSource):
-    """The tensors of a checkpoint that a model wants, with the wanted element type and device."""
+    """A source of the tensors that a model needs from a checkpoint, with a given element type and
+    device."""
 
     def __init__(
         self,
@@ -118,7 +120,7 @@ class CheckpointTensors(TensorSource):
         return pack_grouped(matrix, self._device, self._dtype)
 
     def group_forms(self, parts: Sequence[Part]) -> list[GroupForm] | None:
-        """Returns the quantised form of each part; None unless every part stays quantised."""
+        """Returns the quantised form of each part, or None unless every part stays quantised."""
         forms = []
         for part in parts:
             stored = self._stored[part.name]
@@ -133,8 +135,8 @@ class CheckpointTensors(TensorSource):
         return forms if can_group(self._device) else None
 
     def grouped_bytes(self, parts: Sequence[Part]) -> int | None:
-        """Returns the largest number of bytes of memory that `parts` take if they stay quantised;
-        None if they do not stay quantised."""
+        """Returns an upper bound for the bytes of memory that `parts` take if they stay quantised,
+        or None if they do not."""
         forms = self.group_forms(parts)
         if forms is None:
             return None
@@ -146,7 +148,8 @@ class CheckpointTensors(TensorSource):
         return n_elements * bits // 8 + -(-n_elements // min(size, LONGEST)) * scale_bytes
 
     def form_in_words(self, part: Part) -> str:
-        """Returns how a part is stored, and whether it stays so in memory."""
+        """Returns a text that says how a part is stored in the files, and whether it stays so in
+        memory."""
         stored = self._stored[part.name]
         if not isinstance(stored, GroupedTensor):
             return "not quantised"
@@ -156,7 +159,7 @@ class CheckpointTensors(TensorSource):
         return f"{forms[0].bits} bits in groups of {forms[0].size}"
 
     def _grouped(self, parts: Sequence[Part]) -> GroupedMatrix | None:
-        """Returns the joined parts as a quantised matrix on the CPU; None if they do not stay
+        """Returns the joined parts as a quantised matrix on the CPU, or None if they do not stay
         quantised."""
         forms = self.group_forms(parts)
         if forms is None:
@@ -227,7 +230,8 @@ class CheckpointTensors(TensorSource):
             self._progress.add(stored.n_bytes(spans))
 
     def _check(self, wanted: WantedTensors) -> int:
-        """Returns how many bytes the wanted parts have in the files; raises CheckpointError."""
+        """Checks the wanted parts and returns how many bytes they have in the files. Raises
+        CheckpointError for a part that does not match."""
         problems = [
             problem
             for part in wanted.parts
@@ -244,7 +248,7 @@ class CheckpointTensors(TensorSource):
 
 
 def _place(spans: Spans, whole: Spans) -> tuple[slice, ...]:
-    """Returns the position of the piece `spans` inside the part `whole`."""
+    """Returns the index range of `spans` relative to the larger area `whole`."""
     return tuple(
         slice(span.start - all_.start, span.stop - all_.start)
         for span, all_ in zip(spans, whole, strict=True)

@@ -71,7 +71,8 @@ _COMMON_KEYS = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class ReadConfig:
-    """The configuration of a checkpoint's model, and the sources of values with several sources.
+    """The configuration of a checkpoint's model, and the origin of values that several files or
+    keys can give.
 
     The names of the values are "context", "rope", "ends of turn" and "quantisation".
     """
@@ -79,8 +80,7 @@ class ReadConfig:
     config: ModelConfig
     derived: Mapping[str, Derived[Any]]
     ignored_keys: tuple[str, ...] = ()
-    """Keys of `config.json` that have a value and change no result, or that only other parts of
-    the model need."""
+    """Keys of `config.json` that have a value but do not affect the results of the text model."""
 
 
 def read_config(model: Path) -> ModelConfig:
@@ -111,8 +111,8 @@ def read_directory_config(directory: Path, max_model_len: int | None = None) -> 
 
 
 def _quantization_beside(directory: Path) -> JsonObject:
-    """Returns the quantisation settings that a checkpoint has in a file of their own, under the key
-    of `config.json`."""
+    """Returns the quantisation settings from a separate file of the checkpoint, as the entry that
+    they would be in `config.json`."""
     for name, method in quantization_config.OTHER_FILES.items():
         if (directory / name).exists():
             given = _read_json(directory / name)
@@ -121,7 +121,7 @@ def _quantization_beside(directory: Path) -> JsonObject:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Returns the header of a GGUF file; raises UnsupportedModel for one that is broken."""
+    """Returns the header of a GGUF file; raises UnsupportedModel for a broken file."""
     try:
         header = read_header(path)
     except (OSError, ValueError) as error:
@@ -164,7 +164,7 @@ def read_gguf_config(header: GgufHeader, max_model_len: int | None = None) -> Re
 def _gguf_sources(
     header: GgufHeader, derived: Mapping[str, Derived[Any]]
 ) -> dict[str, Derived[Any]]:
-    """Returns derived values with the sources that they have in a GGUF file."""
+    """Returns derived values, with their origins named as keys of a GGUF file."""
     metadata = f"metadata of {header.path.name}"
     sourced = {name: Derived(value.value, metadata) for name, value in derived.items()}
     types = Derived(types_in_words(header), "types of the tensors")
@@ -187,7 +187,7 @@ def parse_with_sources(
     max_model_len: int | None = None,
     stretching: Collection[str] = STRETCHING,
 ) -> ReadConfig:
-    """Returns what `parse_config` returns, with the sources of the values.
+    """Returns the configuration, as `parse_config` does, together with the origins of its values.
 
     `named_end` is the `eos_token` of `tokenizer_config.json`, and `max_model_len` the operator's
     setting for the longest sequence. For `stretching` see `stated_context`. Raises
@@ -245,17 +245,17 @@ def parse_with_sources(
 def _ignored_keys(
     given: JsonObject, config: JsonObject, config_type: type[ModelConfig]
 ) -> tuple[str, ...]:
-    """Returns the keys of `given`, the whole file, that no value was read from; `config` are the
-    keys of the text model."""
+    """Returns the keys of `given`, the whole file, that were not used. `config` has the keys of the
+    text model."""
     unread = _HARMLESS_KEYS | config_type.ignored_keys | (given.keys() - config.keys())
     keys = {**given, **config}
     return tuple(sorted(key for key in unread & keys.keys() if keys[key] and key != "text_config"))
 
 
 def _refuse_untrue(config_type: type[ModelConfig], values: JsonObject) -> None:
-    """Raises UnsupportedModel for a value of a boolean field that is no boolean.
+    """Raises UnsupportedModel if a boolean field has a value that is not a boolean.
 
-    Pydantic would take the text "no" as false, and numbers too.
+    Without this check, pydantic would accept texts such as "no" and numbers.
     """
     booleans = {each.name for each in fields(config_type) if each.type == "bool"}
     keys = config_type.keys()

@@ -96,8 +96,8 @@ class CohereStage(RotaryStage):
         )
 
     def rotary(self, index: int) -> int | None:
-        """Returns the index of the rotary embedding of layer `index`, or None; by default the only
-        one, 0."""
+        """Returns the index of the rotary embedding that layer `index` uses, or None for no rotary
+        embedding. The default is 0, the only rotary embedding."""
         return 0
 
     def read_head(self, source: TensorSource) -> Head:

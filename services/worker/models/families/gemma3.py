@@ -52,10 +52,11 @@ class Gemma3Config(GemmaConfig):
 
 
 def split_rope(config: JsonObject) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Returns `config` changes for the rotary settings of full layers, and of sliding layers.
+    """Splits the rotary settings of `config` into two mappings: for full layers, and for sliding
+    layers.
 
-    Each result has the keys of a file with one kind of layers. Raises UnsupportedModel for other
-    kinds.
+    Each mapping has the keys of a `config.json` whose layers are all of that kind. Raises
+    UnsupportedModel for other kinds of layers.
     """
     both = config.get("rope_parameters")
     if both is None:

@@ -97,12 +97,12 @@ class SharedKVConfig(RotaryConfig):
 
     @property
     def full(self) -> Self:
-        """The configuration with the attention settings of layers without a window."""
+        """This configuration, with the attention settings of layers without a window."""
         return self
 
     @property
     def sliding(self) -> Self:
-        """The configuration with the attention settings of layers with a window."""
+        """This configuration, with the attention settings of layers with a window."""
         return replace(self, rope=self.sliding_rope)
 
     @property
@@ -127,7 +127,7 @@ class SharedKVConfig(RotaryConfig):
 
     @classmethod
     def read_shared(cls, config: JsonObject, rope: JsonObject | None) -> dict[str, Any]:
-        """Returns the fields that depend on several keys, except the windows.
+        """Returns the fields that are read from several keys, except the windows.
 
         `rope` holds the rotary settings of both kinds of layers in files with the newer spelling.
         """
@@ -151,8 +151,8 @@ class SharedKVStage(RotaryStage):
 
     @property
     def stream_size(self) -> int:
-        """Number of elements of the residual streams in a row of hidden states; per-layer inputs
-        follow."""
+        """Number of elements that the residual streams take in a row of hidden states. The
+        per-layer inputs follow them in the row."""
         return self.config.hidden_size
 
     @property
@@ -171,7 +171,7 @@ class SharedKVStage(RotaryStage):
         )  # kept in float32: the scaled result is rounded
 
     def plain_norm(self, size: int) -> RMSNorm:
-        """Returns a norm whose scale is one."""
+        """Returns a norm without a learned scale."""
         return RMSNorm(torch.ones(size, device=self.device), self.config.rms_norm_eps)
 
     def scaled(self, tokens: Embedding) -> Embedding:
@@ -211,7 +211,7 @@ class SharedKVStage(RotaryStage):
         )
 
     def projected(self, index: int) -> Projected:
-        """Returns the projections of the attention of layer `index`.
+        """Returns which projections the attention of layer `index` computes.
 
         The result is "q" for a layer that attends to the keys and values of an earlier layer,
         otherwise "qkv".
@@ -350,7 +350,7 @@ class SparseMLP:
         return cls(gate_up, down, size, NormalDist().inv_cdf(sparsity))
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        """Implements `MLP.describe`."""
+        """Adds the steps of the MLP to a program, as `MLP.describe` specifies."""
         both = self.gate_up.describe(to, x)
         gates = to.buffer(both.width // 2, torch.float32)
         total, squares = to.buffer(1, torch.float32), to.buffer(1, torch.float32)
@@ -362,12 +362,13 @@ class SparseMLP:
         return self.down.describe(to, to.gate("gelu_tanh", both), residual)
 
     def _squares(self, gates: Tensor, total: Tensor) -> Tensor:
-        """Returns this rank's sum of squared deviations of gates from the mean, [n_tokens, 1]."""
+        """Returns the sum of squared deviations of this rank's gates from the mean, [n_tokens, 1].
+        """
         return (gates - total / self.size).square().sum(-1, keepdim=True)
 
     def _closed(self, both: Tensor, gates: Tensor, total: Tensor, squares: Tensor) -> Tensor:
-        """Returns `both`, whose first half is overwritten with the gates minus the limit, or
-        zero."""
+        """Overwrites the first half of `both` with the gates minus the limit, or with zero for
+        gates below the limit, and returns `both`."""
         limit = total / self.size + self.n_deviations * (squares / self.size).sqrt()
         both[:, : gates.shape[1]] = F.relu(gates - limit)
         return both
