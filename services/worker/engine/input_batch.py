@@ -69,8 +69,7 @@ class DecodeShape:
 
 @dataclass(frozen=True, slots=True)
 class TokenLayout:
-    """For each token of a batch: its index in the batch, its position in the sequence and its K/V
-    slots."""
+    """Where the tokens of a batch are: in the batch, in their sequences and in the K/V storage."""
 
     starts: Ints  # [n_spans], position of each span's first token
     widths: Ints  # [n_spans], number of tokens of each span, padding included
@@ -231,8 +230,7 @@ class BatchBuilder:
         )
 
     def _sampling(self, rows: Ints, positions: Ints) -> SamplingColumns:
-        """Returns the sampling columns for the next tokens of `rows`, which will be at `positions`.
-        """
+        """Returns the sampling columns for the next tokens of `rows`, which will be at `positions`."""
         if self._vocab_size is None or self._table.is_greedy(rows):
             return ALL_GREEDY
         return self._table.sampling(rows, positions).columns(self._uploads, self._vocab_size)

@@ -66,8 +66,8 @@ class GpuMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """How many bytes of a device's memory are used for each purpose (see the module's docstring).
-    """
+    """The total memory of a device, and the number of bytes for each purpose (see the module's
+    docstring)."""
 
     total: int
     used: int

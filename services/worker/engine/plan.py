@@ -131,7 +131,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The positions of a batch at which tokens are sampled, in order; arrays are [n_sampled]."""
+    """The tokens that are sampled after the spans of a batch, in order; arrays are [n_sampled]."""
 
     rows: Ints
     spans: Ints  # indices of spans in the plan

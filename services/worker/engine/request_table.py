@@ -40,7 +40,7 @@ higher number in a plan is an error."""
 
 @dataclass(slots=True)
 class _Held:
-    """The numbers of tokens that are stored for the request of a row."""
+    """How much of a request is stored on the rank: its numbers of tokens, blocks and drafts."""
 
     n_tokens: int = 0
     n_blocks: int = 0
@@ -176,8 +176,7 @@ class RequestTable:
         return self._not_greedy.isdisjoint(rows.tolist())
 
     def sampling(self, rows: Ints, positions: Ints) -> SamplingBatch:
-        """Returns the sampling options for the next tokens of `rows`, which will be at `positions`.
-        """
+        """Returns the sampling options for the next tokens of `rows`, which will be at `positions`."""
         columns = self._sampling[rows]
         n_generated = positions - self._n_prompt_tokens[rows]
         min_tokens = columns["min_tokens"]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from services.worker.models.config import ModelConfig
 
 _MAX_GROUPS = 8
-"""Approximate limit for the number of groups, since each group needs block tables."""
+"""Approximate limit for the number of groups. Every group needs block tables of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class KVGroups:
     """The K/V groups of a model, and the group of each layer."""
 
     windows: tuple[int | None, ...]
-    """The window of each group, in tokens, for which blocks are kept. None (all tokens) comes
-    first."""
+    """For each group, the number of last tokens whose blocks must be kept. None stands for all
+    tokens, and comes first."""
     of_layers: tuple[int, ...]
-    """The group of each layer of the model."""
+    """The index of each layer's group."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> KVGroups:
@@ -81,7 +81,8 @@ class KVGroups:
 
 
 def _kept(config: ModelConfig) -> list[int | None]:
-    """Returns the window of each layer; None if it is at least as long as the longest sequence."""
+    """Returns the window of each layer. A window that is at least as long as the longest sequence
+    becomes None, which means no window."""
     longest = config.max_position_embeddings
     return [
         None if window is None or window >= longest else window for window in config.layer_windows

@@ -1,12 +1,12 @@
 """The computation of one stage, as every model family offers it to the model runner.
 
 A stage holds consecutive layers [first, last) of the model (the paper's inter-layer parallelism).
-The first stage also embeds tokens, the last one also turns hidden states into logits. Ranks that
-share a stage each hold a part of every layer (intra-layer parallelism) and compute together: all
-ranks call the same methods with equal arguments and get equal results. A family is one file with a
-subclass of `StageModel` and one line in the registry of `services.worker.models`. The subclass
-reads weights and describes the stage as a `kernels.program.Program`, which the device's operations
-run.
+The first stage also embeds tokens, and the last stage also turns hidden states into logits. Ranks
+that share a stage each hold a part of every layer (intra-layer parallelism) and compute together:
+all ranks call the same methods with equal arguments and get equal results. A family is one file
+with a subclass of `StageModel` and one line in the registry of `services.worker.models`. The
+subclass reads weights and describes the stage as a `kernels.program.Program`, which the device's
+operations run.
 
 This module knows no requests, no plans and no K/V bookkeeping: only flat tensors and the places
 where keys and values are stored.
@@ -48,7 +48,7 @@ def layer_range(n_layers: int, stage_index: int, n_stages: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class StagePlace:
-    """The place of one rank's share in the model, and the operations that compute the share."""
+    """Which share of the model one rank computes, and the operations of its device."""
 
     layers: range
     is_first: bool
@@ -81,7 +81,8 @@ class StageBatch:
     groups: Sequence[GroupPlan] = ()
 
     def of_groups(self) -> list[StageBatch]:
-        """Returns, for each K/V group, the batch with the slots and attention plan of the group."""
+        """Returns one batch for each K/V group, with the slots and the attention plan of that
+        group."""
         if len(self.groups) < 2:
             return [self]
         return [
@@ -90,12 +91,12 @@ class StageBatch:
 
 
 class StageModel:
-    """One rank's share of the weights of a stage, and the computation with these weights."""
+    """One rank's share of the weights of a stage, and the computations that use these weights."""
 
     config_type: ClassVar[type[ModelConfig]]  # how the family's config.json is read
 
     runner: ProgramRunner
-    """Runs the program of the stage; assigned when the weights have been read."""
+    """Runs the program of the stage. It is assigned after the weights have been read."""
 
     def __init__(
         self, config: ModelConfig, place: StagePlace, *, dtype: torch.dtype, device: torch.device
@@ -131,8 +132,8 @@ class StageModel:
 
     @property
     def hidden_size(self) -> int:
-        """The size of a token's row of hidden states, which stages send to each other in
-        `dtype`."""
+        """The number of elements in a token's row of hidden states. Stages send these rows to each
+        other in `dtype`."""
         return self.config.hidden_size
 
     def forward(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
@@ -149,15 +150,17 @@ class StageModel:
     ) -> Logits:
         """Returns the logits of sampled tokens, [n_sampled, vocab_size].
 
-        `sampled_tokens` [n_sampled] are the places of these tokens in the batch, in ascending
-        order. For the other arguments, and for the storing of keys and values, see `forward`. The
-        next call may overwrite the result. Raises RuntimeError on any stage but the last one.
+        `sampled_tokens` [n_sampled] are the indices in the batch of the tokens after which a token
+        is sampled, in ascending order. `forward` explains the other arguments and how keys and
+        values are stored. The next call may overwrite the result. Raises RuntimeError on any stage
+        but the last one.
         """
         self._check_is_last()
         return self.runner.logits(inputs, batch, kv, sampled_tokens)
 
     def logits(self, hidden: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
-        """Returns logits [n, vocab_size] of hidden states [n, hidden_size] after the last layer.
+        """Returns the logits [n, vocab_size] of hidden states [n, hidden_size] after the last
+        layer.
 
         The logits are in the model's element type, or in float32 for families whose head caps
         logits. Raises RuntimeError on any stage but the last one.

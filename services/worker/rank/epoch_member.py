@@ -1,4 +1,5 @@
-"""A rank within one epoch: a new model runner, new groups, one iteration after the other.
+"""A rank within one epoch, which runs one iteration after the other with a model runner and groups
+of its own.
 
     announce: start receiving → start: receive (or embed), run the layers, send (or sample) → finish
 
@@ -6,8 +7,8 @@ A plan is announced as soon as the rank has read it, possibly while earlier plan
 activations are then received while the rank computes.
 
 On a CPU an iteration is finished when it has been started. On a GPU an iteration is only launched:
-the host starts the next announced iteration, and checks from time to time which ones are complete.
-The host never waits for the device, and the device waits only for activations.
+the host starts the next announced iteration, and checks from time to time which iterations are
+complete. The host never waits for the device, and the device waits only for activations.
 """
 
 import time
@@ -63,17 +64,18 @@ class EpochMember:
 
     @property
     def n_announced(self) -> int:
-        """Number of iterations that wait to be started."""
+        """Number of iterations that have been announced and not yet started."""
         return len(self._announced)
 
     @property
     def n_started(self) -> int:
-        """Number of started iterations that `take_finished` has not returned."""
+        """Number of iterations that have been started and not yet returned by `take_finished`."""
         return len(self._started)
 
     @property
     def next_iteration(self) -> int:
-        """Number of the first iteration that waits to be started; at least one must wait."""
+        """Number of the announced iteration that is started next. There must be an announced
+        iteration."""
         return self._announced[0].message.iteration
 
     def announce(self, message: worker_pb2.RunIterationsRequest) -> None:
@@ -90,7 +92,7 @@ class EpochMember:
         self._announced.append(_Announced(message, work, hidden, receipt))
 
     def show_activity(self) -> None:
-        """Records the device's step of the oldest started iteration in `activity`."""
+        """Records in `activity` which step of the oldest started iteration the device works on."""
         started = self._started[0]
         if self._clock.has_passed(started.marks[1]):
             self._activity.compute(started.message.iteration, started.work)
@@ -155,7 +157,7 @@ class EpochMember:
         return None, _Sampled(tokens.tolist(), cut, logprobs)
 
     def take_finished(self) -> list[FinishedIteration]:
-        """Returns the iterations that are complete and were not returned yet. Does not wait."""
+        """Returns the iterations that have completed since the last call. Does not wait."""
         finished = []
         while self._started and self._has_ended(self._started[0]):
             finished.append(self._finish(self._started[0]))
@@ -163,7 +165,7 @@ class EpochMember:
         return finished
 
     def close(self) -> None:
-        """Leaves the epoch."""
+        """Leaves the epoch and releases its groups."""
         self._announced.clear()
         self._started.clear()
         self._runner.close()
@@ -194,7 +196,7 @@ class EpochMember:
 
 
 class _Announced:
-    """A plan, and the receive of its activations."""
+    """An announced plan, and the receive of its activations, which has been started."""
 
     def __init__(
         self,

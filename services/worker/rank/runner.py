@@ -18,8 +18,8 @@ class Runner(Protocol):
         """Returns the batch of a plan, and updates the state of the plan's requests."""
 
     def empty_hidden(self, n_tokens: Sequence[int]) -> torch.Tensor:
-        """Returns an empty tensor for the previous stage's hidden states, for spans of `n_tokens`
-        tokens."""
+        """Returns an uninitialised tensor, into which the previous stage's hidden states are
+        received, for spans of `n_tokens` tokens."""
 
     def forward(self, batch: Any, hidden: torch.Tensor | None) -> torch.Tensor:
         """Runs the stage's layers and returns their hidden states."""
@@ -40,4 +40,4 @@ class Runner(Protocol):
         on the last stage only."""
 
     def close(self) -> None:
-        """Releases the process groups of the transport."""
+        """Releases the recorded graphs that use the transport's process groups."""

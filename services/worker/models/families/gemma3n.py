@@ -362,8 +362,7 @@ class SparseMLP:
         return self.down.describe(to, to.gate("gelu_tanh", both), residual)
 
     def _squares(self, gates: Tensor, total: Tensor) -> Tensor:
-        """Returns the sum of squared deviations of this rank's gates from the mean, [n_tokens, 1].
-        """
+        """Returns the sum of squared deviations of this rank's gates from the mean, [n_tokens, 1]."""
         return (gates - total / self.size).square().sum(-1, keepdim=True)
 
     def _closed(self, both: Tensor, gates: Tensor, total: Tensor, squares: Tensor) -> Tensor:
@@ -415,7 +414,8 @@ class AltUp:
         )
 
     def describe_routed(self, to: Program, active: Buffer) -> Buffer:
-        """Returns the router's output for the active stream, [n_tokens, n_streams]."""
+        """Adds a step to a program, and returns the router's output for the active stream,
+        [n_tokens, n_streams]."""
         normed = self.norm.describe(to, active)
         return to.multiply(self.router, to.scale(normed, self.factor))
 
@@ -433,10 +433,11 @@ class AltUp:
         return predicted.to(streams.dtype)
 
     def correct(self, routed: Tensor, predicted: Tensor, computed: Tensor) -> Tensor:
-        """Returns the predicted streams, corrected by the difference of the active stream.
+        """Returns all predicted streams, each corrected by its part of the active stream's
+        prediction error.
 
-        The difference is `computed` [n_tokens, hidden] minus the prediction. `routed` is the
-        router's output for `computed`.
+        The error is `computed` [n_tokens, hidden] minus the prediction. `routed` is the router's
+        output for `computed`.
         """
         coefs = self.correcting(_modes(routed)) + 1
         surprise = computed - predicted[:, self.active]
@@ -444,21 +445,22 @@ class AltUp:
 
 
 def _modes(routed: Tensor) -> Tensor:
-    """Returns the tanh of the router's output, [n_tokens, n_streams]."""
+    """Returns the coefficients of prediction and correction: the tanh of the router's output,
+    [n_tokens, n_streams]."""
     return torch.tanh(routed.float()).to(routed.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Laurel:
-    """A low-rank product, whose result is added to the output of attention."""
+    """A low-rank product. The result is added to the output of attention."""
 
     left: LinearWeight  # [rank, hidden]
     right: LinearWeight  # [hidden, rank]
     norm: Norm
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Returns `x` plus the normed low-rank product, [n_tokens, hidden]; `x` may be
-        overwritten."""
+        """Adds a step to a program, and returns `x` plus the normalised low-rank product,
+        [n_tokens, hidden]. The step may overwrite `x`."""
         low = to.multiply(self.left, x)
         return to.add(x, self.norm.describe(to, to.multiply(self.right, low)))
 
@@ -494,7 +496,8 @@ class StreamsLayer:
         return hidden
 
     def _describe_active(self, to: Program, active: Buffer, layer: int) -> Buffer:
-        """Returns the active stream after attention and MLP; `active` may be overwritten."""
+        """Adds attention and the MLP to a program, and returns the active stream after them. The
+        steps may overwrite `active`."""
         normed = self.attention_norm.describe(to, active)
         attended = self.attended_norm.describe(to, self.attention.describe(to, normed, layer))
         attended = to.add(to.add(active, attended), self.laurel.describe(to, normed))
@@ -518,15 +521,16 @@ class StreamsLayer:
     def _corrected(
         self, routed: Tensor, predicted: Tensor, computed: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the corrected streams, and the scaled active stream from which the gates are
-        computed."""
+        """Returns the corrected streams, and the scaled active stream. The gates of the per-layer
+        inputs are computed from the latter."""
         corrected = self.altup.correct(routed, self._streams(predicted), computed)
         active = corrected[:, self.altup.active]
         scaled = active.clone() if self.scale is None else active * self.scale
         return corrected.flatten(1), scaled
 
     def _with_inputs(self, corrected: Tensor, own: Tensor) -> Tensor:
-        """Adds the gated per-layer inputs `own` to all streams of `corrected` but the first."""
+        """Adds the gated per-layer inputs `own` to every stream of `corrected` except the first
+        one."""
         self._streams(corrected)[:, 1:] += own[:, None]
         return corrected
 
@@ -558,7 +562,7 @@ class StreamsEmbedding:
         return to.join(first, *others, self.per_layer.describe(to, first))
 
     def _others(self, first: Tensor) -> tuple[Tensor, ...]:
-        """Returns the streams after the first one, each in the shape of `first`."""
+        """Computes the streams after the first one. Each has the shape of `first`."""
         magnitude = _mean_square(first).sqrt()
         others = (_of_magnitude(weight(first), magnitude) for weight in self.projections)
         return tuple(each.to(first.dtype) for each in others)
@@ -572,8 +576,8 @@ def _of_magnitude(x: Tensor, magnitude: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StreamsHead:
-    """A head of the mean of all streams. The streams after the first are projected before the
-    mean."""
+    """A head that computes logits from the mean of all streams. Every stream except the first is
+    projected before the mean is taken."""
 
     head: Head
     projections: Sequence[LinearWeight]  # [hidden, hidden]

@@ -23,7 +23,7 @@ from services.worker.models.weight_format import Layout, WeightFormat
 from services.worker.models.weights import Part
 
 _QUANTISED = frozenset(("I8", "F8_E4M3", "U8", "U32"))
-"""Element types of a tensor `weight` that is quantised."""
+"""Element types of the tensor `weight` that show that the matrix is quantised."""
 
 _NUMBERS: dict[Layout, str] = {
     "gptq": "qweight",
@@ -52,10 +52,10 @@ _LAYOUTS: dict[Layout, type[QuantisedMatrix]] = {
 def find_stored(
     part: Part, files: TensorFiles, weight_format: WeightFormat | None
 ) -> StoredTensor | None:
-    """Returns the stored tensor that contains a part; None if the files lack the tensor.
+    """Returns the stored tensor that contains `part`, or None if the files lack the tensor.
 
     The files determine whether the tensor is quantised, and `weight_format` determines the layout.
-    MXFP4 is used only where the family asks for MXFP4.
+    MXFP4 is used only if the family requests it.
     """
     if isinstance(files, GgufFile):
         return _find_in_gguf(part, files)
@@ -79,8 +79,8 @@ def find_stored(
 
 
 def _find_in_gguf(part: Part, files: GgufFile) -> StoredTensor | None:
-    """Returns the stored tensor of a GGUF file that contains a part, where each tensor says itself
-    how it is quantised."""
+    """Returns the stored tensor of a GGUF file that contains `part`. In GGUF, each tensor has its
+    own quantisation type."""
     name = files.find(part.name)
     if name is None:
         return None
@@ -111,8 +111,8 @@ def _matrix(files: TensorFiles, part: Part, name: str, weight_format: WeightForm
 
 
 class _FloatsOfQuantised(PlainTensor):
-    """A matrix that is stored without quantisation in a quantised checkpoint, and so has no
-    scales."""
+    """A matrix that is stored as floats without scales, in a checkpoint whose other matrices are
+    quantised."""
 
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
         module = self._name.removesuffix(".weight")

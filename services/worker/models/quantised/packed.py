@@ -1,8 +1,9 @@
 """The layout "pack-quantized" of compressed-tensors, in which outputs are the first dimension.
 
-`weight_packed` [n_out, n_in / n] has the quantised numbers, `n` in a word. `weight_scale` [n_out,
-n_groups] and `weight_zero_point` [n_out / n, n_groups] have the scales and zero points of groups of
-inputs. The tensor `weight_g_idx` [n_in], if it exists, gives the group of each input.
+`weight_packed` [n_out, n_in / n] has the quantised numbers, with `n` numbers in each word.
+`weight_scale` [n_out, n_groups] and `weight_zero_point` [n_out / n, n_groups] have the scales and
+zero points of groups of inputs. The tensor `weight_g_idx` [n_in], if it exists, gives the group of
+each input.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ from services.worker.models.weight_format import (
 )
 
 _SPECIAL = frozenset("*+?^$()[]{}|\\")
-"""Characters that make a key of `extra_config` a regular expression."""
+"""Special characters of regular expressions. A key of `extra_config` that contains one of them is a
+regular expression."""
 
 _LAYOUTS: dict[str, tuple[Layout, int]] = {
     "auto_round": ("gptq", 0),
@@ -39,7 +40,8 @@ _Packing = Literal[
 
 
 class _Own(Settings):
-    """The settings of one module, or of the modules that one expression names."""
+    """Settings that override the common ones, for one module or for the modules that one regular
+    expression matches."""
 
     ignored = AUTO_ROUND
 
@@ -71,7 +73,8 @@ class AutoRound(Method):
         return WeightFormat((*forms, self._form(EVERY_MATRIX, _Own())), ignored)
 
     def _form(self, target: str, own: _Own) -> MatrixFormat:
-        """Returns the format of the modules that `target` names, which may have `own` settings."""
+        """Returns the format of the modules that `target` names. Settings in `own` override the
+        common settings."""
         layout, zero_offset = _LAYOUTS[self.packing_format]
         bits: Bits = 8 if (own.bits or self.bits) == 8 else 4
         if layout == "awq" and bits != 4:
@@ -89,5 +92,6 @@ class AutoRound(Method):
 
 
 def _target(name: str) -> str:
-    """Returns a key of `extra_config` as a target; an expression may match within a name."""
+    """Converts a key of `extra_config` to a target. A regular expression may match anywhere within
+    a module's name."""
     return f"re:.*(?:{name})" if _SPECIAL & set(name) else name

@@ -1,5 +1,5 @@
-"""The settings of FP8: with scales of blocks (DeepSeek, Qwen), with one scale (AutoFP8), or with a
-scale for each output (FBGEMM)."""
+"""The settings of FP8 in three variants: with scales of blocks (DeepSeek, Qwen), with one scale
+(AutoFP8), or with a scale for each output (FBGEMM)."""
 
 from __future__ import annotations
 

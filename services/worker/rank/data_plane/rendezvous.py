@@ -21,7 +21,8 @@ JOIN_TIMEOUT = timedelta(seconds=30)
 
 
 def create_rendezvous(host: str, port: int) -> TCPStore:
-    """Opens the store in which all ranks meet, on the address `host`. Port 0 takes a free port."""
+    """Opens the store in which all ranks of a pipeline meet, on the address `host`. Port 0 takes a
+    free port."""
     (listener,) = listen(str(Address(host, port)))
     return TCPStore(
         host,

@@ -13,12 +13,12 @@ import torch
 from services.worker.models.tensor_parallel import TensorParallel
 
 MAX_PENDING_SENDS = 4
-"""Number of sends in flight above which the next send waits for the oldest one. With NCCL the
+"""Largest number of sends in flight. A further send first waits for the oldest one. With NCCL the
 device waits, not the host."""
 
 
 class TransferError(Exception):
-    """A tensor could not be sent or received, so that the epoch is over for this rank."""
+    """A tensor could not be sent or received. The epoch is then over for this rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ class Transport(Protocol):
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        """The ranks that share this stage's layers. The operations raise TransferError."""
+        """The ranks that share this stage's layers. Their collective operations raise
+        TransferError."""
 
     def warm_up(self) -> None:
         """Exchanges a first tensor with each neighbour, so that all connections are open.
