@@ -23,18 +23,19 @@ process.
 from typing import Self
 
 MAX_MESSAGE_LENGTH = 1000
-"""Maximum number of characters of an error, including any text of the client that it repeats."""
+"""Largest number of characters of an error's message, including any text of the client that the
+message repeats."""
 
 RETRY_AFTER_S = 1.0
-"""Seconds after which a client may try again that was refused because of too many requests, unless
-the refusal sets another number. A few short answers take this time."""
+"""Seconds after which a client that was refused because of too many requests may try again, unless
+the refusal names another time. In this time a few short answers are completed."""
 
 MAX_QUOTE_LENGTH = 80
-"""Maximum number of characters of a client's own text that an error repeats."""
+"""Largest number of characters of a client's own text that an error's message repeats."""
 
 
 def shortened(text: str, max_length: int = MAX_QUOTE_LENGTH) -> str:
-    """Returns a text. A long text is cut off."""
+    """Returns `text`, cut off after `max_length` characters."""
     return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
@@ -47,14 +48,15 @@ class OrcinusError(Exception):
 
 
 class InvalidRequest(OrcinusError):
-    """The request breaks a rule; `field` is the field as the client spells it."""
+    """The request breaks a rule. `field` is the name of the wrong field, as the client spells
+    it."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
 
     def renamed(self, field: str) -> Self:
-        """Returns the error with another name of the field."""
+        """Returns this error with another name for the field."""
         renamed = type(self).__new__(type(self))
         renamed.__dict__.update(self.__dict__)
         InvalidRequest.__init__(renamed, field, self.message.removeprefix(f"{self.field}: "))
@@ -65,7 +67,7 @@ class ContextOverflow(InvalidRequest):
     """The prompt leaves no room for an answer in the model's context, or not enough room for the
     wanted answer.
 
-    Agents recognise the error, and shorten the conversation.
+    Agents (clients with long conversations) recognise this error and shorten the conversation.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class ContextOverflow(InvalidRequest):
 
 
 class TooLarge(InvalidRequest):
-    """The request is larger than any request may be, and was not read to its end."""
+    """The request is larger than any request may be. It was not read to its end."""
 
 
 class Unsupported(InvalidRequest):
@@ -100,10 +102,8 @@ class TimedOut(OrcinusError):
     """The client did not send or read in time, or its call took longer than a call may."""
 
     def __init__(self, message: str, *, may_retry: bool = True) -> None:
-        """`may_retry` says whether trying again may help.
-
-        Trying again does not help a client whose own deadline was too short.
-        """
+        """`may_retry` says whether trying again may help. It is false, for example, if the client's
+        own deadline was too short."""
         super().__init__(message)
         self.may_retry = may_retry
 
@@ -134,7 +134,7 @@ class RequestFailed(OrcinusError):
 
 
 class StaleEpoch(OrcinusError):
-    """The sender belongs to an epoch that is over."""
+    """The sender of a message belongs to an epoch that is over."""
 
 
 class RequestCancelled(OrcinusError):

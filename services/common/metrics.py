@@ -38,7 +38,7 @@ FIRST_TOKEN_S = (
     *(1, 2.5, 5, 10, 30, 90, 300, 1200),
 )
 """Buckets for times to the first token, in seconds. Between 0.1 s and 10 s the steps are small
-enough for goals."""
+enough for latency objectives."""
 
 PER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 15, 120, 1200)
 """Buckets for times per output token, in seconds. The time of an answer whose pipeline was lost
@@ -65,17 +65,18 @@ def new_registry() -> CollectorRegistry:
 
 
 def exposed(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """Returns the metrics as text, and the media type of the text. `accept` is the header `Accept`,
-    which chooses the format."""
+    """Returns the metrics as text, and the media type of the text. `accept` is the request's header
+    `Accept`, which determines the format."""
     encode, media_type = choose_encoder(accept)
     return encode(registry), media_type
 
 
 POLL_S = 0.5
-"""Seconds after which the thread of a listener sees that it is to end, where nothing wakes it."""
+"""Interval in seconds at which the thread of a listener checks whether it must end."""
 
 SILENCE_LIMIT_S = 30.0
-"""Seconds for which a client of the metrics may neither send nor read. Each client has a thread."""
+"""Timeout in seconds for a client of the metrics that neither sends nor reads. The limit is needed
+since each client occupies a thread."""
 
 
 @contextlib.contextmanager
@@ -89,8 +90,8 @@ def listening(
     """Answers `GET /metrics` inside the `with` block, if an address is given; yields the address in
     use, host:port.
 
-    A thread answers, so values may change while it reads them. The end of the block waits for
-    nothing: a process that is told to stop calls it on its event loop.
+    A thread answers, so values may change while the thread reads them. The end of the block does
+    not wait for the thread, because it runs on the event loop of a process that stops.
 
     Raises:
         OSError: the address is taken or is not one of this machine's.
@@ -108,7 +109,7 @@ def listening(
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A server of metrics on a socket that listens already, with a thread for each request."""
+    """An HTTP server for metrics on a socket that already listens. Each request has a thread."""
 
     daemon_threads = True
 
@@ -124,13 +125,14 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.set_app(app)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accepts a client, whose silence is limited from now on."""
+        """Accepts a client's connection, and sets its timeout to the limit of silence."""
         client, name = super().get_request()
         client.settimeout(self._silence_limit_s)
         return client, name
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prints an error, unless it is that the client is silent or gone."""
+        """Prints an error of a request, unless the client was silent for too long or has
+        disconnected."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -159,8 +161,8 @@ def _serving(server: _Server, poll_s: float) -> Iterator[None]:
 
 
 def exemplar() -> dict[str, str] | None:
-    """Returns the current recorded trace as an exemplar for a histogram. Returns None if there is
-    none."""
+    """Returns the id of the current trace as an exemplar for a histogram. Returns None if no trace
+    is recorded."""
     context = trace.get_current_span().get_span_context()
     if not context.trace_flags.sampled:
         return None

@@ -9,8 +9,9 @@ A viewer keeps the changes and draws them; all sums are computed here. A change 
     epoch       has `term`: in a new term, the numbers of requests begin anew; and `text`: the label
                 of the epoch
     iteration   has `n_generated`: each request's number of output tokens after the iteration;
-                `first_tokens`: pairs of a request and the seconds from its arrival to its first
-                token; and `memory`: the number of K/V slots for each use, all slots together
+                `first_tokens`: pairs of a request's id and the seconds from the request's arrival
+                to its first token; and `memory`: the number of K/V slots for each use, all slots
+                together
     pool        has `n_generated` of the running requests
 
 In addition there are `figures` (`watch_figures.py`) once per second, unless the pipeline is idle.
@@ -29,13 +30,13 @@ from services.common.watch_json import Json, seconds, to_json
 _DECODE = watch_pb2.SPAN_KIND_DECODE
 
 ENDED_S = 10.0
-"""Seconds for which a request that has ended is kept, since events of its last iterations may come
-later."""
+"""Seconds for which a request is remembered after its end, since events of its last iterations may
+arrive later."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request, as known from the events so far."""
+    """What the events so far say about a request."""
 
     n_prompt_tokens: int = 0
     n_generated: int = 0
@@ -57,7 +58,7 @@ class _Request:
 
 
 class View:
-    """The view of one watch, whose first event is an epoch."""
+    """The state of a pipeline as seen in one watch, whose first event must be an epoch."""
 
     def __init__(self) -> None:
         self._n_slots = 0
@@ -68,10 +69,10 @@ class View:
         self._figures = Figures()
 
     def take(self, event: watch_pb2.WatchEvent) -> Iterator[Json]:
-        """Yields the changes of the view that an event brings, in order.
+        """Yields the changes that an event causes in the view, in order.
 
         Raises:
-            ValueError: the event is of no type that is known here.
+            ValueError: the type of the event is unknown.
         """
         change = to_json(event)
         at: float = change["t"]
@@ -160,7 +161,7 @@ class View:
 
 
 def _memory(event: watch_pb2.IterationEvent, n_slots: int) -> Json:
-    """Returns how many K/V slots of a pipeline there are for each use."""
+    """Returns how many of the pipeline's `n_slots` K/V slots are in each kind of use."""
     allocated = event.n_allocated_slots
     shared = min(event.n_shared_slots, allocated)
     reserved = max(0, event.n_reserved_slots - allocated)

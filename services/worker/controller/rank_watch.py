@@ -39,7 +39,8 @@ class RankWatch:
 
     @property
     def n_alive(self) -> int:
-        """Number of ranks that have sent a heartbeat recently: since the check before the last one."""
+        """Number of ranks that have sent a heartbeat recently: since the check before the
+        last one."""
         return sum(self._n_missed[tp_rank] <= 1 for tp_rank in list(self._heard))
 
     def note_heartbeat(self, tp_rank: int) -> None:

@@ -186,7 +186,8 @@ class LogprobRequests:
         return row in self._n_sampled
 
     def are_of_prompts(self, spans: Spans) -> bool:
-        """Returns whether log-probabilities of prompt tokens must be computed for any of `spans`."""
+        """Returns whether log-probabilities of prompt tokens must be computed for any of
+        `spans`."""
         return bool(self._n_prompt) and any(True for _ in self._prompts(spans))
 
     def wanted(self, spans: Spans, first_tokens: Ints, uploads: Uploads) -> WantedLogprobs | None:

@@ -176,7 +176,8 @@ class RequestTable:
         return self._not_greedy.isdisjoint(rows.tolist())
 
     def sampling(self, rows: Ints, positions: Ints) -> SamplingBatch:
-        """Returns the sampling options for the next tokens of `rows`, which will be at `positions`."""
+        """Returns the sampling options for the next tokens of `rows`, which will be at
+        `positions`."""
         columns = self._sampling[rows]
         n_generated = positions - self._n_prompt_tokens[rows]
         min_tokens = columns["min_tokens"]

@@ -211,7 +211,8 @@ class VocabParallelHead:
         return cls(embedding.table, embedding.share, embedding.vocab_size)
 
     def describe(self, to: Program, hidden: Buffer) -> Buffer:
-        """Adds the steps to a program, and returns the logits [n, vocab_size], equal on every rank."""
+        """Adds the steps to a program, and returns the logits [n, vocab_size], equal on every
+        rank."""
         return to.all_gather(to.multiply(self.weight, hidden), self.vocab_size)
 
 

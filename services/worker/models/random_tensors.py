@@ -1,4 +1,5 @@
-"""Random values for a rank's share of a stage's tensors, so that models run without a checkpoint."""
+"""Random values for a rank's share of a stage's tensors, so that models run without a
+checkpoint."""
 
 from __future__ import annotations
 

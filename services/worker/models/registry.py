@@ -56,7 +56,8 @@ from services.worker.models.weights import OnProgress, TensorSource, WantedTenso
 
 
 class Family(Protocol):
-    """The type of a family's class, which is a subclass of StageModel. Calling it builds a stage."""
+    """The type of a family's class, which is a subclass of StageModel. Calling it builds a
+    stage."""
 
     @property
     def config_type(self) -> type[ModelConfig]: ...

@@ -59,6 +59,7 @@ class TensorFiles(Protocol):
 
 
 def enumerate_problems(problems: list[str]) -> str:
-    """Returns one line with the first problems, and with the number of problems that are left out."""
+    """Returns one line with the first problems, and with the number of problems that are left
+    out."""
     rest = len(problems) - _MAX_PROBLEMS
     return "; ".join(problems[:_MAX_PROBLEMS]) + (f"; and {rest} more" if rest > 0 else "")

@@ -83,12 +83,14 @@ def check_targets(targets: Iterable[str]) -> None:
 
 
 def _is_named(targets: Iterable[str], module: str) -> bool:
-    """Returns whether a target occurs in the module's name as one or more whole parts between dots."""
+    """Returns whether a target occurs in the module's name as one or more whole parts between
+    dots."""
     return any(f".{target}." in f".{module}." for target in targets)
 
 
 def _is_matched(targets: Iterable[str], module: str) -> bool:
-    """Returns whether a target that begins with `re:` matches the beginning of the module's name."""
+    """Returns whether a target that begins with `re:` matches the beginning of the module's
+    name."""
     patterns = (each.removeprefix(_PATTERN) for each in targets if each.startswith(_PATTERN))
     return any(re.match(pattern, module) for pattern in patterns)
 

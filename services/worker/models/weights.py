@@ -174,7 +174,8 @@ class TensorSource(ABC):
         return pack_table(self.joined([part]), self.quantization)
 
     def rows(self, part: Part) -> TableWeight:
-        """Returns a matrix that is used only for row look-up. It is packed only if it is quantised."""
+        """Returns a matrix that is used only for row look-up. It is packed only if it is
+        quantised."""
         if self.quantization == "none":
             return PlainWeight(self.joined([part]))
         return self.table(part)
@@ -185,7 +186,8 @@ class TensorSource(ABC):
 
     @abstractmethod
     def _read(self, part: Part, out: Tensor) -> None:
-        """Reads the values of `part` into `out`, which has the shape of the part as it is stored."""
+        """Reads the values of `part` into `out`, which has the shape of the part as it is
+        stored."""
 
 
 class WantedTensors(TensorSource):

@@ -149,7 +149,8 @@ def main(
 
 
 def say_last(channel: RankEnd, kind: MessageKind, reason: str) -> None:
-    """Reports to the controller why this rank ends. Does nothing if the channel is already closed."""
+    """Reports to the controller why this rank ends. Does nothing if the channel is already
+    closed."""
     with contextlib.suppress(ChannelClosed):
         channel.send(kind, reason.encode())
 

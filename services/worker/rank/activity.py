@@ -44,7 +44,8 @@ class Activity:
 
     @property
     def floor_s(self) -> float:
-        """Seconds allowed for a step that should take almost no time, such as a turn of the loop."""
+        """Seconds allowed for a step that should take almost no time, such as a turn of the
+        loop."""
         return self._limit.floor_s
 
     def turn(self) -> None:

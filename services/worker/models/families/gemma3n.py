@@ -362,7 +362,8 @@ class SparseMLP:
         return self.down.describe(to, to.gate("gelu_tanh", both), residual)
 
     def _squares(self, gates: Tensor, total: Tensor) -> Tensor:
-        """Returns the sum of squared deviations of this rank's gates from the mean, [n_tokens, 1]."""
+        """Returns the sum of squared deviations of this rank's gates from the mean,
+        [n_tokens, 1]."""
         return (gates - total / self.size).square().sum(-1, keepdim=True)
 
     def _closed(self, both: Tensor, gates: Tensor, total: Tensor, squares: Tensor) -> Tensor:

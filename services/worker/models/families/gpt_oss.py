@@ -203,7 +203,8 @@ class GptOssStage(RotaryStage):
 
 
 class _Experts:
-    """Reads this rank's share of every expert of a layer: a range of the expert's inner elements."""
+    """Reads this rank's share of every expert of a layer: a range of the expert's inner
+    elements."""
 
     def __init__(self, config: GptOssConfig, source: TensorSource, prefix: str, index: int) -> None:
         self._config = config

@@ -144,7 +144,8 @@ class BlockwiseMatrix(QuantisedMatrix):
 
     @cached_property
     def _state(self) -> dict[str, Any]:
-        """The parsed JSON that is stored with the matrix. Raises CheckpointError if it is invalid."""
+        """The parsed JSON that is stored with the matrix. Raises CheckpointError if it is
+        invalid."""
         for kind in _STATES:
             suffix = f"weight.quant_state.bitsandbytes__{kind}"
             header = self._header(suffix)

@@ -83,8 +83,8 @@ class Fp4Matrix(QuantisedMatrix):
         return self.tensor(self.numbers_name, rows, pairs)
 
     def _scales(self, rows: range, groups: range) -> Tensor:
-        """Returns the scales of groups, [n_rows, n_groups]. They are halved, because the numbers
-        are stored doubled."""
+        """Returns half of each group's scale, [n_rows, n_groups], because the numbers are read as
+        twice their value."""
         return self.tensor(self.scales_name, rows, groups).float() * (0.5 * self._factor())
 
     def _factor(self) -> Tensor:

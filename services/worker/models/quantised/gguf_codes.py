@@ -46,7 +46,8 @@ class _Numbers:
     values: tuple[int, ...] | None = None  # of numbers of four bits; None for eight bits
 
     def __call__(self, blocks: Tensor) -> Tensor:
-        """Returns the numbers of blocks [n, n_bytes] in the encoding of `GroupedMatrix`, [n, size]."""
+        """Returns the numbers of blocks [n, n_bytes] in the encoding of `GroupedMatrix`, [n,
+        size]."""
         kept, ones = (torch.tensor(bits, dtype=torch.uint8) for bits in (self.kept, self.ones))
         dequantised = torch.from_numpy(dequantize((blocks & kept | ones).numpy(), self.type))
         whole = dequantised.sub_(self.delta).mul_(self.factor).to(torch.int8)

@@ -60,8 +60,8 @@ class MlxMatrix(QuantisedMatrix):
 
     @property
     def _shift(self) -> int:
-        """The number that is subtracted from unsigned numbers of 4 or 8 bits, since the largest
-        ones would not fit into the signed type."""
+        """The number that is subtracted from unsigned numbers so that the largest ones fit into the
+        encoding of `GroupedMatrix`."""
         return self.middle if self.form.bits in (4, 8) else 0
 
     def _numbers(self, rows: range, columns: range) -> Tensor:
