@@ -93,7 +93,7 @@ def _credentials(environment: Mapping[str, str]) -> grpc.ChannelCredentials | No
 
 def _own_decisions() -> Sampler | None:
     """Returns the sampler of a process that decides itself which traces are recorded. Returns None
-    if the environment names a sampler."""
+    if the environment names a sampler that records nothing, which is then used."""
     name = os.environ.get("OTEL_TRACES_SAMPLER", "").lower()
     return None if name.endswith("always_off") else ParentBased(ALWAYS_ON)
 

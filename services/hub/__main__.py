@@ -19,7 +19,7 @@ from services.hub.source import Source, SourceError
 
 INTERRUPTED = 130
 LAST_BYTES_S = 2.0
-"""Seconds in which downloading threads can stop before the process ends."""
+"""Seconds that downloading threads have to stop before the process ends."""
 
 
 def say(line: str) -> None:

@@ -29,7 +29,7 @@ PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LargeFile:
-    """A file of a repository at a commit. The hub names its content by the SHA-256."""
+    """A large file of a repository at a commit. The hub identifies its content by the SHA-256."""
 
     repository: str
     commit: str
@@ -45,8 +45,8 @@ class LargeFile:
         return self.size - min(part.stat().st_size if part.exists() else 0, self.size)
 
     def fetch(self, blobs: Path, on_progress: TransferProgress) -> None:
-        """Fetches the content of the file, unless the content is there. `blobs` is the directory of
-        contents in the cache of the repository.
+        """Fetches the content of the file, unless the content is already complete. `blobs` is the
+        directory of contents in the cache of the repository.
 
         Raises:
             SourceError: the digest of the content does not match.
@@ -68,7 +68,7 @@ class LargeFile:
         os.replace(part, blob)
 
     def _read_all(self, file: BinaryIO, on_progress: TransferProgress) -> None:
-        """Appends the missing bytes, over several connections if necessary."""
+        """Appends the missing bytes to the file, over several connections if necessary."""
         n_failures = 0
         while (begin := file.tell()) < self.size:
             lost: httpx2.TransportError | None = None
@@ -85,7 +85,7 @@ class LargeFile:
             time.sleep(PAUSE_S)
 
     def _read_on(self, file: BinaryIO, on_progress: TransferProgress) -> None:
-        """Appends the bytes of one connection, which begin at the end of the file."""
+        """Appends the bytes that one connection delivers. They continue at the end of the file."""
         url = hf_hub_url(self.repository, self.path, revision=self.commit)
         location = get_hf_file_metadata(url, timeout=TIMEOUT_S).location
         begin = file.tell()

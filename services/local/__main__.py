@@ -24,12 +24,12 @@ COMPLETION = (
     "completions",
     '{"prompt": "If the file does not exist,", "max_tokens": 40, "temperature": 0.7}',
 )
-"""Route and body of the example for a model that only continues texts."""
+"""Route and body of the example request for a model that only continues texts."""
 CHAT = (
     "chat/completions",
     '{"messages": [{"role": "user", "content": "How do I copy a file?"}], "max_tokens": 40}',
 )
-"""Route and body of the example for a model that answers conversations."""
+"""Route and body of the example request for a model that answers conversations."""
 LAST_WORDS_S = 1.5
 """Seconds from the loss of a service until all services are stopped.
 
@@ -40,7 +40,7 @@ In this time the pipeline can send errors to its clients.
 class LoadingBar:
     """A progress bar of the bytes of weights that all stages have loaded.
 
-    The bar appears on standard error, and only if standard error is a terminal.
+    The bar is shown only if standard error is a terminal.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,8 @@ class LoadingBar:
         self._stages: dict[int, tuple[int, int]] = {}
 
     def update(self, stage_index: int, n_done: int, n_total: int) -> None:
-        """Takes the number of loaded bytes and of all bytes of a stage, and redraws the bar."""
+        """Updates the bar with the number of loaded bytes and the total number of bytes of a
+        stage."""
         self._stages[stage_index] = (n_done, n_total)
         done, total = (sum(column) for column in zip(*self._stages.values(), strict=True))
         self._bar.total = total
@@ -62,8 +63,8 @@ class LoadingBar:
 
 
 def announce(settings: LocalSettings, endpoints: LocalAddresses) -> None:
-    """Prints the addresses for clients, an example of a request that suits the model, and what the
-    checkpoint is taken for."""
+    """Prints the addresses for clients, an example request that suits the model, and how the
+    checkpoint was understood."""
     name = next(iter(settings.served_model_name), model_name(settings.model))
     scheme = "http" if settings.tls_dir is None else "https"
     root = f"{scheme}://{endpoints.http}"
@@ -85,7 +86,7 @@ def announce(settings: LocalSettings, endpoints: LocalAddresses) -> None:
 
 
 async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
-    """Serves a model until a signal asks to stop, or until a service is not started again.
+    """Serves a model until a signal asks to stop, or until a service has died and is not restarted.
 
     Returns the exit status: 0 after a signal, else 1.
     """
@@ -101,7 +102,7 @@ async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
 
 
 async def launch(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
-    """Starts all services, and waits until one of them has died and is not started again.
+    """Starts all services, and waits until one of them has died and is not restarted.
 
     Returns the exit status, which is 1.
     """
@@ -131,7 +132,7 @@ def main(
 ) -> int:
     """Serves a model, and returns the exit status.
 
-    Benchmarks pass classes of their own, to run another scheduler.
+    Benchmarks pass other classes, which run another scheduler.
     """
     settings = settings_class.load("local", sys.argv[1:])
     configure_logging("local", settings.log_level)

@@ -23,8 +23,8 @@ LAST_MESSAGE_S = 1.0
 MAX_MISSED_BEATS = 8
 """Number of checks without a new message after which a service counts as hung.
 
-The event loop of this process checks once a second. On a machine that is suspended or overloaded
-the checks are delayed, too, so that the service is not killed for that.
+The event loop of this process checks once a second. If the machine is suspended or overloaded, the
+checks are delayed like the messages, so that the service is not killed for this reason.
 """
 MAX_TURNS_TO_FIRST_BEAT = 60
 """Number of checks without a message after which a service that has never sent one counts as hung.
@@ -33,7 +33,7 @@ A service sends no messages while it imports its modules.
 """
 
 OnMessage = Callable[[dict[str, Any]], None]
-"""A function that is given each message of a service."""
+"""A function that is called with each message of a service."""
 
 
 class ChildDied(Exception):
@@ -48,7 +48,8 @@ class Child:
     ) -> None:
         self.name = name
         self.said: dict[str, Any] = {}
-        """All fields that the service has reported so far."""
+        """All fields of the messages that the service has sent so far. A later value replaces an
+        earlier one."""
         self._process = process
         self._on_message = on_message
         self._n_messages = 0
@@ -97,7 +98,7 @@ class Child:
         return self._process.pid
 
     async def wait_for(self, key: str) -> Any:
-        """Returns the value that the service reports under `key`, once it is reported.
+        """Waits until the service reports a value under `key`, and returns the value.
 
         Raises:
             ChildDied: the service ended before.
@@ -124,7 +125,7 @@ class Child:
         return f"{self.name} exited with status {status}"
 
     async def kill_when_hung(self) -> None:
-        """Waits until the service has sent no message for too long, and then kills it."""
+        """Waits until the service has sent no message for too long, then kills the service."""
         n_messages, n_missed = 0, 0
         while n_missed < (MAX_MISSED_BEATS if n_messages else MAX_TURNS_TO_FIRST_BEAT):
             await asyncio.sleep(BEAT_S)

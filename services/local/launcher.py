@@ -27,13 +27,14 @@ The value is below the timeout after which `Child.stop` kills a service. The fro
 timeout itself.
 """
 OnProgress = Callable[[int, int, int], None]
-"""A function of a stage's index, its loaded bytes and its total bytes."""
+"""A function that is called with a stage's index, its number of loaded bytes and its total number
+of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalAddresses:
-    """The addresses of the frontend's APIs and of the services' metrics, as host:port, and what
-    the frontend serves there."""
+    """The addresses of the frontend's APIs and of the services' metrics, as host:port, and
+    properties of the served model."""
 
     http: str
     grpc: str
@@ -42,18 +43,18 @@ class LocalAddresses:
     can_chat: bool = False
     """Whether the model has a chat template, so that the API answers conversations."""
     report: Sequence[tuple[str, str]] = ()
-    """What the checkpoint is taken for: the rows of a CheckpointReport."""
+    """How the checkpoint was understood: the rows of a CheckpointReport."""
 
 
 class Launcher:
-    """The process tree of one pipeline on this machine. It leaves no process behind."""
+    """The processes of one pipeline on this machine. None of them survives the launcher."""
 
     worker_module = "services.worker"  # benchmarks override these two modules
     scheduler_module = "services.scheduler"
 
     def __init__(self, settings: LocalSettings) -> None:
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """A future that is done when a service has ended and is not started again.
+        """A future that is done when a service has ended and is not restarted.
 
         Its result is the reason why the service ended.
         """
@@ -107,7 +108,8 @@ class Launcher:
         ready_key: str = "ready",
         on_message: OnMessage = lambda _: None,
     ) -> Child:
-        """Starts a service in a wave. `ready_key` is the key that it reports when it is ready."""
+        """Starts a service that belongs to a wave: the services of a wave start together.
+        `ready_key` is the key that the service reports when it is ready."""
         service = Supervisor(
             name,
             module,
@@ -214,10 +216,10 @@ def share_cpus(
 ) -> tuple[int, list[list[int]]]:
     """Returns the number of compute threads of each rank, and the CPUs of each stage's threads.
 
-    Each thread is bound to a CPU only if the threads of all ranks use all CPUs. Otherwise the list
-    of CPUs is empty, since another pipeline on this machine would choose equal CPUs. `n_usable` is
-    the number of CPUs whose time this process may use. A quota can make it smaller than the number
-    of `cpus`.
+    Threads are bound to CPUs only if the threads of all ranks together use all CPUs. Otherwise the
+    lists of CPUs are empty, since another pipeline on this machine would choose the same CPUs.
+    `n_usable` is the number of CPUs whose time this process may use. A quota can make it smaller
+    than the number of `cpus`.
     """
     n_threads = settings.threads or max(1, n_usable // (settings.stages * settings.tp))
     per_stage = settings.tp * n_threads

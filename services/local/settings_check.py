@@ -19,8 +19,8 @@ LAYER_KEYS = ("num_hidden_layers", "n_layer")
 
 
 def trouble_with(settings: LocalSettings) -> str:
-    """Returns why a model cannot be served here with the settings. The result is empty if no reason
-    is known."""
+    """Returns why a model cannot be served on this machine with the settings. The result is empty
+    if no problem is found."""
     try:
         loopback()
     except OSError:

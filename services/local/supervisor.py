@@ -1,6 +1,7 @@
-"""Keeps a service running: a child that dies or hangs is started again.
+"""Keeps a service running: starts a new child process when the present one dies or hangs.
 
-The new child gets the addresses of the former child, which the other services know.
+The new child gets the addresses of its predecessor, because the other services know these
+addresses.
 """
 
 import asyncio
@@ -11,10 +12,11 @@ from typing import Any
 from services.local.child import Child, OnMessage
 
 MAX_RESTARTS = 5
-"""Largest number of restarts of one service within `WINDOW_S`; then the service stays dead."""
+"""Largest number of restarts of one service within `WINDOW_S` seconds. After that the service is
+not restarted."""
 WINDOW_S = 60.0
 FIRST_PAUSE_S = 0.5
-"""Seconds of pause before the second restart within `WINDOW_S`.
+"""Seconds of pause before the second restart within `WINDOW_S` seconds.
 
 The first restart has no pause. The pause before each later restart is twice the previous one.
 """
@@ -24,11 +26,12 @@ ADDRESS_OPTIONS = {
     "grpc": "grpc-address",
     "metrics": "metrics-address",
 }
-"""Options that set addresses, keyed by the name under which a service reports the address."""
+"""Names of the command-line options that set addresses, by the key under which a service reports
+the address."""
 
 
 class RestartLimit:
-    """Counts the restarts of one service, and chooses the pauses before them."""
+    """Counts the restarts of one service, and determines the pause before each restart."""
 
     def __init__(self, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
         self._first_pause_s = first_pause_s
@@ -42,9 +45,9 @@ class RestartLimit:
     def pause_s(self, now_s: float, *, was_ready: bool) -> float | None:
         """Counts one more restart, and returns the seconds to pause before it.
 
-        Returns None if `MAX_RESTARTS` restarts count already. A restart counts for `WINDOW_S`
-        seconds, and longer as long as the service does not become ready. `was_ready` says whether
-        the child that has ended was ready.
+        Returns None if the limit of `MAX_RESTARTS` has been reached. A restart counts towards the
+        limit for `WINDOW_S` seconds, and longer if the service has not become ready since.
+        `was_ready` says whether the child that has ended was ready.
         """
         if was_ready:
             self._times_s = [time_s for time_s in self._times_s if now_s - time_s < WINDOW_S]
@@ -72,7 +75,7 @@ class Supervisor:
     ) -> None:
         self.child: Child
         self.restarts = False
-        """Whether another child is started when the present child ends.
+        """Whether a new child is started when the present child ends.
 
         The launcher sets this once the whole pipeline serves. A child that ends earlier would fail
         to start again.
@@ -89,13 +92,13 @@ class Supervisor:
         self._task: asyncio.Task[None]
 
     async def start(self) -> Child:
-        """Starts the first child. From now on the service is kept running."""
+        """Starts the first child. From now on, a child that ends is replaced."""
         await self._start_child()
         self._task = asyncio.create_task(self._keep_running(), name=self._name)
         return self.child
 
     async def stop(self) -> None:
-        """Ends the present child, and starts no other child."""
+        """Ends the present child without starting another one."""
         self._stopping.set()
         await self.child.stop()
         await self._task
@@ -110,14 +113,15 @@ class Supervisor:
         )
 
     def _note_message(self, message: dict[str, Any]) -> None:
-        """Remembers the addresses of the child for the next child."""
+        """Remembers the addresses that a child reports, for its successor."""
         for key, option in ADDRESS_OPTIONS.items():
             if message.get(key) is not None:
                 self._options[option] = message[key]
         self._on_message(message)
 
     async def _keep_running(self) -> None:
-        """Starts a child whenever one ends, until the limit is reached or `stop` is called."""
+        """Starts a new child whenever one ends, until the limit of restarts is reached or `stop` is
+        called."""
         while True:
             reason = await self._end_of_child()
             if self._stopping.is_set():
@@ -142,7 +146,7 @@ class Supervisor:
                 return  # `stop` ends the new child, too
 
     async def _end_of_child(self) -> str:
-        """Waits for the end of the child, kills a child that hangs, and returns the reason."""
+        """Waits until the child ends, or kills it if it hangs. Returns the reason of the end."""
         watching = asyncio.create_task(self.child.kill_when_hung())
         try:
             return await self.child.obituary()
@@ -158,7 +162,7 @@ class Supervisor:
 
 
 def _argument(key: str, value: object) -> str:
-    """Returns an option for the command line. A boolean becomes a flag."""
+    """Returns a setting as an option of the command line. A boolean becomes a flag."""
     if isinstance(value, bool):
         return f"--{key}" if value else f"--no-{key}"
     return f"--{key}={value}"

@@ -24,8 +24,9 @@ class Check:
 
     value: float
     """Value that the run reached for the whole workload, in the unit of `Workload.value_of`; larger
-    is better. If only a part of the workload was run, or a lower rate, this is the predicted value
-    of the whole workload times the ratio of measured to predicted value of the run."""
+    is better. If only a part of the workload was run, or at a lower rate, the value is an estimate:
+    the predicted value of the whole workload, times measured divided by predicted value of the run.
+    """
     is_whole: bool
     """Whether the whole workload was run."""
     iterations: tuple[MeasuredIteration, ...]
@@ -39,8 +40,8 @@ async def run_load(
     """Sends each prompt at its due time, and cancels requests that have not ended after `limit_s`.
     Due times are in seconds after the start.
 
-    Returns a list with the due time and the reply of each prompt, and the time of the start.
-    Returned times are by the event loop's clock.
+    Returns a list with the due time and the reply of each prompt, and the time of the start. The
+    reply and the start use the event loop's clock.
 
     Raises:
         SystemFailed: a request has failed.
@@ -117,7 +118,8 @@ def speed(simulation: Simulation, records: Sequence[Record]) -> float:
 
 
 def outcome_of(replies: Sequence[tuple[float, TimedReply]], start_s: float) -> Outcome:
-    """Returns the result of a run with times as clients saw them. All requests must have ended."""
+    """Returns the outcome of a run, with times as the clients measured them. All requests must have
+    ended."""
     requests = [
         RequestTimes(
             arrival_s=due_s - start_s,

@@ -13,7 +13,8 @@ from simulator.outcome import LatencyLimits
 NOISY = 0.15
 """Median relative error of a calibration above which its predictions are doubtful."""
 TYPICAL_CONTEXT = 256
-"""Number of tokens of each request's context in iterations whose times are given as examples."""
+"""Number of tokens of each request's context in the iterations that serve as examples in the
+explanations."""
 
 
 def reasons(tuned: Tuned) -> Iterator[str]:
