@@ -11,7 +11,8 @@ from kernels.weights.linear import Clamp, Gate
 
 @dataclass(frozen=True, slots=True)
 class ExpertForm:
-    """The biases and the gate of a layer's experts; the default is a SiLU gate without biases."""
+    """The biases and the gate of a layer's experts. By default, the gate is SiLU and there are no
+    biases."""
 
     gate_up_bias: Tensor | None = None  # [n_experts, 2 * size], the gate's biases first
     down_bias: Tensor | None = None  # [n_experts, hidden]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class StateSpans:
-    """The tokens of each span of a batch, and the row of the layers' states that belongs to the
-    span's request.
+    """The number of tokens of each span of a batch, and the row in which layers keep the state of
+    the span's request.
 
     Columns are int64, dense and on the device. Spans of one batch have different rows, except for
     spans whose results are not read.

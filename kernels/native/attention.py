@@ -32,7 +32,7 @@ def span_addresses(spans: AttentionSpans) -> tuple[int, int, int]:
 
 
 class NativeAttention:
-    """Implements `Ops.attention` with one build of the library."""
+    """Attention over paged K/V (`Ops.attention`) with one build of the library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._attention = declare(
@@ -52,7 +52,8 @@ class NativeAttention:
         form: AttentionForm = PLAIN,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Implements `ComputeAttention`. Raises TypeError for a plan of other operations."""
+        """Computes attention as `kernels.ops.ComputeAttention` describes. Raises TypeError for a
+        plan that other operations have made."""
         is_taken = q.dtype in ELEMENT and key_cache.dtype == q.dtype
         # The library needs equal strides: values have the layout of keys, or are a part of keys.
         if not is_taken or key_cache.stride() != value_cache.stride():

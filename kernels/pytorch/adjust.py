@@ -20,12 +20,12 @@ from kernels.forms.sampling_columns import AllowedTokens, Biases, Penalties, Sam
 
 BANNED = -(2.0**100)
 """The logit of a token that may not be sampled. It is below every logit of a model. The token's
-probability is 0 at every temperature up to MAX_TEMPERATURE. A row of such logits has a finite sum.
-"""
+probability is 0 at every temperature up to MAX_TEMPERATURE. The value is finite, so that the sum of
+a row is finite, too."""
 
 MAX_TEMPERATURE = 2.0**90
-"""The greatest temperature; a higher one is replaced by it. At temperatures far below this one, all
-tokens are equally likely already."""
+"""The highest temperature that is used. Higher ones are replaced by it. All tokens are equally
+likely already at temperatures far below it."""
 
 
 def adjust(
@@ -57,8 +57,8 @@ def _keep_allowed(logits: Tensor, allowed: AllowedTokens) -> Tensor:
 
 
 def _banned(masks: Tensor) -> Tensor:
-    """Returns the inverted bits of `masks` [n, n_words] int32, one element for each bit and the
-    lowest bit of a word first: [n, 32 * n_words] uint8."""
+    """Returns the inverted bits of `masks` [n, n_words] int32, the lowest bit of a word first, one
+    element for each bit: [n, 32 * n_words] uint8."""
     of_bytes = masks.bitwise_not().view(torch.uint8)  # the lowest byte of a word first
     if of_bytes.is_cpu:  # NumPy has an operation that unpacks bits
         return torch.from_numpy(np.unpackbits(of_bytes.numpy(), axis=1, bitorder="little"))

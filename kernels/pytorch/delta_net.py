@@ -39,7 +39,8 @@ def delta_net(
     `projected` [n_tokens, n_channels + n_value_heads * (value_dim + 2)] holds, for each token, its
     queries, keys, values, z, b and a in this order. `inputs` [n_rows, kernel_size - 1, n_channels],
     of the type of `projected`, holds the queries, keys and values of the last tokens of each row.
-    `states` [n_rows, n_value_heads, key_dim, value_dim] is float32. Both are dense.
+    `states` [n_rows, n_value_heads, key_dim, value_dim] is float32. `inputs` and `states` are
+    dense.
     """
     out = projected.new_empty(len(projected), form.n_out)
     columns = (spans.first_tokens, spans.n_tokens, spans.rows, spans.start_positions)

@@ -48,7 +48,7 @@ def rotary_write_kv(
     head_dim].
 
     `qkv` [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim] holds the queries, keys and values of
-    each token in this order. It may be overwritten, and the result may be a view of it. With
+    each token in this order. `qkv` may be overwritten, and the result may be a view of `qkv`. With
     `norms`, each head of queries and keys is normalised before the rotation, and may be rounded in
     between. The other arguments are as in `Ops.rotary` and `Ops.write_kv`.
     """

@@ -20,7 +20,7 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class EmbedPacked:
-    """Looks up the rows of tokens in a packed matrix, which the head may multiply with, too."""
+    """Looks up the rows of tokens in a packed matrix, which may also be the matrix of the head."""
 
     table: TableWeight  # [vocab_size, width]
     out: Buffer
@@ -28,8 +28,8 @@ class EmbedPacked:
 
 @dataclass(frozen=True, slots=True)
 class EmbedShare:
-    """Looks up the rows of tokens in a rank's share of a table; the result is zeros for tokens
-    whose rows other ranks have."""
+    """Looks up the rows of tokens in a rank's share of a table. The result is zeros for tokens that
+    belong to other ranks."""
 
     table: TableWeight  # [len(share), width]
     share: range  # the tokens whose rows the table has
@@ -40,7 +40,7 @@ class EmbedShare:
 
 @dataclass(frozen=True, slots=True)
 class AddPositions:
-    """Adds the row of `table` at each token's position to the token's row of `x`, in place."""
+    """Adds to each token's row of `x` the row of `table` at the token's position, in place."""
 
     table: Tensor  # [n_positions, width]
     x: Buffer

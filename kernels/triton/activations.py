@@ -1,4 +1,4 @@
-"""The functions of gates in float32, for kernels that call them on values in registers."""
+"""Gate functions in float32, which kernels apply to values in registers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def silu(x):
 
 @triton.jit
 def gelu(x):
-    """Returns the tanh approximation of GeLU. Its factor `(1 + tanh(u)) / 2` is computed as
-    `sigmoid(2 * u)`, which is equal."""
+    """Returns the tanh approximation of GeLU. The factor `(1 + tanh(u)) / 2` in its formula is
+    computed as the equal `sigmoid(2 * u)`."""
     twice = 1.5957691216057308 * (x + 0.044715 * x * x * x)  # 2 * sqrt(2 / pi)
     return x * sigmoid(twice)
 

@@ -189,7 +189,8 @@ def _multiply(
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Multiplies rows of `x` with the matrices of their experts. A row has N_PER_ROW choices."""
+    """Multiplies rows of `x` with the matrices of their experts. Each row of `x` belongs to
+    N_PER_ROW choices."""
     N_BLOCKS: tl.constexpr = (N_OUT + OUTPUTS - 1) // OUTPUTS
     program = tl.program_id(0)
     n_tiles = tl.load(tiles)
@@ -262,7 +263,8 @@ def expert_mlp(
     weights: Tensor,
     form: ExpertForm = PLAIN_EXPERTS,
 ) -> Tensor:
-    """Implements `Ops.expert_mlp`. `gate_up`, `down` and the biases must be contiguous."""
+    """Runs the experts of a layer, as `Ops.expert_mlp` describes. `gate_up`, `down` and the biases
+    must be contiguous."""
     if x.stride(1) != 1:
         x = x.contiguous()
     n_tokens, hidden_size = x.shape

@@ -112,7 +112,7 @@ def _look(row, N, LANES: tl.constexpr, STAGES: tl.constexpr):
 @triton.jit
 def _bound(peaks, largest, n_wanted, SHIFT: tl.constexpr):
     """Returns a lower bound for the `n_wanted` largest logits. At least `n_wanted` lanes have a
-    peak that reaches the bound. More lanes do so only if peaks are equal."""
+    peak (largest logit) that reaches the bound, and more lanes only if peaks are equal."""
     low, high = _order_of(tl.min(peaks, 0), SHIFT), _order_of(largest, SHIFT) + 1
     n_reached = n_wanted + 1
     while (high - low > 1) & (n_reached != n_wanted):
@@ -196,7 +196,8 @@ def _weigh(
 
 @triton.jit
 def _goal(top_p, total):
-    """Returns the smallest integer that is at least `top_p * total`, within 1 to `total`."""
+    """Returns the smallest integer that is at least `top_p * total`, limited to the range from 1 to
+    `total`."""
     goal = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
     return tl.minimum(tl.maximum(goal, 1), total)
 
@@ -213,7 +214,7 @@ def _limit_count(
     LANES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Applies `top_k`: returns a bound, the number of kept logits that are equal to the bound, and
+    """Applies `top_k`. Returns a bound, the number of kept logits that are equal to the bound, and
     the weight of all kept logits.
 
     All logits above the bound are kept. At least `n_wanted` logits must reach `low`.
@@ -246,7 +247,7 @@ def _limit_weight(
     LANES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Applies `top_p`: returns a bound, and the number of kept logits that are equal to the bound.
+    """Applies `top_p`. Returns a bound, and the number of kept logits that are equal to the bound.
 
     All logits above the bound are kept. The logits above `low`, together with the first `n_kept`
     logits equal to `low`, must have a weight of at least `goal`.
@@ -338,7 +339,8 @@ def _choose(
     BLOCKS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Returns the sampled index of a row. The limits must drop all logits below `low`."""
+    """Returns the sampled index of a row. `low` must be so low that the limits drop all logits
+    below it."""
     bound, n_kept = low, tl.full((), 0x7FFFFFFF, tl.int64)
     if n_wanted <= N:
         bound, n_kept, total = _limit_count(
@@ -437,7 +439,8 @@ def _sample(
 
 
 def sample(logits: Tensor, columns: SamplingColumns, *, n_lanes: int = _N_LANES) -> Tensor:
-    """Implements `Ops.sample`. The host does not wait for the device.
+    """Samples a token for each row of logits, as `Ops.sample` describes. The host does not wait for
+    the device.
 
     `n_lanes`, a power of two, is the number of logits that a program reads in one step.
     """
