@@ -54,7 +54,7 @@ class AttentionPlan:
 
 
 class PlanAttention(Protocol):
-    """Prepares attention for one batch, in which prefills and decodes may be mixed."""
+    """Prepares attention for one batch, which may contain both prefills and decodes."""
 
     def __call__(
         self,
@@ -170,7 +170,7 @@ class Ranks(Protocol):
 
 
 class ProgramBatch(Protocol):
-    """A batch for a program: the tokens of all spans one after the other."""
+    """A batch for a program. It has the tokens of all spans, one span after the other."""
 
     @property
     def positions(self) -> Tensor:
@@ -186,7 +186,8 @@ class ProgramBatch(Protocol):
 
     @property
     def states(self) -> StateSpans | None:
-        """The rows of the states of the batch's requests, or None if no layer keeps states."""
+        """The rows in which layers keep the states of the batch's requests. None if no layer keeps
+        states."""
 
     @property
     def ranks(self) -> Ranks:
@@ -237,14 +238,15 @@ class ProgramRunner(Protocol):
 
     def head(self, hidden: Tensor, ranks: Ranks) -> Tensor:
         """Returns the logits [n, vocab_size] for hidden states [n, hidden_size] after the last
-        layer, of this or another batch. Raises ValueError if the program has no head."""
+        layer, which may be from another batch. Raises ValueError if the program has no head."""
 
 
 class RunProgram(Protocol):
     """Prepares a program so that it can be run for many batches."""
 
     def __call__(self, program: Program, ops: Ops, /) -> ProgramRunner:
-        """Returns the fastest runner of the program on `ops`. This function is `ops.run_program`.
+        """Returns the fastest runner of the program with the operations `ops`. Must be called as
+        `ops.run_program`.
 
         Raises ValueError for tensors that do not fit each other, and TypeError for a step that
         cannot be run.
@@ -300,12 +302,13 @@ class Ops:
         return cls(**{**found, **given})
 
     def runner(self, program: Program) -> ProgramRunner:
-        """Returns a runner of the program on these operations. `RunProgram` describes errors."""
+        """Returns a runner of the program with these operations. `RunProgram` describes the
+        errors."""
         return self.run_program(program, self)
 
 
 def _offered(source: object) -> dict[str, Any]:
-    """Returns the functions that a module defines, or the methods of an object, by their names."""
+    """Returns, by name, the functions that a module defines or the methods of an object."""
     if not isinstance(source, ModuleType):
         return {name: getattr(source, name) for name in dir(source)}
     return {

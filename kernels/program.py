@@ -87,7 +87,8 @@ class RotaryAngles(Protocol):
         batch."""
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cosines and signed sines [n_tokens, 1, head_dim] of `positions` [n_tokens]."""
+        """Returns the cosines and the signed sines [n_tokens, 1, head_dim] of the angles at
+        `positions` [n_tokens]."""
 
     def cover(self, positions: Tensor) -> None:
         """Extends the tables, if there are any, to all of `positions`."""
@@ -131,11 +132,11 @@ class Program:
         self.hidden: Buffer | None = None
         """The hidden states after the last layer."""
         self.n_hidden_steps = 0
-        """Number of steps that compute `hidden`; the steps that follow compute `logits`."""
+        """Number of steps that compute `hidden`. The steps after them compute `logits`."""
         self.selected: Buffer | None = None
         """The hidden states of sampled tokens, which are the input of the head."""
         self.logits: Buffer | None = None
-        """The logits of sampled tokens; None on a stage without a head."""
+        """The logits of sampled tokens. None on a stage without a head."""
         self._angles: dict[int, tuple[Buffer, Buffer]] = {}
 
     def group_of(self, layer: int) -> int:
@@ -247,8 +248,8 @@ class Program:
     def rotary_write_kv(
         self, qkv: Buffer, heads: Heads, norms: HeadNorms | None, *, rotary: int, layer: int
     ) -> None:
-        """Rotates queries and keys of `qkv`, by the angles of the rotary embedding with the index
-        `rotary`, and stores keys and values in the storage of a layer.
+        """Adds a step that rotates the queries and keys in `qkv`, and stores keys and values in the
+        storage of a layer. The angles are from the rotary embedding with the index `rotary`.
 
         The rotated queries replace the queries in `qkv`.
         """
@@ -256,7 +257,7 @@ class Program:
         self.steps.append(RotaryWriteKV(qkv, cos, sin, heads, norms, layer))
 
     def write_kv(self, qkv: Buffer, heads: Heads, *, layer: int) -> None:
-        """Stores the keys and values of `qkv` in the storage of a layer."""
+        """Adds a step that stores the keys and values in `qkv` in the storage of a layer."""
         self.steps.append(WriteKV(qkv, heads, layer))
 
     def attend(
@@ -281,18 +282,19 @@ class Program:
         return out
 
     def turn_heads(self, x: Buffer, out: Buffer, *, n_heads: int, rotary: int, size: int) -> None:
-        """Rotates the last `size` elements of each head of `x`, and writes the result to the last
-        `size` elements of each head of `out`."""
+        """Adds a step that rotates the last `size` elements of each head of `x`, and writes the
+        result to the last `size` elements of each head of `out`."""
         cos, sin = self._angles_of(rotary, size)
         self.steps.append(TurnHeads(x, cos, sin, n_heads, out))
 
     def multiply_heads(self, weight: HeadProducts, x: Buffer, out: Buffer) -> None:
-        """Multiplies the first elements of each head of `x` by the head's matrix in `weight`, and
-        writes the product to the first elements of each head of `out`."""
+        """Adds a step that multiplies the first elements of each head of `x` by the head's matrix
+        in `weight`, and writes the product to the first elements of each head of `out`."""
         self.steps.append(MultiplyHeads(x, weight, out))
 
     def write_latents(self, x: Buffer, *, layer: int) -> None:
-        """Stores the rows of `x` in the storage of a layer, as keys that all heads share."""
+        """Adds a step that stores the rows of `x` in the storage of a layer, as keys that all heads
+        share."""
         self.steps.append(WriteLatents(x, layer))
 
     def delta_net(self, projected: Buffer, form: DeltaNetForm, *, layer: int) -> Buffer:
@@ -319,8 +321,8 @@ class Program:
         return x
 
     def scale_by_position(self, x: Buffer, size: int, factors: Tensor, length: int) -> None:
-        """Multiplies the first `size` elements of each row of `x` by `factors[position // length]`
-        in place, where `position` is the position of the row's token."""
+        """Adds a step that multiplies the first `size` elements of each row of `x` by
+        `factors[position // length]`, in place. `position` is the position of the row's token."""
         self.steps.append(ScaleByPosition(x, size, factors, length))
 
     def widened(self, x: Buffer) -> Buffer:
@@ -431,8 +433,8 @@ class Program:
         return out
 
     def copy_part(self, x: Buffer, first: int, size: int, out: Buffer, out_first: int) -> None:
-        """Copies the elements `first : first + size` of each row of `x` to the elements
-        `out_first : out_first + size` of the corresponding row of `out`."""
+        """Adds a step that copies the elements `first : first + size` of each row of `x` to the
+        elements `out_first : out_first + size` of the same row of `out`."""
         self.steps.append(CopyPart(x, first, size, out, out_first))
 
     def join(self, *parts: Buffer) -> Buffer:

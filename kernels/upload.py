@@ -69,7 +69,7 @@ class StagedUploads(Uploads):
     """
 
     def __init__(self, device: torch.device, *, size: int = _FIRST_SIZE) -> None:
-        """Begins with pieces of `size` bytes. Later pieces are larger if more is added."""
+        """Begins with pieces of `size` bytes. Later pieces are larger if more bytes are added."""
         self._device = device
         self._size = size
         self._buffer: Tensor | None = None  # [bytes] uint8 on the device, that is being filled

@@ -1,4 +1,4 @@
-"""The biases and gates of a layer's experts, and experts whose matrices are stacked."""
+"""The biases and the gate of a layer's experts, and experts with stacked matrices."""
 
 from __future__ import annotations
 

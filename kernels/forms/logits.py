@@ -15,7 +15,8 @@ class Logits:
 
     values: Tensor  # [n_sampled, vocab_size]
     argmax: NDArray[np.int64] | None = None
-    """The result of `Ops.greedy` on `values`, [n_sampled]; None if it is not on the host yet."""
+    """The argmax of each row of `values` (`Ops.greedy`), [n_sampled]. None if it is not on the host
+    yet."""
     hidden: Tensor | None = None
     """The hidden states of the batch [n_tokens, hidden_size], if further logits must be computed
     from them."""

@@ -14,7 +14,8 @@ number of times that the token was generated."""
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """The rows of a batch of logits that are penalised, as `kernels.pytorch.penalize` describes.
+    """The rows of a batch of logits that must be penalised. `kernels.pytorch.penalize` describes
+    the penalties.
 
     Columns are [n_penalized], on the device of the logits.
     """

@@ -1,7 +1,7 @@
 """Attention of a batch on the CPU: all spans of the batch in one call per layer.
 
-The plan is PyTorch's `AttentionSpans`, which holds only the spans of the batch. The library divides
-the work among threads in each call, by the numbers of heads and of threads, which takes a few
+The plan is PyTorch's `AttentionSpans`, which holds only the spans of the batch. In each call the
+library divides the work among threads, by the numbers of heads and of threads. This takes a few
 microseconds.
 """
 
@@ -19,8 +19,8 @@ from kernels.pytorch.attention import AttentionSpans, attention
 
 
 def span_addresses(spans: AttentionSpans) -> tuple[int, int, int]:
-    """Returns the addresses of the columns of `spans`: start positions, numbers of tokens, block
-    tables.
+    """Returns the memory addresses of three columns of `spans`: start positions, numbers of tokens,
+    and block tables.
 
     The columns are tensors because a tensor returns its address faster than an array.
     """

@@ -54,7 +54,7 @@ def declare(library: ctypes.CDLL, name: str, parameters: str) -> Callable[..., A
 
 
 def _parsed(parameters: str) -> tuple[list[Any], list[str]]:
-    """Returns the ctypes types and the names in a C++ list of parameters."""
+    """Parses a list of parameters in C++. Returns their ctypes types and their names."""
     pairs = [each.rsplit(" ", 1) for each in parameters.split(", ") if each]
     kinds = [ctypes.c_void_p if kind[-1] == "*" else _PARAMETERS[kind] for kind, _ in pairs]
     return kinds, [name for _, name in pairs]

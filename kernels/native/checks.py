@@ -302,8 +302,8 @@ def _check_expert(expert: Expert, step: RunExperts) -> None:
 
 
 def _check_gates(gate_up: Gated) -> None:
-    """Raises ValueError unless the gate is applied exactly once, either by the product with the
-    matrix or by an operation after the product."""
+    """Raises ValueError unless the gate is applied exactly once: by the product with the matrix, or
+    by an operation after the product."""
     is_gated = isinstance(gate_up.weight, NativeGated)
     if is_gated == (gate_up.form is not None):
         raise ValueError("a matrix that gates twice, or never")

@@ -37,7 +37,7 @@ _LOWER, _UPPER = [0, 4, 1, 5], [2, 6, 3, 7]
 
 @dataclass(frozen=True, slots=True)
 class _GroupFunctions:
-    """The functions of the library for weights in groups."""
+    """The functions of the library for weights that are quantised in groups."""
 
     linear: Callable[..., None]
     rows: Callable[..., None]
@@ -51,7 +51,7 @@ def _functions() -> _GroupFunctions | None:
 
 
 def functions_of(loaded: ctypes.CDLL) -> _GroupFunctions:
-    """Returns the functions of one build of the library."""
+    """Returns the functions for weights in groups of one build of the library."""
     return _GroupFunctions(
         declare(
             loaded,
@@ -166,7 +166,7 @@ class NativeGroupsWeight:
         return out  # [n_tokens, n_out]
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Returns rows of the matrix in `dtype`, [n, n_in].
+        """Returns the rows of the matrix at `indices` [n], converted to `dtype`: [n, n_in].
 
         Raises:
             IndexError: the matrix has no row of one of the indices.

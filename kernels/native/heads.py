@@ -1,4 +1,4 @@
-"""Products of every head's vector with a matrix of the head, on the CPU.
+"""Products of each head's vector with a matrix of that head, on the CPU.
 
 Packed matrices are [n_heads, n_panels, n_steps, panel, inputs]: a panel has `panel` outputs, and a
 step has the `inputs` elements of a 32-bit word, as `src/heads.cpp` describes. The last panel and

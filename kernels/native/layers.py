@@ -61,7 +61,8 @@ class NativeProgram:
         check(program)
         self.program = program
         self.seconds = Seconds()
-        """Total seconds that the library's operations have taken, by kind of operation."""
+        """Seconds that the library's operations have taken in all runs, for each kind of
+        operation."""
         self._ops = ops
         self._run = declare(library, "layers", "steps n_steps batch seconds")
         self._n_wrong = declare(library, "layers_n_wrong", "batch")
@@ -225,7 +226,7 @@ class _OtherStep:
 
 
 class _Argmax:
-    """Memory for the argmax of the logits of `n` tokens."""
+    """Memory for the argmax of each of `n` rows of logits."""
 
     def __init__(self, n: int) -> None:
         self.n = n

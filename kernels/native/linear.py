@@ -31,7 +31,7 @@ _MAX_INPUTS = (2**31 - 1) // LARGEST**2  # a sum of more products may not fit in
 
 @dataclass(frozen=True, slots=True)
 class _LinearFunctions:
-    """The functions of the library for one element type."""
+    """The functions of the library for weights of one element type."""
 
     linear: Callable[..., None]
     panel: int  # outputs of a panel
@@ -39,8 +39,8 @@ class _LinearFunctions:
 
 @cache
 def _functions(dtype: torch.dtype) -> _LinearFunctions | None:
-    """Returns the functions for `dtype`. Returns None if there is no library or if the library does
-    not compute with `dtype`."""
+    """Returns the functions for weights of `dtype`. Returns None if there is no library or if it
+    does not support `dtype`."""
     loaded = library()
     if loaded is None or dtype not in ELEMENT:
         return None

@@ -1,4 +1,4 @@
-"""The choice of experts for every token, on the CPU."""
+"""Chooses experts for every token, on the CPU."""
 
 import ctypes
 

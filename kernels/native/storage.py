@@ -46,8 +46,8 @@ class LayerStorage:
         self._structs: Any = None
 
     def of(self, kv: Sequence[LayerKV]) -> int:
-        """Returns the address of the structures of all layers. Returns 0 if no step uses storage.
-        Raises ValueError for storage that does not fit the layers."""
+        """Returns the address of an array with the structures of all layers. Returns 0 if no step
+        uses storage. Raises ValueError for storage that does not fit the layers."""
         if not self._users:
             return 0
         first = kv[0][0]

@@ -41,7 +41,7 @@ MATRICES = (LinearWeight, TableWeight, Matrix)
 
 
 class ArrayStruct(ctypes.Structure):
-    """A dense tensor: the address and the element type."""
+    """A dense tensor: its address and its element type."""
 
     _fields_ = (("data", _pointer), ("element", _int))
 
@@ -172,8 +172,7 @@ SHARED: tuple[type[ctypes.Structure], ...] = (
     GroupsStruct,
     Seconds,
 )
-"""The structures that are passed to the library by address. Other structures are fields of these or
-of steps."""
+"""The structures that are passed to the library by address and are not fields of steps."""
 
 
 @cache

@@ -87,7 +87,7 @@ def pack(weight: Tensor, quantization: Quantization = "none") -> LinearWeight:
 
 
 def pack_table(weight: Tensor, quantization: Quantization = "none") -> TableWeight:
-    """Returns `weight` [n_rows, size] in the fastest form whose rows can also be looked up.
+    """Returns `weight` [n_rows, size] in the fastest form that also allows looking up rows.
 
     Raises:
         ValueError: the weight cannot be quantised on its device.

@@ -2,10 +2,9 @@
 
     penalties  change the logits of tokens that have occurred (`kernels.pytorch.penalize`)
     biases     are added to the logits of single tokens
-    masks      say which tokens of a row may be sampled; the logits of all other tokens become
-               BANNED, which is finite: a NaN or an infinity marks a row that cannot be sampled
+    masks      say which tokens of a row may be sampled; the logits of all other tokens become BANNED, a finite number, because a NaN or an infinity marks a row that cannot be sampled
 
-All changes are computed in float32, by operations for which the host does not wait for the device.
+All changes are computed in float32. The host does not wait for the device.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ likely already at temperatures far below it."""
 def adjust(
     logits: Tensor, columns: SamplingColumns, *, penalize: Callable[[Tensor, Penalties], Tensor]
 ) -> Tensor:
-    """Returns a float32 copy of `logits` [n_rows, vocab_size] with the changes of all options in
-    `columns`. Returns `logits` itself if there are none."""
+    """Returns a float32 copy of `logits` [n_rows, vocab_size], changed by all options in `columns`.
+    If no option changes a logit, returns `logits` itself."""
     if columns.penalties is not None:
         logits = penalize(logits, columns.penalties)
     if columns.biases is not None:

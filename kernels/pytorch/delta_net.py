@@ -1,4 +1,5 @@
-"""The part of a Gated DeltaNet layer between its projections (Yang et al., 2025).
+"""The recurrent part of a Gated DeltaNet layer, which is between its projections (Yang et al.,
+2025).
 
 Gated DeltaNet replaces attention over stored keys by a state of fixed size. A token's queries, keys
 and values pass through a convolution over the last tokens, independently for each channel, and
@@ -84,6 +85,7 @@ def _run_span(projected: Tensor, inputs: Tensor, state: Tensor, form: DeltaNetFo
 
 
 def _unit_heads(x: Tensor, form: DeltaNetForm) -> Tensor:
-    """Returns queries or keys as heads [n_tokens, n_key_heads, key_dim], scaled to length 1."""
+    """Splits queries or keys into heads [n_tokens, n_key_heads, key_dim], and scales each head to
+    length 1."""
     heads = x.view(len(x), form.n_key_heads, form.key_dim)
     return heads * torch.rsqrt(heads.pow(2).sum(-1, keepdim=True) + LENGTH_EPS)

@@ -1,4 +1,4 @@
-"""The gated MLPs of a mixture of experts, each run once over all tokens that chose it.
+"""Runs the gated MLPs of a mixture of experts, each of them once for all tokens that chose it.
 
 Tokens are sorted by expert. The tokens of one expert are then adjacent, and the expert's two matrix
 products are one call each for any number of tokens. Experts that no token chose are skipped. On a

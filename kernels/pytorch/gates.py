@@ -21,7 +21,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """Returns GeLU in its tanh approximation, of the shape of `x` [n_tokens, size]."""
+    """Returns the tanh approximation of GeLU, in the shape of `x` [n_tokens, size]."""
     return F.gelu(x, approximate="tanh")
 
 

@@ -178,7 +178,8 @@ def _(step: EmbedShare, at: Frame) -> None:
 
 
 def _own_rows(step: EmbedShare, ids: Tensor, ops: Ops) -> Tensor:
-    """Returns the rows of the tokens `ids` [n_tokens], with zeros for tokens of other ranks."""
+    """Looks up the rows of the tokens `ids` [n_tokens]. Tokens whose rows are on other ranks get
+    zeros."""
     if len(step.share) == step.vocab_size:
         return step.table.rows(ids)
     first = step.share.start

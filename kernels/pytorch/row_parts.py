@@ -59,8 +59,8 @@ class JoinParts:
 
     @property
     def is_copied(self) -> bool:
-        """Whether the rows must be copied: several parts are concatenated, or the only part is a
-        view of other rows."""
+        """Whether the rows must be copied. They must be if several parts are concatenated, or if
+        the only part is a view of other rows."""
         return len(self.parts) > 1 or isinstance(self.parts[0].step, CopyPart)
 
 
@@ -100,8 +100,9 @@ def join_parts(whole: JoinParts, at: Frame) -> None:
 
 
 def _goes_with(neighbours: Sequence[PartStep], step: PartStep) -> bool:
-    """Returns whether `step` can be joined with `neighbours`. All must write different parts of the
-    heads of one buffer, and `step` must not read what the neighbours write."""
+    """Returns whether `step` can be joined with `neighbours`. All of them must write different
+    parts of the heads of one buffer, and `step` must not read anything that the neighbours write.
+    """
     place, others = place_of(step), [place_of(each) for each in neighbours]
     return all(
         (other.out, other.n_heads) == (place.out, place.n_heads)
@@ -111,7 +112,8 @@ def _goes_with(neighbours: Sequence[PartStep], step: PartStep) -> bool:
 
 
 def _at_once(neighbours: Sequence[PartStep]) -> Iterator[JoinParts | WritePart]:
-    """Yields one `JoinParts` if the parts of `neighbours` fill rows, otherwise each part alone."""
+    """Yields one `JoinParts` if the parts of `neighbours` together fill rows. Otherwise yields each
+    of them alone."""
     parts = [_part(step) for step in neighbours]
     in_order = tuple(sorted(parts, key=lambda part: part.place.first))
     places = [part.place for part in in_order]
@@ -159,7 +161,7 @@ def _(step: CopyPart) -> RowPart:
 @singledispatch
 def compute_part(step: Any, at: Frame) -> Tensor:
     """Returns the elements of the part that a step writes, [n_tokens, n_heads, size]. For a
-    `CopyPart` the result is a view of the rows that are copied."""
+    `CopyPart` the result is a view of the source rows."""
     raise TypeError(f"{type(step).__name__} writes no part of a row")
 
 

@@ -40,7 +40,7 @@ def sample(
     """Returns a token id for each row of `logits` [n_rows, vocab_size], [n_rows] int64.
 
     The result of a row with a NaN or an infinity is -1. `greedy` is the operation `Ops.greedy` for
-    the device of the logits. Only rows with sampling or banned tokens are read a second time.
+    the device of the logits. Greedy rows without banned tokens are read only once.
     """
     logits = adjust(logits, columns, penalize=penalize)
     tokens = greedy(logits)
@@ -179,9 +179,9 @@ def invert_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     """Returns the ids [n] at which the cumulative sums of `weights` [n, n_ids] exceed `uniform` [n]
     float64 times the total weight of the row.
 
-    `n_ids` is a multiple of CDF_BLOCK, and `uniform` lies in [0, 1). The id is the first one whose
-    cumulative weight is above the target, so its weight is never 0. The block of ids is found
-    first, then the id within the block.
+    `n_ids` is a multiple of CDF_BLOCK, and `uniform` lies in [0, 1). The result is the first id
+    whose cumulative weight is above the target, so the weight of this id is never 0. The block of
+    the id is found first, then the id within the block.
     """
     rows = torch.arange(len(weights), device=weights.device)
     blocks = weights.view(len(weights), -1, CDF_BLOCK)  # [n, n_blocks, block]

@@ -1,7 +1,7 @@
 """A slow and obvious version of every operation, with which tests compare the fast versions.
 
-The code is written to be read: it computes one request and one formula at a time. Only tests use
-it.
+The code is written to be read: it computes one request and one formula at a time. The serving
+system does not use it.
 """
 
 import math
@@ -78,7 +78,8 @@ def attention(
     """Returns the attention of all spans, [n_tokens, n_heads, value_dim]. `q` is [n_tokens,
     n_heads, head_dim].
 
-    A head's entry of `sinks` [n_heads] is the score of one additional key, whose value is zero.
+    The sink of a head, an entry of `sinks` [n_heads], is the score of one additional key whose
+    value is zero.
     """
     n_heads, head_dim = q.shape[1:]
     group_size = n_heads // key_cache.shape[2]
@@ -234,7 +235,8 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 
 
 def route(scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tensor]:
-    """Returns the weights and experts of each token. Of equal scores the first one is chosen."""
+    """Returns the weights and the experts of each token. Among experts with equal scores, the first
+    one is chosen."""
     weights, experts = [], []
     for row in scores.double().tolist():
         shares = [math.exp(score - max(row)) for score in row]
@@ -246,8 +248,8 @@ def route(scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tens
 
 
 def route_in_groups(logits: Tensor, form: RoutingForm) -> tuple[Tensor, Tensor]:
-    """Returns the weights and experts of each token. Of groups or experts with equal scores the
-    first one is chosen."""
+    """Returns the weights and the experts of each token. Among groups or experts with equal scores,
+    the first one is chosen."""
     n_experts = logits.shape[1]
     size = n_experts // form.n_groups
     bias = [0.0] * n_experts if form.bias is None else form.bias.double().tolist()

@@ -1,4 +1,5 @@
-"""Steps that look up or copy rows, such as the first steps of a program and of the head."""
+"""Steps that look up or copy rows. Such steps are, for example, at the beginning of a program and
+of the head."""
 
 from __future__ import annotations
 
@@ -57,8 +58,8 @@ class LookUpAngles:
 
 @dataclass(frozen=True, slots=True)
 class CopyPart:
-    """Copies the elements `first : first + size` of each row of `x` to the elements
-    `out_first : out_first + size` of the row of `out`."""
+    """Copies the elements `first : first + size` of each row of `x` to the elements `out_first :
+    out_first + size` of the same row of `out`."""
 
     x: Buffer
     first: int

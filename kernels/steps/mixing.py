@@ -82,7 +82,7 @@ class MultiplyHeads:
 
 @dataclass(frozen=True, slots=True)
 class WriteLatents:
-    """Stores each row of `x` as the key of a layer's only K/V head, without a value."""
+    """Stores each row of `x` as a key of a layer that has one K/V head and no separate values."""
 
     x: Buffer
     layer: int

@@ -91,7 +91,8 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class ScaleByPosition:
-    """Multiplies the first elements of each row by the factor of the token's position, in place."""
+    """Multiplies the first elements of each row by a factor that depends on the token's position,
+    in place."""
 
     x: Buffer
     size: int  # number of elements of each row that are multiplied

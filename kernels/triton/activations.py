@@ -22,7 +22,8 @@ def gelu(x):
 
 @triton.jit
 def clamped(gate, up, slope, limit):
-    """Returns the gated value that `kernels.weights.linear.Clamp` defines."""
+    """Returns `up` gated by `gate`, both clamped. `kernels.weights.linear.Clamp` defines the
+    formula."""
     gate = tl.minimum(gate, limit)
     up = tl.maximum(tl.minimum(up, limit), -limit)
     return (up + 1.0) * gate * sigmoid(slope * gate)
@@ -30,6 +31,6 @@ def clamped(gate, up, slope, limit):
 
 @triton.jit
 def sigmoid(x):
-    """Returns `1 / (1 + exp(-x))`, computed from `exp(-abs(x))`, which cannot overflow."""
+    """Returns `1 / (1 + exp(-x))`. It is computed from `exp(-abs(x))`, which cannot overflow."""
     power = tl.exp(-tl.abs(x))
     return tl.where(x < 0, power, 1.0) / (1.0 + power)

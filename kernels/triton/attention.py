@@ -211,7 +211,7 @@ def _attend(
     STAGES: tl.constexpr,
     IS_LARGE: tl.constexpr,
 ):
-    """Computes one work item for the group of heads with the index `head`."""
+    """Computes one item of attention for the group of heads with the index `head`."""
     first_row = tl.load(item + _ROW)
     n_queries = tl.load(item + _N_QUERIES)
     position = tl.load(item + _POSITION)

@@ -46,7 +46,7 @@ class Column(IntEnum):
 
 
 class DividedColumn(IntEnum):
-    """The columns of the table of tokens whose keys are divided."""
+    """The columns of the table of divided tokens, whose keys are divided among several items."""
 
     ROW = 0  # row of q that holds the token's query
     PART = 1  # row of the token's first part in the table of parts
@@ -96,7 +96,8 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class AttentionItems(AttentionPlan):
-    """The items of one batch, and the tokens whose keys are divided among several items."""
+    """The items of one batch, and the table of the tokens whose keys are divided among several
+    items."""
 
     items: Tensor  # [n_items, N_COLUMNS] int32
     block_tables: Tensor  # [n_spans, n_columns] int32
@@ -248,8 +249,8 @@ def _tables(starts: Ints, n_tokens: Ints, widest: int | None, cut: Cut) -> _Tabl
 
 
 def _tiles(starts: Ints, n_tokens: Ints, cut: Cut) -> tuple[Ints, NDArray[np.bool_]]:
-    """Returns the tiles of a batch, and a mask that is true for large tiles. Each tile has all
-    keys up to its last query."""
+    """Returns the tiles of a batch, and a mask that is true for large tiles. The keys of a tile are
+    all keys up to its last query."""
     n_spans = len(n_tokens)
     is_large = n_tokens > cut.small_tokens
     first_rows = np.cumsum(n_tokens) - n_tokens
@@ -319,8 +320,8 @@ def _parts(tiles: Ints, part_keys: Ints, n_parts: Ints) -> tuple[Ints, Ints]:
 
 
 def _with_fixed_shape(tables: _Tables, n_spans: int, n_keys: int, cut: Cut) -> _Tables:
-    """Returns `tables` padded to the size that suffices for any `n_spans` decodes of up to `n_keys`
-    keys each."""
+    """Pads `tables` to a size that suffices for any `n_spans` decodes of up to `n_keys` keys
+    each."""
     most_parts = -(-n_keys // cut.min_small_part)
     n_more = min(math.floor(cut.small_shares), n_spans * (most_parts - 1))
     n_divided = min(n_spans, n_more)  # each divided span has at least one additional item

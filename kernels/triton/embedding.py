@@ -1,4 +1,4 @@
-"""Look-up of tokens in one rank's share of an embedding table on a GPU, in one launch.
+"""Looks up tokens in one rank's share of an embedding table on a GPU, in one launch.
 
 Each row is read once and written once: 4 * size bytes per token in bfloat16. For the tokens of
 other ranks the launch writes zeros and reads no row.

@@ -42,7 +42,8 @@ _SUM_BLOCK = 1024  # elements of a token that a program of `_sum` computes
 
 
 class _Tiles(NamedTuple):
-    """The size of the tile of a product that a program computes, and the program's parameters."""
+    """The tile size of a product, and the numbers of warps and pipeline stages of the program that
+    computes a tile."""
 
     choices: int
     outputs: int  # in the first product, number of outputs of each of the two matrices
@@ -52,7 +53,7 @@ class _Tiles(NamedTuple):
 
 
 class _Launch(NamedTuple):
-    """The tiles of the two products, which must have an equal number of choices."""
+    """The tiles of the two products. Both must have the same number of choices per tile."""
 
     gate_up: _Tiles
     down: _Tiles

@@ -1,10 +1,10 @@
 """Linear layers on a GPU with weights of 4 or 8 bits and a scale for each group of inputs.
 
-Weights stay quantised in memory. In registers a number becomes the weight
-`value * scale + offset` in float32, which is rounded to the element type of tokens and multiplied
-by the matrix units. The result equals that of the dequantised matrix. If a step of the sum lies
-within one group, each output has one scale in the step. Otherwise each number looks up its scale,
-mostly in the first-level cache.
+Weights stay quantised in memory. In registers a number becomes the weight `value * scale + offset`
+in float32, which is rounded to the element type of tokens and multiplied by the matrix units. The
+result equals the product with the dequantised matrix. If a step of the sum lies within one group,
+each output has one scale in the step. Otherwise each number looks up its scale, mostly in the
+first-level cache.
 
 Two numbers of four bits share a byte. They are 16 inputs apart, so that the lower halves of
 neighbouring bytes belong to neighbouring inputs, and so do the upper halves. A step is therefore

@@ -99,7 +99,8 @@ def _multiply(
     N_STEPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Computes a tile of the product, or of both products if gated, for a part of the inputs."""
+    """Computes a tile of the product for a part of the inputs. If the product is gated, computes
+    the tile of both products."""
     part = tl.program_id(1)
     token, output = tile_of(tl.program_id(0), n_tokens, N_OUT, TOKENS, OUTPUTS, GROUP)
     # Past the end the last output is computed again, and the result is not written.

@@ -17,7 +17,7 @@ import triton
 from kernels.triton.tuning import Device, measured
 
 MAX_DIVIDED = 512
-"""Largest number of tiles of a product that is divided among programs by its inputs."""
+"""Largest number of tiles of a product whose inputs may be divided among several programs."""
 
 MAX_TOKENS = 128
 """Largest number of tokens of a tile."""
@@ -38,7 +38,8 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
-    """The size of the tile that a program computes, and the program's parameters."""
+    """The tile size of a product, and the numbers of programs, warps and pipeline stages with which
+    tiles are computed."""
 
     tokens: int
     outputs: int  # if gated, number of outputs of each of the two matrices
@@ -93,8 +94,7 @@ def cut_product(product: Product, n_tokens: int, device: Device) -> ProductCut:
 
 
 def cut_with(tiles: ProductTiles, product: Product, n_tokens: int, device: Device) -> ProductCut:
-    """Returns the division of `product` with `n_tokens` tokens on `device` into tiles of the given
-    size."""
+    """Divides `product` for `n_tokens` tokens on `device` into tiles of the given size."""
     n_tiles = triton.cdiv(product.n_out, tiles.outputs) * triton.cdiv(n_tokens, tiles.tokens)
     n_steps = triton.cdiv(product.n_in, tiles.inputs)
     n_parts = 1

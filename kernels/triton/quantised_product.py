@@ -197,14 +197,15 @@ class KernelMatrix(Protocol):
         All numbers are 0 between calls."""
 
     def operand(self) -> Operand:
-        """Returns the kernel, and the kernel's arguments for this matrix."""
+        """Returns the kernel for this matrix, and the kernel's arguments that depend on the
+        matrix."""
 
 
 AnyMatrix = TypeVar("AnyMatrix", bound=KernelMatrix)
 
 
 def no_arrivals(device: torch.device) -> Tensor:
-    """Returns the initial `KernelMatrix.arrivals`: zeros [MAX_DIVIDED] int32."""
+    """Returns the initial value of `KernelMatrix.arrivals`: zeros [MAX_DIVIDED] int32."""
     return torch.zeros(MAX_DIVIDED, dtype=torch.int32, device=device)
 
 

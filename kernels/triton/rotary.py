@@ -152,8 +152,8 @@ def write_kv(k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slots
 
 @triton.jit
 def _weights(q_norm, k_norm, place, is_there, is_query):
-    """Returns the norms' weights [n, pairs] of n heads, for the elements `place` [1, pairs]. Heads
-    are queries where `is_query` [n, 1] is true, and keys elsewhere."""
+    """Returns the norms' weights [n, pairs] of n heads, for the elements `place` [1, pairs]. A head
+    is a query if `is_query` [n, 1] is true, otherwise a key."""
     of_q = tl.load(q_norm + place, is_there, 0.0).to(tl.float32)
     of_k = tl.load(k_norm + place, is_there, 0.0).to(tl.float32)
     return tl.where(is_query, of_q, of_k)

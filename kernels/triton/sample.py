@@ -1,18 +1,16 @@
 """Chooses tokens from logits on a GPU, with one launch for a batch and one program for each row.
 
 The filters are those of `Ops.sample`, but no row is sorted. A filter is a threshold: the largest
-value for which enough logits are at or above the value. "Enough" means a number of logits for
-`top_k`, and a sum of weights for `top_p`. The threshold is found by bisection over the bit patterns
-of the logits, which have the order of their values, so it is exact. Of the logits that are equal to
-the threshold, only the first ones are kept, up to the number that is needed.
+value for which enough logits are at or above the value. For `top_k`, "enough" is a number of
+logits; for `top_p`, it is a sum of weights. The threshold is found by bisection over the bit
+patterns of the logits, which have the order of their values, so it is exact. Of the logits that are
+equal to the threshold, only the first ones are kept, up to the number that is needed.
 
     look       reads the row once: the largest logit of each lane of the program, and of the row.
                A greedy row is finished with this step.
     gather     reads the row again if it has a limit, and writes the logits that reach a bound. With
                `top_k` the bound is the `top_k`-th largest of the lanes' maxima: all of the `top_k`
-               largest logits reach it, and few others. With `top_p` alone the bound is the median
-               of the maxima, which a few thousand logits reach. If these suffice, the next steps
-               read only these.
+               largest logits reach it, and few others. With `top_p` alone the bound is the median of the maxima, which a few thousand logits reach. If the gathered logits suffice, the next steps read no others.
     threshold  bisects: at most 16 steps for bfloat16 and 32 for float32, usually half of that.
     invert     sums the weights of all blocks, then reads the block that contains the target.
 
@@ -57,8 +55,8 @@ _UNUSED_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
 
 @triton.jit
 def _order_of(value, SHIFT: tl.constexpr):
-    """Returns integers that have the same order as the float32 numbers `value`. The SHIFT lowest
-    bits of `value` must be zero."""
+    """Maps the float32 numbers `value` to integers with the same order. The SHIFT lowest bits of
+    `value` must be zero."""
     bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)  # -0 is 0
     order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (order >> SHIFT).to(tl.int64)
@@ -66,7 +64,7 @@ def _order_of(value, SHIFT: tl.constexpr):
 
 @triton.jit
 def _value_of(order, SHIFT: tl.constexpr):
-    """Returns the float32 numbers of integers from `_order_of`."""
+    """Converts integers from `_order_of` back to float32 numbers."""
     low_bits = tl.where(order < 0, (1 << SHIFT) - 1, 0)
     order = ((order << SHIFT) + low_bits).to(tl.int32)
     return tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.float32, bitcast=True)
@@ -138,8 +136,8 @@ def _gather(
     ROOM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Writes the values and ids of logits that reach `bound`, up to ROOM of them, in the order of
-    their ids.
+    """Writes the values and ids of the first ROOM logits that reach `bound`, in the order of their
+    ids.
 
     Returns the number of logits that reach `bound`, and the weight of the whole row if
     `needs_total`.

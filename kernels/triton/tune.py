@@ -86,8 +86,8 @@ class AttentionBench:
         self._q = torch.randn(n_tokens, n_heads, head_dim, dtype=dtype, device="cuda")
 
     def time_ms(self, tiles: Tiles) -> float:
-        """Returns the median time of a call with `tiles` in milliseconds. The result is infinite if
-        the tiles do not fit the device."""
+        """Returns the median time of a call with `tiles` in milliseconds, or infinity if the tiles
+        do not fit the device."""
         uploads = uploads_for(self._q.device)
         plan = cut_batch(
             self._starts,
@@ -144,8 +144,8 @@ class ProductBench:
         self._out = self._x.new_empty(n_tokens, product.n_out)
 
     def time_ms(self, tiles: ProductTiles) -> float:
-        """Returns the median time of a call with `tiles` in milliseconds. The result is infinite if
-        the tiles do not fit the device."""
+        """Returns the median time of a call with `tiles` in milliseconds, or infinity if the tiles
+        do not fit the device."""
         cut = cut_with(tiles, self._product, len(self._x), self._device)
         gate = int(self._product.is_gated)
         try:

@@ -36,7 +36,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The size of the tile that a program computes, and the program's parameters."""
+    """The tile size of attention, and the numbers of warps and pipeline stages of the program that
+    computes a tile."""
 
     rows: int  # maximum number of queries times heads that share a K/V head
     keys: int  # keys of one step
@@ -46,7 +47,7 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The properties of a device on which the choice of tiles depends."""
+    """The properties of a GPU that determine which tiles are chosen."""
 
     name: str
     capability: int  # 10 * major + minor
@@ -118,7 +119,7 @@ def entry(kind: Kind, head_dim: int, dtype: torch.dtype) -> str:
 
 
 def measurements_path(device_name: str) -> Path:
-    """Returns the path of the file of measurements for devices of the given name."""
+    """Returns the path of the file with the measurements for devices of the given name."""
     cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     name = re.sub(r"[^\w.-]+", "_", device_name)
     return Path(cache_home, "orcinus", "tuning", f"{name}.json")
@@ -126,7 +127,7 @@ def measurements_path(device_name: str) -> Path:
 
 @cache
 def measured(device_name: str) -> Mapping[str, Mapping[str, int]]:
-    """Returns the measured tiles for devices of the given name: for each entry, the fields of
+    """Returns the measured tiles for devices of the given name. Each entry has the fields of
     `Tiles` or `ProductTiles`."""
     return _read(device_name)
 

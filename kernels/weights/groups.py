@@ -98,7 +98,7 @@ class GroupedMatrix:
         return self if self.offsets is None or self.offsets.any() else replace(self, offsets=None)
 
     def in_groups_of(self, size: int) -> GroupedMatrix:
-        """Returns the matrix with its groups split into groups of `size` inputs.
+        """Returns the matrix with each group split into groups of `size` inputs.
 
         `size` must divide the present size of groups, unless each output has only one group.
         """

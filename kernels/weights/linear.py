@@ -29,7 +29,7 @@ class Clamp:
 
 @runtime_checkable
 class LinearWeight(Protocol):
-    """A matrix [n_out, n_in] in any form, with which tokens are multiplied."""
+    """A matrix [n_out, n_in] in any form, by which tokens are multiplied."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -50,7 +50,7 @@ class LinearWeight(Protocol):
 
 
 class TableWeight(LinearWeight, Protocol):
-    """A matrix that tokens can be multiplied with and whose rows can be looked up. Embedding and
+    """A matrix by which tokens can be multiplied, and whose rows can be looked up. Embedding and
     head may share such a matrix."""
 
     def rows(self, indices: Tensor) -> Tensor:

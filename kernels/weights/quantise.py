@@ -15,7 +15,7 @@ from kernels.weights.groups import Bits, GroupedMatrix, GroupForm, fits_half
 LARGEST = 127  # the largest int8 whose negative is an int8, too
 
 GROUP_SIZES: dict[Bits, int] = {4: 32, 8: 128}
-"""Number of inputs of a group, for each number of bits."""
+"""Number of inputs that share a scale, for each number of bits."""
 
 _NOTHING = 1e-30  # a row whose absolute weights are all at most this becomes zeros
 _ROWS_AT_ONCE = 1024

@@ -1,4 +1,4 @@
-"""The command `orcinus`, which is also `python -m services.cli`."""
+"""The command `orcinus`. It can also be run as `python -m services.cli`."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Parsers of the values of options on the command line."""
+"""Functions that parse the values of command-line options."""
 
 import argparse
 

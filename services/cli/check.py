@@ -157,7 +157,7 @@ def counted(n: int) -> str:
 
 
 def human(n_bytes: int) -> str:
-    """Returns a number of bytes in the largest fitting binary unit, like 1.5 GiB."""
+    """Returns a number of bytes as text in the largest fitting binary unit, such as "1.5 GiB"."""
     n, unit = float(n_bytes), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if n < _KIB:

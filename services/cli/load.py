@@ -39,7 +39,7 @@ class Answered:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean seconds for each token after the first, or None for fewer than two tokens."""
+        """Mean seconds for each token after the first. None if there are fewer than two tokens."""
         if self.first is None or self.n_tokens < 2:
             return None
         return (self.last - self.first) / (self.n_tokens - 1)
@@ -47,7 +47,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load on a server: requests of equal lengths, with random prompts."""
+    """The load on a server: requests with random prompts, all of the same length."""
 
     url: str
     model: str
@@ -60,7 +60,7 @@ class Load:
     n_output_tokens: int
     seed: int = 0
     limit_s: float = 600.0
-    """Seconds after which a request that is not complete counts as failed."""
+    """Timeout in seconds for a request. A request that is not complete by then counts as failed."""
 
     async def run(self) -> list[Answered]:
         """Sends all requests, and returns the result of each."""

@@ -18,7 +18,7 @@ STOP_LIMIT_S = 30.0
 
 
 class DoesNotServe(Exception):
-    """The system ended, or did not serve in time; standard error has the reason."""
+    """The system ended, or did not serve in time. The reason has been written to standard error."""
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Commands that run a program with a model as first argument: `orcinus serve` and `orcinus tune`.
 
-The program replaces this process. So signals reach the program, and its exit status is returned.
+The program replaces this process. So signals reach the program, and its exit status is the exit
+status of the command.
 """
 
 import os

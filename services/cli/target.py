@@ -41,7 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def parsed(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:
-    """Returns the options of a command, and the remaining options, which are for `services.local`.
+    """Parses a command line. Returns the options of the command, and the remaining options, which
+    are for `services.local`.
 
     The process ends with an error if there are remaining options without a MODEL, if both a MODEL
     and a URL are given, or if the variable for the API key is not set.

@@ -65,7 +65,7 @@ def parse(text: str) -> Address:
 
 
 def parse_host(text: str) -> str:
-    """Returns a host without brackets. The text may have brackets around the host.
+    """Returns the host that `text` names. Brackets around the host are removed.
 
     Raises:
         ValueError: the text is neither an IP address nor a name.
@@ -82,7 +82,7 @@ def loopback() -> str:
     the machine has no IPv4.
 
     Raises:
-        OSError: the machine has neither.
+        OSError: the machine has neither of the two addresses.
     """
     return _here(LOOPBACKS)[0]
 
@@ -169,8 +169,8 @@ def of_socket(name: Any) -> Address:
 
 
 def of_grpc_peer(peer: str) -> Address | None:
-    """Returns the address of a client from gRPC's name of the client, such as `ipv4:127.0.0.1:80`
-    or `ipv6:%5B::1%5D:80`. Returns None for a client of a Unix socket, which has no address."""
+    """Converts gRPC's name of a client, such as `ipv4:127.0.0.1:80` or `ipv6:%5B::1%5D:80`, to the
+    client's address. Returns None for a client of a Unix socket, which has no address."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     return Address(_plain(host.strip("[]")), int(port)) if port.isdecimal() else None
 
@@ -239,7 +239,7 @@ def _has_dual_stack() -> bool:
 
 
 def _free_port(hosts: Sequence[str]) -> int:
-    """Returns a port that is free on all of several addresses.
+    """Returns a port that is free on all addresses in `hosts`.
 
     Raises:
         OSError: no such port was found.

@@ -14,7 +14,7 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file has more than `max_bytes`.
+        ValueError: the file has more than `max_bytes` bytes.
     """
     with path.open("rb") as file:
         content = file.read(max_bytes + 1)
@@ -28,7 +28,7 @@ def read_json_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file has more than `max_bytes`, or is not a JSON object.
+        ValueError: the file has more than `max_bytes` bytes, or is not a JSON object.
     """
     content = read_bytes(path, max_bytes=max_bytes)
     try:

@@ -15,10 +15,10 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 def groups_of(
     controller: str, *, cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP
 ) -> Iterator[Path]:
-    """Returns the directories of all groups of this process, for one controller such as `cpu`. The
-    groups of version 2 come first, then those of version 1, the innermost first.
+    """Returns the directories of all groups of this process, for one controller such as `cpu`.
+    Groups of cgroups version 2 precede groups of version 1, and inner groups precede outer ones.
 
-    `cgroups` is the directory at which groups are mounted, and `membership` the file in which the
+    `cgroups` is the directory at which groups are mounted. `membership` is the file in which the
     kernel names this process's groups. A group whose directory is not mounted is left out.
     """
     own = _own_paths(membership)

@@ -52,7 +52,7 @@ class ClientTrace:
         self._propagator = CompositePropagator([form.propagator() for form in forms])
         self._once = frozenset[str]().union(*(form.once for form in forms))
         self.headers = self._once.union(*(form.lists for form in forms))
-        """Names of the headers that are read, in lower case."""
+        """Names of the headers that are read. The names are in lower case."""
 
     def parent_in(self, headers: Iterable[tuple[str, str]]) -> Context:
         """Returns the trace context that a client sends in its HTTP headers or gRPC metadata.

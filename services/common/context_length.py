@@ -42,7 +42,7 @@ _COUNTED = "gemma3"  # models whose `max_position_embeddings` counts the factor
 
 def context_length(model: Path) -> int | None:
     """Returns the number of tokens of the context of a checkpoint's directory or a GGUF file.
-    Returns None if the files are not there, are broken, or do not state the number."""
+    Returns None if the files are missing or broken, or do not state the number."""
     try:
         if is_gguf(model):
             stated = stated_context(_gguf_config(read_header(model).metadata), GGUF_STRETCHING)

@@ -22,7 +22,7 @@ READY_FD = "--ready-fd="
 
 
 def give_up(reason: object, *, ready_fd: int | None, log_format: LogFormat = "text") -> int:
-    """Reports on one line why the service ends. Returns its exit status, 1."""
+    """Reports in one line why the service ends. Returns the service's exit status, which is 1."""
     text = str(reason)
     if isinstance(reason, OSError) and reason.filename is not None:
         text = f"{reason.filename}: {reason.strerror}"

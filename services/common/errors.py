@@ -75,8 +75,8 @@ class ContextOverflow(InvalidRequest):
     ) -> None:
         """`context` is the number of tokens that prompt and answer may have together. `n_prompt` is
         the number of tokens of the prompt, or 0 if only the number of characters is known.
-        `n_answer` is the number of tokens of the wanted answer if only the answer does not fit,
-        else 0."""
+        `n_answer` is the number of tokens of the requested answer if the prompt fits and only the
+        answer does not, otherwise 0."""
         super().__init__(field, message)
         self.context = context
         self.n_prompt = n_prompt
@@ -99,7 +99,7 @@ class UnknownModel(InvalidRequest):
 
 
 class TimedOut(OrcinusError):
-    """The client did not send or read in time, or its call took longer than a call may."""
+    """The client did not send or read in time, or its call exceeded the time limit of calls."""
 
     def __init__(self, message: str, *, may_retry: bool = True) -> None:
         """`may_retry` says whether trying again may help. It is false, for example, if the client's
@@ -109,15 +109,15 @@ class TimedOut(OrcinusError):
 
 
 class Unauthenticated(OrcinusError):
-    """The caller shows no key, or a key that is not known."""
+    """The caller presents no API key, or an unknown one."""
 
 
 class PermissionDenied(OrcinusError):
-    """The caller is known, but is not allowed to make this call."""
+    """The caller is known but not allowed to make this call."""
 
 
 class PoolFull(OrcinusError):
-    """The request pool, or the part of it that one client may use, is full."""
+    """The request pool is full, or one client has used up its part of the pool."""
 
     def __init__(self, message: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
         super().__init__(message)

@@ -30,11 +30,12 @@ class Exchange:
         self._context = context
 
     async def receive(self, _: type[Message]) -> Any:
-        """Returns the bytes of the call's next request, or gRPC's EOF. Ignores the type."""
+        """Returns the bytes of the call's next request, or gRPC's EOF. The argument, a message
+        type, is ignored."""
         return await self._context.read()
 
     async def write(self, message: Any) -> None:
-        """Sends an answer. Returns when gRPC has sent it, or has room for it."""
+        """Sends an answer. Returns when gRPC has sent the answer, or has room for it."""
         await self._context.write(message)
 
     def hand_over(self, _: Any) -> None:
@@ -45,8 +46,8 @@ class Exchange:
         """Sends the metadata that precedes the only answer of a call, if there is any."""
 
     def close(self, _: object = None) -> None:
-        """Releases the resources that the messages hold. This method is called when the call's task
-        has ended and the call's status is sent."""
+        """Releases the resources that the messages hold. This method is called after the call's
+        task has ended and the call's status has been sent."""
 
 
 class LoopTimer:
@@ -59,8 +60,8 @@ class LoopTimer:
     """
 
     def __init__(self, limit_s: float, on_limit: Callable[[], None]) -> None:
-        """Starts the timer. After `limit_s` seconds, `on_limit` is called, which may restart the
-        timer."""
+        """Starts the timer. After `limit_s` seconds, `on_limit` is called. That function may
+        restart the timer."""
         self._loop = asyncio.get_running_loop()
         self._turn_s = limit_s / N_TURNS
         self._on_limit = on_limit
@@ -112,7 +113,7 @@ class TimedExchange(Exchange):
         """Returns the bytes of the call's next request, or gRPC's EOF.
 
         Raises:
-            TimedOut: the request did not come in time.
+            TimedOut: the request did not arrive in time.
         """
         try:
             async with asyncio.timeout(self._receive_limit_s):

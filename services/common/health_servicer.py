@@ -50,7 +50,7 @@ class HealthStatuses:
         return dict(self._statuses)
 
     def set(self, name: str, status: Status) -> None:
-        """Sets a status and wakes the tasks that wait for a change. Never waits itself."""
+        """Sets a status and wakes the tasks that wait for a change. This method never waits."""
         if self._statuses.get(name) == status:
             return
         self._statuses[name] = status

@@ -21,7 +21,7 @@ FIRST_TOKEN_S = 0.25
 been measured."""
 
 MAX_BITS = 64
-"""Number of bits of the largest size of an iteration."""
+"""Number of bits of the largest size that an iteration may have."""
 
 DECAY = 0.9
 """Factor by which the longest time of a size decays with each iteration of about that size."""
@@ -40,7 +40,8 @@ class IterationSize:
 
     @classmethod
     def of(cls, start_position: Sequence[int], n_tokens: Sequence[int]) -> "IterationSize":
-        """Returns the size of an iteration of spans that begin at `start_position`."""
+        """Returns the size of an iteration. Its spans begin at the positions `start_position` and
+        have `n_tokens` tokens each."""
         lengths = list(n_tokens)  # columns of a message are slow to go through
         n_all = sum(lengths)
         if n_all == len(lengths):  # decodes

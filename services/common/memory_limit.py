@@ -28,11 +28,11 @@ def memory_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int 
 
 
 def trouble_of(parts: Mapping[str, int], limit: int | None) -> str:
-    """Returns an explanation why a service may need more memory than `limit`: the memory of each
-    setting, the largest first.
+    """Returns a text that explains why a service may need more memory than `limit`. The text lists
+    how much memory each setting may need, the largest first.
 
     Returns an empty text if the memory is enough or has no limit. `parts` has a number of bytes for
-    each setting, and for `PROCESS`, the part that follows from no setting.
+    each setting, and also for `PROCESS`, the memory that depends on no setting.
     """
     needed = sum(parts.values())
     if limit is None or needed <= limit:

@@ -31,31 +31,31 @@ from services.common import address as addresses
 # The last bound of each histogram is beyond what its setting allows by default, since no quantile
 # can be above it: a request may be held, wait and run for minutes, and an iteration may take 300 s.
 CALL_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 180, 600, 1200)
-"""Buckets for durations of whole calls, and for waiting in the queue, in seconds."""
+"""Histogram buckets for durations of whole calls and for waiting in the queue, in seconds."""
 
 FIRST_TOKEN_S = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75),
     *(1, 2.5, 5, 10, 30, 90, 300, 1200),
 )
-"""Buckets for times to the first token, in seconds. Between 0.1 s and 10 s the steps are small
-enough for latency objectives."""
+"""Histogram buckets for times to the first token, in seconds. Between 0.1 s and 10 s the steps are
+small enough for latency objectives."""
 
 PER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 15, 120, 1200)
-"""Buckets for times per output token, in seconds. The time of an answer whose pipeline was lost
-includes the wait for the next pipeline."""
+"""Histogram buckets for times per output token, in seconds. The largest buckets are for answers
+whose pipeline was lost, because their time includes the wait for the next pipeline."""
 
 ITERATION_S = (0.0005, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30, 180, 1200)
-"""Buckets for iterations and for parts of an iteration, in seconds."""
+"""Histogram buckets for iterations and for parts of an iteration, in seconds."""
 
 BATCH_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 1024, 4096)
-"""Buckets for numbers of requests in a batch."""
+"""Histogram buckets for numbers of requests in a batch."""
 
 TOKENS = (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 32768, 131072, 1048576)
-"""Buckets for numbers of tokens, up to the longest context that models are made for."""
+"""Histogram buckets for numbers of tokens, up to the longest context of any model."""
 
 
 def new_registry() -> CollectorRegistry:
-    """Returns a registry that has the metrics of the process and nothing else."""
+    """Returns a registry that contains only the metrics of the process, such as its memory."""
     disable_created_metrics()  # these would be a second series for each metric
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)

@@ -65,8 +65,8 @@ def otlp_variable(environment: Mapping[str, str], name: str) -> str:
 
 
 def otlp_value(environment: Mapping[str, str], name: str) -> str:
-    """Returns the value of the variable that `otlp_variable` returns. The result is empty if it is
-    not set."""
+    """Returns the value of the variable whose name `otlp_variable` returns. The result is empty if
+    the variable is not set."""
     return environment.get(otlp_variable(environment, name), "")
 
 
@@ -156,7 +156,7 @@ def _whole(smallest: int, *, or_else: str = "") -> Check:
 
 
 def _number(value: str) -> float:
-    """Returns the number in a text. Returns NaN if the text is no number."""
+    """Returns the number in a text. Returns NaN if the text is not a number."""
     try:
         return float(value)
     except ValueError:

@@ -52,8 +52,8 @@ class OutageLog:
     def of_peer(
         cls, logger: logging.Logger, peer: str, *, clock: Callable[[], float] = time.monotonic
     ) -> "OutageLog":
-        """Returns the log about a peer to which requests are sent repeatedly, such as `the worker
-        at 10.0.0.7:50053`."""
+        """Returns an outage log for failures to reach a peer. `peer` is a noun for messages, such
+        as `the worker at 10.0.0.7:50053`."""
         return cls(
             logger,
             failing=f"{peer} cannot be reached",

@@ -34,7 +34,8 @@ class Count:
 
 
 class Distribution:
-    """The distribution of observed numbers: a count for each bucket, and their sum."""
+    """The value of a histogram: the number of observations in each bucket, and the sum of all
+    observations."""
 
     __slots__ = ("_bounds", "_counts", "_exemplars", "_sum")
 

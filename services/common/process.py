@@ -41,7 +41,7 @@ class ReadyPipe:
         self._fd = fd
 
     def report(self, message: Mapping[str, object]) -> None:
-        """Writes a message on one line.
+        """Writes a message to the launcher, as one line of JSON.
 
         Raises:
             BrokenPipeError: the launcher is gone.
@@ -68,8 +68,7 @@ class ReadyPipe:
 
 
 def die_with_parent() -> None:
-    """Makes the kernel kill this process when its parent dies for any reason. Works only on
-    Linux."""
+    """Makes the kernel kill this process when its parent process dies. Works only on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

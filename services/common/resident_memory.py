@@ -43,7 +43,8 @@ def resident_bytes() -> int:
 
 
 def limit_arenas() -> None:
-    """Limits the number of the allocator's arenas. Must be called before there are threads."""
+    """Limits the number of the allocator's arenas. Must be called before the process starts
+    threads."""
     if (library := _glibc()) is not None:
         library.mallopt(M_ARENA_MAX, N_ARENAS)
 

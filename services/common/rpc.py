@@ -164,7 +164,7 @@ MAX_DIGITS = 20
 """Number of decimal digits of the largest 64-bit number."""
 
 Options = Sequence[tuple[str, str | int]]
-"""Channel options of gRPC, by their names."""
+"""Channel options of gRPC: pairs of a name and a value."""
 
 
 class Connect(Protocol):
@@ -176,9 +176,9 @@ class Connect(Protocol):
 def connect(
     address: str, options: Options = (), *, credentials: grpc.ChannelCredentials | None = None
 ) -> grpc.aio.Channel:
-    """Returns a channel to `host:port`, in plaintext without credentials.
+    """Returns a channel to `host:port`. Without credentials, the channel is in plaintext.
 
-    The channel has the limits of this project, unless options name others.
+    The channel has the limits of this project, unless `options` name others.
     """
     all_options = list(dict[str, str | int]((*CHANNEL_OPTIONS, *options)).items())
     if credentials is None:
@@ -197,7 +197,8 @@ def create_server(options: Options = ()) -> grpc.aio.Server:
 def bind(
     server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None
 ) -> str:
-    """Binds `host:port`, where port 0 takes a free one. Returns the address that clients can use.
+    """Binds a server to `host:port`. Port 0 takes a free port. Returns the address that clients can
+    use.
 
     Raises:
         OSError: the address is taken or is not one of this machine's.
@@ -218,7 +219,8 @@ def bind(
 
 
 def bind_unix(server: grpc.aio.Server, path: Path) -> None:
-    """Binds the path of a Unix socket, in plaintext. Raises OSError if the path cannot be bound."""
+    """Binds a server to the path of a Unix socket, in plaintext. Raises OSError if the path cannot
+    be bound."""
     try:
         server.add_insecure_port(f"unix:{quote(str(path))}")
     except RuntimeError as error:

@@ -137,7 +137,7 @@ def status_of(error: BaseException | None, context: Any) -> grpc.StatusCode:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A method of a servicer, with the roles that may call the method."""
+    """A method of a servicer, and the roles that may call it."""
 
     name: str
     behaviour: Callable[..., Any]
@@ -147,7 +147,8 @@ class _Method:
     exchange: MakeExchange
 
     def observed(self, context: Any) -> contextlib.AbstractContextManager[None]:
-        """Returns the observer's context manager for a call, or a null context."""
+        """Returns the context manager in which a call must run so that it is observed. Without an
+        observer, the context manager does nothing."""
         if self.observe is None:
             return contextlib.nullcontext()
         return self.observe(self.name, context)
@@ -230,7 +231,7 @@ def _stream_request(method: _Method) -> Callable[..., Any]:
 
 @contextlib.asynccontextmanager
 async def _error_boundary(method: _Method, context: Any) -> AsyncIterator[None]:
-    """Refuses calls without permission, and turns errors into statuses.
+    """Refuses calls without permission, and converts errors to gRPC statuses.
 
     A bug is logged, and the caller learns nothing about the server's internals.
     """

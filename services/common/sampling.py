@@ -32,8 +32,8 @@ every answer, and ranks mask each of them."""
 
 
 MAX_LOGPROBS = 20
-"""Maximum number of alternatives to a token whose log-probabilities are returned, as in OpenAI's
-API."""
+"""Largest number of alternatives to a token for which log-probabilities are returned, as in
+OpenAI's API."""
 
 MAX_PROMPT_LOGPROBS = 2**18
 """Largest number of log-probabilities for a prompt: for its tokens and their alternatives together.
@@ -44,21 +44,21 @@ MAX_GRAMMAR_LENGTH = 2**19
 
 MAX_COMPILED_GRAMMARS = 8
 """Number of compiled grammars that a rank keeps in addition to the grammars of running requests.
-The least recently used grammar is dropped first.
+The least recently used one is dropped first.
 
 Requests with equal grammars share one lexer, which grows by about 750 bytes for each state, up to
 15 MB.
 """
 
 MAX_BIASES = 1024
-"""Maximum number of tokens with a bias."""
+"""Largest number of tokens to which a request may add a bias."""
 
 MAX_ALLOWED_TOKENS = 16_384
 """Largest number of tokens in a client's `allowed_token_ids`. These tokens are sent to the
 scheduler with every answer."""
 
 MAX_BAD_TOKENS = 1024
-"""Maximum number of tokens that a client may ban; ranks mask each of them."""
+"""Largest number of tokens that a client may ban. Ranks mask each of them."""
 
 MAX_BAD_WORD_TOKENS = 4096
 """Largest number of tokens in all words together that a client may ban. Ranks compare the last
@@ -321,7 +321,7 @@ class SamplingParams:
             raise InvalidRequest(name, "leave no token that may be sampled")
 
     def check(self, *, own_stop_token_ids: Collection[int] = ()) -> None:
-        """Checks every option, as far as the check needs no vocabulary.
+        """Makes all checks of options that do not need the vocabulary.
 
         `own_stop_token_ids` are the model's tokens among `stop_token_ids`. They do not count
         against the number of stop tokens that a client may give.
@@ -346,7 +346,7 @@ class SamplingParams:
 OPTIONS: dict[str, Option] = {
     field.name: field.metadata[Option] for field in dataclasses.fields(SamplingParams)
 }
-"""Every option by its name, in the order in which they are checked."""
+"""All options by their names, in the order in which they are checked."""
 
 _values_of = attrgetter(*OPTIONS)
 _DEFAULTS = tuple(field.default for field in dataclasses.fields(SamplingParams))

@@ -49,7 +49,8 @@ class ServingWatch:
         self._progress_at = self._clock()
 
     def look(self) -> None:
-        """Checks the present state. Must be called every second or so, from the event loop."""
+        """Updates the watch with the present state. Must be called about once per second, from the
+        event loop."""
         self._looked_at = self._clock()
         if not self._n_waiting():
             self._progress_at = self._looked_at
@@ -57,8 +58,8 @@ class ServingWatch:
             self._well_at = self._looked_at
 
     def reason_against(self) -> str:
-        """Returns the reason why new requests would wait. The result is empty if they would be
-        served."""
+        """Returns the reason why new requests would have to wait. The result is empty if they would
+        be served."""
         now = self._clock()
         if now - self._looked_at > HELD_UP_S:
             return f"this process has been held up for {now - self._looked_at:.0f} s"

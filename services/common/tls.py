@@ -94,7 +94,7 @@ def connector(tls_dir: Path | None, *, role: str) -> rpc.Connect:
 def server_credentials(
     tls_dir: Path | None, *, require_client_certificate: bool = True
 ) -> grpc.ServerCredentials | None:
-    """Returns the credentials that a gRPC server shows to new connections. Returns None without a
+    """Returns the credentials that a gRPC server uses for new connections. Returns None without a
     directory.
 
     Raises:
@@ -142,7 +142,8 @@ def callers(
 def _changes(
     certificates: Certificates, current: _Identity
 ) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
-    """Returns the function that gRPC calls before each handshake, in one of gRPC's threads.
+    """Returns the function that gRPC calls in one of its threads before each handshake, to ask for
+    a renewed certificate.
 
     The function returns None if the files have not changed.
     """

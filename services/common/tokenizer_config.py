@@ -20,8 +20,8 @@ from typing import Any, Self
 from services.common import bounded_file
 
 MAX_CONFIG_BYTES = 16 << 20
-"""Largest size of a `tokenizer_config.json` in bytes: some such files list a hundred thousand added
-tokens."""
+"""Largest size of a `tokenizer_config.json` in bytes. Some of these files list a hundred thousand
+added tokens."""
 
 CONFIG, MAP, ADDED, TOKENIZER = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json",

@@ -81,7 +81,8 @@ def _http_exporter() -> SpanExporter:
 
 
 def _credentials(environment: Mapping[str, str]) -> grpc.ChannelCredentials | None:
-    """Returns the credentials in the files that variables name. Returns None if they name none."""
+    """Returns the credentials in the files that environment variables name. Returns None if no
+    variable names a file."""
     names = ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")
     paths = [otlp_value(environment, name) for name in names]
     if not any(paths):

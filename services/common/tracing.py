@@ -5,9 +5,9 @@ thread and no error, and all tracers do nothing. With an endpoint, a thread send
 from a bounded queue. When the collector is slow or gone, spans are dropped, and no caller waits;
 the end of the process waits at most `FLUSH_S`.
 
-The context of a client's trace is read in the forms of `OTEL_PROPAGATORS`. Between processes of
-this project, the context is a field of messages, as W3C Trace Context, and is set only for recorded
-spans.
+The trace context of a client is read in the formats that `OTEL_PROPAGATORS` names. Between
+processes of this project, the context is sent as a field of messages, as W3C Trace Context, and
+only for recorded spans.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ FLUSH_S = 3.0
 """Timeout in seconds for sending the last spans of a process, unless the process has less time."""
 
 MAX_LINKS = 1024
-"""Largest number of links of a span, unless `OTEL_SPAN_LINK_COUNT_LIMIT` sets another. The number
-is enough for a batch, or for the recorded iterations of a long answer."""
+"""Largest number of links of a span, unless `OTEL_SPAN_LINK_COUNT_LIMIT` sets another number. It
+suffices for a batch, or for the recorded iterations of a long answer."""
 
 _W3C = TraceContextTextMapPropagator()
 
@@ -56,7 +56,7 @@ class Tracing:
             trace.NoOpTracer() if provider is None else provider.get_tracer(semconv.SCOPE)
         )
         self.client_trace = client_trace or ClientTrace()
-        """Reads the trace contexts of clients."""
+        """The reader of clients' trace contexts."""
 
     @property
     def is_on(self) -> bool:
@@ -124,7 +124,7 @@ def to_message(span: trace.Span) -> trace_pb2.TraceContext:
 
 
 def from_message(message: trace_pb2.TraceContext) -> Context:
-    """Returns the parent context that a message names."""
+    """Returns the parent context that a protobuf message contains."""
     carrier = {"traceparent": message.traceparent, "tracestate": message.tracestate}
     return _W3C.extract(carrier, Context())
 

@@ -1,7 +1,7 @@
-"""Figures of a watched pipeline: totals and rates of its iterations, by seconds of the scheduler's
-clock.
+"""Figures of a watched pipeline: totals and rates of its iterations, for each second of the
+scheduler's clock.
 
-Events of iterations come a little late, so the figures of a second are computed `LAG_S` seconds
+Events of iterations arrive a little late, so the figures of a second are computed `LAG_S` seconds
 after its end. While no iterations run, no figures are made.
 """
 
@@ -68,7 +68,7 @@ def quantile_s(durations: Durations, part: float) -> float | None:
 
 
 class Figures:
-    """The totals of the last minute, second by second, and the figures that follow from them."""
+    """The totals of each second of the last minute, and the figures that are computed from them."""
 
     def __init__(self) -> None:
         self._seconds: deque[tuple[int, Totals]] = deque()

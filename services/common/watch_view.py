@@ -45,7 +45,7 @@ class _Request:
     last_token_at: float | None = None
 
     def add_tokens(self, n_new: int, *, end_position: int) -> None:
-        """Adds the new tokens of a span that ran the tokens before `end_position`.
+        """Records the `n_new` new tokens of a span. The span ran the tokens before `end_position`.
 
         The number of earlier tokens is computed from the position, since iterations that were in
         flight when the watch began have no events.
@@ -91,7 +91,8 @@ class View:
                 yield change
 
     def advance(self, now: float) -> Iterator[Json]:
-        """Yields the figures that are due at a time of the scheduler's clock, in seconds."""
+        """Yields the figures that are due at the time `now`, in seconds of the scheduler's
+        clock."""
         while self._ended and self._ended[0][0] < now - ENDED_S:
             self._requests.pop(self._ended.popleft()[1], None)
         yield from self._figures.advance(now)

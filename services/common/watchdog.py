@@ -22,7 +22,7 @@ from typing import Any, Self
 log = logging.getLogger(__name__)
 
 HUNG_STATUS = 70
-"""Exit status of a process that hung (EX_SOFTWARE of sysexits.h)."""
+"""Exit status of a process that has hung (EX_SOFTWARE of sysexits.h)."""
 
 LIMIT_S = 7.0
 """Seconds within which an event loop must complete a turn.

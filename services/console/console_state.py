@@ -99,7 +99,7 @@ class ConsoleState:
     epoch: dict[str, Any] = field(default_factory=dict)
     """Fields of the last epoch event, except its type and time. Empty before the first event."""
     away: str = CONNECTING
-    """Reason why no scheduler is watched now; empty while a scheduler is watched."""
+    """Reason why no scheduler is watched at present. Empty while a scheduler is watched."""
     now: float = 0.0
     """Time of the latest event."""
     requests: dict[int, RequestRow] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class ConsoleState:
     """Number of all marks so far, including marks that are no longer kept."""
 
     def feed(self, event: Json) -> None:
-        """Takes an event. An event of an unknown type changes nothing.
+        """Updates the state with an event. An event of an unknown type changes nothing.
 
         Raises:
             ValueError: a field is missing or wrong.

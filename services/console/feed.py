@@ -39,7 +39,7 @@ END: Final[Json] = {"type": "end"}
 
 
 VERSION = 2
-"""The version of the format of recordings that this module reads."""
+"""The version of the recording format that this module reads."""
 
 
 class Feed(ABC):

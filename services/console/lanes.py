@@ -43,7 +43,7 @@ def cells_of(
 ) -> list[Cell | None]:
     """Returns the cells of a stage for the `window_s` seconds before `end`.
 
-    A cell is None where the stage was idle.
+    A cell is None if the stage was idle.
     """
     begin, size = end - window_s, window_s / n_cells
     best: list[tuple[float, DrawnIteration | None]] = [(0.0, None)] * n_cells

@@ -25,7 +25,7 @@ QUIET_S = 1.0
 
 
 class BrokenFeed(Exception):
-    """The source of events ended with an error, which is the message."""
+    """The source of events ended with an error. The message is the error's text."""
 
 
 def show(feed: Feed, console: Console) -> None:

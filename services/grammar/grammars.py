@@ -52,7 +52,7 @@ need very many lexer states for every text."""
 
 
 class InvalidGrammar(ValueError):
-    """A grammar is wrong or too complex; the message says where."""
+    """A grammar is wrong or too complex. The message says what is wrong."""
 
 
 class Grammars:
@@ -64,9 +64,9 @@ class Grammars:
     def __init__(
         self, tokenizer_file: Path, *, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
-        """`tokenizer_file` is the file of the checkpoint that `find.tokenizer_file` names, and
-        `vocab_size` is the model's.
-        Only tokens that both the tokenizer and the model have are allowed.
+        """`tokenizer_file` is the file of the checkpoint that `find.tokenizer_file` returns, and
+        `vocab_size` is the size of the model's vocabulary. Only tokens that both the tokenizer and
+        the model have are ever allowed.
 
         Raises:
             ValueError: the file is broken, or has no token that ends an output.
@@ -169,8 +169,8 @@ class _Shared:
         return text if isinstance(error, InvalidGrammar) else f"{type(error).__name__}: {text}"
 
     def newest(self) -> LLMatcher:
-        """Returns the matcher of the compiled grammar in its first state. Callers copy the matcher
-        before they advance it. The grammar must have been compiled."""
+        """Returns the matcher of the compiled grammar in its first state. The grammar must have
+        been compiled. Callers must copy the matcher before they advance it."""
         return self.compiling.result(0)
 
     def renewed(self) -> LLMatcher | None:
@@ -200,21 +200,21 @@ class _Renewals:
 class Matcher:
     """The state of one output in its grammar.
 
-    The state depends only on the tokens of the output. The tokens are kept, so that the output can
-    change to a new lexer when the lexer that it shares with other outputs is full.
+    The state depends only on the tokens of the output. The tokens are stored, so that the output
+    can change to a new lexer when the shared lexer is full.
     """
 
     def __init__(self, shared: _Shared, vocabulary: "_SharedVocabulary") -> None:
         self.is_cut = False
-        """Whether the output ends before an end of its grammar, because a step takes too much work
-        or because no token can follow."""
+        """Whether the output ends before its grammar allows an end, because a step takes too much
+        work or because no token can follow."""
         self._shared = shared
         self._vocabulary = vocabulary
         self._tokens: list[int] = []
         self._has_ended = False
         self._start: LLMatcher | None = None  # `_matcher` is a copy of it
         self._matcher: LLMatcher | None = None
-        """The matcher of llguidance; None before the first mask, and after the end."""
+        """The matcher of llguidance. None before the first mask, and after the end."""
 
     def take(self, token_id: int) -> None:
         """Advances the state by a token. Has no effect after the end of the output."""
@@ -292,7 +292,7 @@ class Matcher:
 
 
 class _SharedVocabulary:
-    """The tokens that a model and its tokenizer both have, as bits of a mask."""
+    """Bit masks of the tokens that both a model and its tokenizer have."""
 
     def __init__(self, *, vocab_size: int, n_known: int, eos_token_ids: Sequence[int]) -> None:
         self._n_bytes = -(-vocab_size // 32) * 4

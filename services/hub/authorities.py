@@ -28,7 +28,7 @@ _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICAT
 
 def named_authorities(environment: Mapping[str, str], *others: str) -> str:
     """Returns the certificates of all authorities that variables name, in PEM. The result is empty
-    if no variable is set. `others` are further variables like `FILES`.
+    if no variable is set. `others` are names of further variables of the same kind as `FILES`.
 
     Raises:
         SourceError: a variable names something without certificates.

@@ -36,7 +36,7 @@ def link(directory: Path, state: Path) -> None:
     """Makes `directory` a link to a state, in one atomic step. An earlier link is replaced.
 
     Raises:
-        FileExistsError: the directory exists and is no link.
+        FileExistsError: the directory exists and is not a link.
     """
     if directory.exists() and not directory.is_symlink():
         raise FileExistsError(f"{directory} is there, and was not fetched by this command")

@@ -12,7 +12,7 @@ from services.hub.source import Fetched, Say
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A checkpoint in a repository of the hub."""
+    """A checkpoint in a repository of the Hugging Face Hub."""
 
     name: HubName
 

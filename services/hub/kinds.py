@@ -1,4 +1,4 @@
-"""The list of the kinds of sources, and the function that finds the source named by a text."""
+"""Lists the kinds of sources, and finds the source that a text names."""
 
 from collections.abc import Callable
 

@@ -45,7 +45,7 @@ class ObjectFile:
 
     @property
     def part(self) -> Path:
-        """Path of the file while some of its pieces are missing."""
+        """Path of the incomplete file, while some of its pieces are missing."""
         return self.path.with_suffix(".part")
 
     @property

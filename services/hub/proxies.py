@@ -30,7 +30,7 @@ class Proxy:
         return self.url.startswith("socks")
 
     def __str__(self) -> str:
-        """Returns the URL without credentials, and the variable."""
+        """Returns the proxy's URL without credentials, and the variable that names it."""
         return f"{without_credentials(self.url)} ({self.variable})"
 
 
@@ -46,7 +46,7 @@ def check_proxies(environment: Mapping[str, str]) -> None:
 
 
 def proxy_for(url: str, environment: Mapping[str, str]) -> Proxy | None:
-    """Returns the proxy by which a URL is reached. Returns None if it is reached without one."""
+    """Returns the proxy through which a URL is reached. Returns None if no proxy is used."""
     parts = urlsplit(url)
     own = _named(parts.scheme, environment) if parts.scheme in ("http", "https") else None
     proxy = own or _named("all", environment)

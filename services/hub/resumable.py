@@ -20,11 +20,12 @@ from services.hub.source import SourceError
 from services.hub.transfer import TransferProgress
 
 TIMEOUT_S = 30.0
-"""Seconds without a byte after which a connection counts as lost."""
+"""Seconds without a received byte after which a connection counts as lost."""
 MAX_FAILURES = 5
-"""Number of consecutive connections without a byte after which the fetch of a file fails."""
+"""Number of consecutive connections without a received byte after which the fetch of a file
+fails."""
 PAUSE_S = 1.0
-"""Seconds of pause after a connection without a byte."""
+"""Seconds of pause after a connection that delivered no byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class LargeFile:
     size: int
 
     def n_missing(self, blobs: Path) -> int:
-        """Returns the number of bytes that are still to be fetched."""
+        """Returns how many bytes of the file have not been fetched yet."""
         if (blobs / self.sha256).exists():
             return 0
         part = blobs / f"{self.sha256}.part"

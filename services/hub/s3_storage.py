@@ -74,7 +74,7 @@ class StoredObject:
 
 
 class Bucket:
-    """A bucket, reached with the credentials in the environment."""
+    """A bucket, which is accessed with the credentials in environment variables."""
 
     def __init__(self, name: str, *, environment: Mapping[str, str] = os.environ) -> None:
         """Prepares the connection. Raises SourceError if the environment variables are wrong."""
@@ -131,7 +131,7 @@ class Bucket:
         return StoredObject(key, found["size"], (found["e_tag"] or "").strip('"'))
 
     def read(self, of: StoredObject, begin: int, end: int) -> Iterator[bytes]:
-        """Yields the bytes of an object from `begin` to before `end`.
+        """Yields the bytes of an object from the offset `begin` up to, but not including, `end`.
 
         Raises:
             SourceError: the bytes cannot be read, or the object has changed.
@@ -153,8 +153,8 @@ class Bucket:
             raise SourceError(f"s3://{self.name}/{of.key}: the answer has another size than asked")
 
     def is_encrypted_by_kms(self, key: str) -> bool:
-        """Returns whether an object is encrypted with a key of KMS, so that its ETag is not a
-        digest of its content."""
+        """Returns whether an object is encrypted with a key of KMS. The ETag of such an object is
+        not a digest of its content."""
         with self._explained(key):
             url = sign(self._store, "HEAD", key, _SIGNED_FOR)
             answer = httpx2.head(url, timeout=READ_TIMEOUT_S, verify=self._verify)

@@ -17,7 +17,7 @@ class SourceError(Exception):
 
 
 class SourceUnreachable(SourceError):
-    """A source does not answer, so that its present content is unknown."""
+    """A source does not answer. Its present content is therefore unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Fetched:
     path: Path
     """Path of the checkpoint's directory, or of its GGUF file."""
     state: str
-    """Version of the checkpoint as a text for people, such as a commit."""
+    """Version of the checkpoint as a text for people, for example a commit."""
 
 
 class Source(Protocol):

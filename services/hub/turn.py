@@ -10,7 +10,7 @@ from pathlib import Path
 from services.hub.source import Say, SourceError
 
 LIMIT_S = 6 * 3600.0
-"""Seconds for which a process waits for another process to finish."""
+"""Longest time in seconds for which a process waits for another process to finish."""
 POLL_S = 0.5
 
 

@@ -1,8 +1,8 @@
 """`python -m services.local --model DIR`: serves a model on this machine.
 
-The command shows how far the weights are loaded, and prints the addresses when the model is served.
-The exit status is 0 after SIGINT or SIGTERM. It is 1 when a setting is wrong, or when a service has
-died and is not started again.
+The command shows the progress of loading the weights, and prints the addresses when the model is
+served. The exit status is 0 after SIGINT or SIGTERM. It is 1 when a setting is wrong, or when a
+service has died and is not started again.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ CHAT = (
 LAST_WORDS_S = 1.5
 """Seconds from the loss of a service until all services are stopped.
 
-In this time the pipeline can send errors to its clients.
+The pipeline can use this time to send errors to its clients.
 """
 
 

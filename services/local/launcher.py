@@ -21,10 +21,10 @@ from services.local.settings import LocalSettings
 from services.local.supervisor import RestartLimit, Supervisor
 
 DRAIN_S = 5
-"""Seconds that running requests get to finish when the scheduler is stopped.
+"""Seconds for running requests to finish when the scheduler is stopped.
 
-The value is below the timeout after which `Child.stop` kills a service. The frontend is told that
-timeout itself.
+The value is below the timeout after which `Child.stop` kills a service. The frontend's own setting
+is set to that timeout.
 """
 OnProgress = Callable[[int, int, int], None]
 """A function that is called with a stage's index, its number of loaded bytes and its total number

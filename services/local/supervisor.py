@@ -39,7 +39,7 @@ class RestartLimit:
 
     @property
     def n_restarts(self) -> int:
-        """Number of past restarts that count towards the limit at present."""
+        """Number of earlier restarts that count towards the limit at present."""
         return len(self._times_s)
 
     def pause_s(self, now_s: float, *, was_ready: bool) -> float | None:
@@ -59,7 +59,7 @@ class RestartLimit:
 
 
 class Supervisor:
-    """Runs one service as a child process, and starts another child when the present one ends."""
+    """Runs one service as a child process, and starts a new child when the present one ends."""
 
     def __init__(
         self,

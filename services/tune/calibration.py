@@ -30,13 +30,14 @@ class MeasuredIteration:
     end_s: float
     """Time at which the iteration's result had arrived."""
     stages_s: tuple[float, ...]
-    """Seconds that each stage took to compute and to send its result."""
+    """For each stage, the seconds that it took to compute and to send its result."""
     work: IterationWork
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A model of costs, with the number of iterations it was fitted to and the error of the fit."""
+    """A model of costs, the number of iterations to which it was fitted, and the error of the
+    fit."""
 
     costs: LinearCosts
     n_iterations: int
@@ -152,7 +153,7 @@ def _with_request_s(costs: LinearCosts, lone: Sequence[Lone]) -> LinearCosts:
 
 
 def iteration_s(costs: LinearCosts, work: IterationWork) -> float:
-    """Returns the time of an iteration in an empty pipeline, in seconds."""
+    """Returns the predicted time in seconds of an iteration that has the pipeline for itself."""
     stages_s = sum(costs.stage_s(index, work) for index in range(costs.n_stages))
     return stages_s + costs.plan_s + (costs.n_stages - 1) * costs.hop_s + costs.result_s
 

@@ -1,8 +1,8 @@
 """Runs a workload on a real system for a limited time, and compares the result with the prediction.
 
-The part of the workload that fits into the time is run, and compared with a simulation of the same
-part. A run that does not end within the limit is cut off. Then the real run and the simulation are
-compared by the times that both took to compute the same number of tokens.
+Only the part of the workload that fits into the time limit is run. It is compared with a simulation
+of the same part. A run that exceeds the limit is cut off, and then compared with the simulation by
+the time that each took for the same number of tokens.
 """
 
 import asyncio

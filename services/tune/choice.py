@@ -84,7 +84,8 @@ def check_limits(tried: Sequence[Tried], workload: Workload) -> None:
     """Checks that some settings keep the latency limits, at least at the lowest rate.
 
     Raises:
-        SystemFailed: no settings keep the limits. The error has the lowest latencies.
+        SystemFailed: no settings keep the limits. The error names the lowest latencies that were
+            predicted.
     """
     outcomes = [each.best.outcome for each in tried]
     if any(map(workload.is_kept_by, outcomes)):

@@ -8,7 +8,7 @@ MAX_LAYOUTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A division of a model among ranks, which only a restart of the workers changes."""
+    """A division of a model among ranks. Only a restart of the workers can change it."""
 
     stages: int
     tp: int

@@ -34,6 +34,6 @@ def kv_bytes(n_available: int, *, n_weight_bytes: int, n_ranks: int) -> int:
 
 
 def rounded(n_bytes: float) -> int:
-    """Returns a number of bytes rounded up to a multiple of `STEP_BYTES`, so that a setting is a
-    round number."""
+    """Rounds a number of bytes up to a multiple of `STEP_BYTES`, so that the setting is a round
+    number."""
     return -int(-n_bytes // STEP_BYTES) * STEP_BYTES

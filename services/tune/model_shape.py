@@ -20,7 +20,7 @@ KEPT_BITS = {
 """Bits of memory for one element, including its share of the scales, for each type of GGUF blocks
 that stays quantised. The keys are GGUF's numbers of the types."""
 KEPT_METHODS = frozenset(("gptq", "awq", "auto-round", "intel/auto-round"))
-"""Methods of quantisation whose weights stay packed in memory."""
+"""Names of quantisation methods whose weights stay packed in memory."""
 LAYERS = ("num_hidden_layers", "n_layer")
 HEADS = ("num_key_value_heads", "num_attention_heads", "n_head")
 

@@ -44,7 +44,7 @@ ROOM = 64
 
 @dataclass(frozen=True, slots=True)
 class Lone:
-    """A request that ran while the system had no other request."""
+    """A request that ran while the system had no other requests."""
 
     n_prompt: int
     ttft_s: float

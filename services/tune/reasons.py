@@ -11,7 +11,7 @@ from simulator.costs import IterationWork
 from simulator.outcome import LatencyLimits
 
 NOISY = 0.15
-"""Median relative error of a calibration above which its predictions are doubtful."""
+"""Error of a calibration above which its predictions are doubtful: the median relative error."""
 TYPICAL_CONTEXT = 256
 """Number of tokens of each request's context in the iterations that serve as examples in the
 explanations."""

@@ -1,8 +1,8 @@
 """Predicts the outcome of a workload for given settings, and finds the settings with the best
 outcome.
 
-A prediction simulates the scheduler of a real system, which is created by the same function. If two
-candidates have equal values, the candidate with the lower latency is better.
+A prediction simulates the scheduler that a real system would use. Both are created by the same
+function. If two candidates have equal values, the candidate with the lower latency is better.
 """
 
 from collections.abc import Callable, Sequence

@@ -53,7 +53,7 @@ class TimedReply:
 
 
 class System:
-    """A local system that serves: channels to its frontend and its scheduler."""
+    """A running local system, with channels to its frontend and its scheduler."""
 
     def __init__(
         self, frontend: grpc.aio.Channel, scheduler: grpc.aio.Channel, *, http_url: str
@@ -143,7 +143,8 @@ class TuneLauncher(Launcher):
 async def running(
     settings: LocalSettings, launcher_class: type[TuneLauncher] = TuneLauncher
 ) -> AsyncIterator[System]:
-    """Yields a system that has started. At the end of the block, ends all processes of the system.
+    """Starts a system and yields it. At the end of the `with` block, ends all processes of the
+    system.
 
     Raises:
         SystemFailed: the system did not start.

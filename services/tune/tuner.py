@@ -42,7 +42,7 @@ PROBE_BATCH_SIZE, PROBE_BATCH_TOKENS = 128, 2048
 PROBE_KV_BYTES = 2**30
 N_CHECKS = 3
 BLOCK_SIZE = 16
-"""Number of K/V slots of a block; the last block of a request may be nearly empty."""
+"""Number of K/V slots of a block. The last block of a request may be nearly empty."""
 HEAD_ROOM = 1.5
 """Number of K/V slots to provide, as a multiple of the largest number that the workload
 reserved."""
@@ -241,7 +241,8 @@ class Tuner:
         *,
         bytes_per_slot: float,
     ) -> Tried:
-        """Fits costs to iterations, and finds the best settings by predictions with these costs."""
+        """Fits the costs of a layout to measured iterations, and finds the best settings for the
+        layout with these costs."""
         calibration = calibrate(iterations, lone)
         predictor = self._predictor(layout, calibration, bytes_per_slot)
         began_s = self._clock()
@@ -253,7 +254,7 @@ class Tuner:
         )
 
     def _check_memory(self, layout: Layout, bytes_per_slot: float) -> None:
-        """Checks that every request of the workload could run.
+        """Checks that the K/V memory suffices for every request of the workload.
 
         Raises:
             SystemFailed: the longest request does not fit into the K/V memory.

@@ -33,8 +33,8 @@ assigns a stage sooner."""
 
 
 async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[PlanRelay]) -> int:
-    """Serves until the process must stop and returns the exit status: 1 if a rank was lost,
-    otherwise 0."""
+    """Serves until the process must stop. Returns the exit status: 1 if a rank was lost, otherwise
+    0."""
     stop = process.stop_event()
     pipe = process.ReadyPipe(settings.ready_fd)
     controller = controller_of(settings, pipe, plan_relay)

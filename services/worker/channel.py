@@ -1,11 +1,12 @@
 """The two socket pairs between a controller and one of its ranks, which carry frames.
 
-A frame has a kind and a payload: a protobuf message or UTF-8 text, as `MessageKind` says, never a
-pickle. The rank's end blocks; the controller's end is a protocol on the event loop.
+A frame has a kind and a payload. The payload is a protobuf message or UTF-8 text, as `MessageKind`
+says, and never a pickle. The rank's end blocks; the controller's end is a protocol on the event
+loop.
 
 The first pair is for work, and the rank's main thread reads it between iterations. The second pair
 is for messages that must not wait that long: heartbeats of the rank, the order to leave an epoch,
-and grammars to compile. A separate thread of the rank serves it (`rank.lifeline`).
+and grammars to compile. A separate thread of the rank serves the second pair (`rank.lifeline`).
 """
 
 import asyncio
@@ -21,7 +22,8 @@ HEADER = struct.Struct("<BI")  # kind, length of the payload in bytes
 READ_BYTES = 2**18
 
 MAX_PAYLOAD_BYTES = 2**28
-"""Largest number of bytes of a payload. Plans are the largest payloads, and gRPC limits them."""
+"""Largest number of bytes of a payload. Plans, the largest payloads, stay below it because gRPC
+limits their size."""
 
 
 class MessageKind(IntEnum):
@@ -34,9 +36,9 @@ class MessageKind(IntEnum):
     PROGRESS = 3
     """From the rank: bytes loaded so far and total bytes, as two decimal numbers."""
     LOADED = 4
-    """From the rank, when its weights are in memory: a DescribeResponse."""
+    """From the rank, when the rank's weights are in memory: a DescribeResponse."""
     JOINED = 5
-    """From the rank: the epoch that it has joined, as a decimal number."""
+    """From the rank: the epoch that the rank has joined, as a decimal number."""
     REPORT = 6
     """From the rank: a WatchStageResponse."""
     NOT_JOINED = 7
@@ -55,12 +57,12 @@ class MessageKind(IntEnum):
     """To the rank: a number of iterations, a space, and the file into which their profile is
     written. The number 0 cancels the profile that is being taken."""
     PROFILED = 13
-    """From the rank, when a profile is written: the file of the profile."""
+    """From the rank, when a profile has been written: the path of the profile."""
     NOT_PROFILED = 14
     """From the rank: the reason for which a profile could not be written, as text."""
     PLACE = 15
-    """To the rank, as the first message: the index of its stage and the number of stages, as two
-    decimal numbers."""
+    """To the rank, as the first message: the index of the rank's stage and the number of stages, as
+    two decimal numbers."""
     REFUSAL = 16
     """From the rank, just before it ends: why it cannot start, as text that names the setting or
     file."""
@@ -71,8 +73,8 @@ class MessageKind(IntEnum):
     GRAMMAR_PREPARED = 19
     """From the rank, when it has compiled a grammar or has failed to: a PrepareGrammarResponse."""
     CHECKPOINT = 20
-    """From the first rank of the first stage, before it loads: the rows of a CheckpointReport, as
-    JSON."""
+    """From the first rank of the first stage, before that rank loads its weights: the rows of a
+    CheckpointReport, as JSON."""
 
 
 _KINDS = frozenset(MessageKind)
@@ -101,7 +103,7 @@ class FrameBuffer:
         self._data += data
 
     def take(self) -> tuple[MessageKind, bytes] | None:
-        """Removes and returns the next message (frame). Returns None if none has arrived
+        """Removes and returns the next message (frame). Returns None if no message has arrived
         completely.
 
         Raises:
@@ -186,12 +188,12 @@ class ControllerEnd(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
-        """Queues a message (frame) and never waits. The queue stays short, since only a few
-        iterations are in flight."""
+        """Queues a message (frame) for sending, and never waits. The queue stays short, since only
+        a few iterations are in flight."""
         self._transport.write(encode(kind, payload))
 
     def close(self) -> None:
-        """Closes the socket, after which an idle rank ends."""
+        """Closes the socket. The rank then ends when it is idle."""
         self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -30,7 +30,7 @@ SIZES: Mapping[str, str] = {
 
 
 class Metadata:
-    """The metadata of one architecture; errors name the key and the file."""
+    """The metadata of one architecture. Errors name the key and the file."""
 
     def __init__(self, header: GgufHeader, architecture: str) -> None:
         self.header = header
@@ -44,8 +44,8 @@ class Metadata:
     def number(self, key: str) -> int | float | None:
         """Returns a number, or None if the key is missing.
 
-        A list of equal numbers, one for each layer, counts as one number. Raises ValueError for
-        other values.
+        If the value is a list with an equal number for each layer, that number is returned. Raises
+        ValueError for other values.
         """
         value = self.value(key)
         if _is_list(value) and len(set(value)) == 1:

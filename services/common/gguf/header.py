@@ -160,7 +160,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 def _read_one(path: Path) -> GgufHeader:
-    """Reads the header of one file, with the tensors of this file."""
+    """Reads the header of one file. The result has only the tensors of this file."""
     with path.open("rb") as file:
         reader = _Reader(file, min(path.stat().st_size, MAX_BYTES), path)
         if reader.take(4) != _MAGIC:

@@ -46,7 +46,8 @@ _CONTROL = 3  # the type of a token that is no text
 
 
 def architecture_of(header: GgufHeader) -> Architecture:
-    """Returns the description of a file's architecture; raises ValueError if there is none."""
+    """Returns the description of a file's architecture. Raises ValueError if the architecture is
+    not supported."""
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ValueError(
@@ -139,7 +140,7 @@ def _vocab_size(said: Metadata) -> int:
 
 
 def _refuse_unknown(said: Metadata, architecture: Architecture) -> None:
-    """Raises ValueError for keys of the architecture that are not read."""
+    """Raises ValueError if the file has keys of the architecture that are not read."""
     known = SIZES.keys() | architecture.keys.keys() | architecture.others | ROPE_KEYS | _OTHERS
     unknown = sorted(
         said.name(key).rpartition(": ")[2]

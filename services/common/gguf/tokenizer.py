@@ -32,7 +32,7 @@ _KINDS = ("gemma4", "gpt2", "llama")
 
 
 def read_gguf_tokenizer(path: Path) -> str:
-    """Returns the `tokenizer.json` of a GGUF file.
+    """Returns a `tokenizer.json` that is made from the vocabulary of a GGUF file.
 
     Raises:
         OSError: the file cannot be read.
@@ -46,10 +46,10 @@ def read_gguf_tokenizer(path: Path) -> str:
 
 
 def tokenizer_json(metadata: Mapping[str, Any]) -> str:
-    """Returns the `tokenizer.json` of a GGUF file's metadata.
+    """Returns a `tokenizer.json` that is made from the metadata of a GGUF file.
 
     Raises:
-        ValueError: the vocabulary is missing, or of an unknown kind; the message says which.
+        ValueError: the vocabulary is missing, or of an unknown kind. The message names the kind.
     """
     kind = metadata.get("tokenizer.ggml.model")
     vocabulary = _GgufVocabulary(metadata)

@@ -64,7 +64,8 @@ _OF_MODEL = {"gpt2": _GPT2, "opt": _GPT2, "phi": _GPT2, "qwen2": _QWEN2, "qwen3"
 
 
 def read_bpe_files(path: Path) -> str:
-    """Returns the `tokenizer.json` of a `vocab.json` and the `merges.txt` beside it.
+    """Converts a `vocab.json` and the `merges.txt` beside it to a `tokenizer.json`, and returns the
+    latter.
 
     Raises:
         OSError: a file cannot be read.

@@ -15,8 +15,8 @@ from services.common.tokenizer_files import bpe_files, sentence_piece, tekken, t
 TOKENIZER_JSON = "tokenizer.json"
 
 MAX_FILE_BYTES = 256 << 20
-"""Largest size of a `tokenizer.json` in bytes; the files of the largest vocabularies have a fifth
-of this size."""
+"""Largest size of a `tokenizer.json` in bytes, five times the size of the largest published
+files."""
 
 _TRANSLATED: Mapping[str, Callable[[Path], str]] = {
     tekken.FILE: tekken.read_tekken,
@@ -71,7 +71,7 @@ def default_roles(file: Path) -> Mapping[str, str]:
 
 
 def read_tokenizer(file: Path) -> str:
-    """Returns the `tokenizer.json` of a file that `tokenizer_file` has returned.
+    """Reads a tokenizer file that `tokenizer_file` has found, and returns it as a `tokenizer.json`.
 
     Raises:
         OSError: the file cannot be read.

@@ -39,7 +39,7 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
 
 
 def read_sentence_piece(path: Path) -> str:
-    """Returns the `tokenizer.json` of a `tokenizer.model`.
+    """Converts a `tokenizer.model` to a `tokenizer.json`, and returns the latter.
 
     Raises:
         OSError: a file cannot be read.

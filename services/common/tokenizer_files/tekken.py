@@ -35,7 +35,7 @@ _FILLER = "<SPECIAL_{}>"
 
 
 def read_tekken(path: Path) -> str:
-    """Returns the `tokenizer.json` of a `tekken.json`.
+    """Converts a `tekken.json` to a `tokenizer.json`, and returns the latter.
 
     Raises:
         OSError: the file cannot be read.
@@ -70,7 +70,7 @@ def tekken_version(path: Path) -> int:
 
 
 def special_tokens(path: Path) -> frozenset[str]:
-    """Returns the texts of the special tokens that a file lists.
+    """Returns the texts of the special tokens that a `tekken.json` lists.
 
     Raises:
         OSError: the file cannot be read.

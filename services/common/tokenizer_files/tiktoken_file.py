@@ -29,7 +29,7 @@ ROLES: Mapping[str, str] = {"bos_token": "[BOS]", "eos_token": "[EOS]"}
 N_SPECIAL = 256
 
 _KIMI = ("kimi", "deepseek_v3")
-"""Beginnings of `model_type` in the `config.json` of Kimi's models."""
+"""Values with which `model_type` may begin in the `config.json` of Kimi's models."""
 
 # Words have no Chinese characters, which are words of their own.
 _CAPITAL = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]"
@@ -48,11 +48,11 @@ _PATTERN = "|".join((
 
 
 def read_tiktoken(path: Path) -> str:
-    """Returns the `tokenizer.json` of a `tiktoken.model`.
+    """Converts a `tiktoken.model` to a `tokenizer.json`, and returns the latter.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError, LookupError, TypeError: a file is broken, or the model is another one.
+        ValueError, LookupError, TypeError: a file is broken, or the model is not Kimi.
     """
     _check_model(path)
     tokens = _tokens(bounded_file.read_bytes(path, max_bytes=MAX_BYTES))

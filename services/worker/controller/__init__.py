@@ -1,8 +1,8 @@
 """The controller of a stage: an asyncio process that owns the stage's gRPC service.
 
 The controller forwards plans to its ranks and to the next stage, sends the reports of ranks to all
-watchers, and watches the ranks' heartbeats. It never imports torch, never decodes a plan and never
-waits for a computation.
+watchers, and watches the ranks' heartbeats. The controller never imports torch, never decodes a
+plan and never waits for a computation.
 
     service, endpoints   the gRPC methods, and the ports
     controller           the parts, and the dispatch of a rank's messages to the parts

@@ -25,7 +25,8 @@ class Assignment:
         self.is_fixed = fixed is not None
         """Whether the stage comes from the settings."""
         self.is_recalled = asyncio.Event()
-        """Set when the process must end, to be started again without stage and epoch."""
+        """An event that is set when the process must end and be started again, without a stage and
+        an epoch."""
         self.recalled_for = ""
         """Why the process must end, as text for the log."""
         self._has_place = asyncio.Event()
@@ -42,8 +43,8 @@ class Assignment:
             raise InvalidRequest("stage_index", f"this worker is {self.place} by its settings")
 
     def take(self, place: PipelinePlace) -> None:
-        """Assigns the stage `place` to this worker. If the worker has another stage, it is
-        recalled: its process ends and starts again."""
+        """Assigns the stage `place` to this worker. If the worker already is another stage, the
+        worker is recalled: its process ends and starts again."""
         if self.place is None:
             self.place = place
             self._has_place.set()

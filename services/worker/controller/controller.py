@@ -136,7 +136,7 @@ class Controller:
 
         Raises:
             StaleEpoch: the epoch is not newer than the newest epoch that the worker has seen.
-            InvalidRequest: the request does not fit this stage.
+            InvalidRequest: the request is for another stage, or a size in it is too large.
             Unavailable: the process is about to end, a rank has not loaded, or the ranks did not
                 find the ranks of the other stages.
         """
@@ -212,7 +212,7 @@ class Controller:
         self.rank_watch.lose(whose + reason, is_by_itself=kind is MessageKind.FAILURE)
 
     def _on_answer(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None:
-        """Passes the answer of a rank to the part of the controller that waits for the answer."""
+        """Passes a rank's answer to the part of the controller that is waiting for it."""
         if kind is MessageKind.GRAMMAR_PREPARED:
             self.grammar_orders.note_answer(tp_rank, payload)
         else:

@@ -1,4 +1,4 @@
-"""The ports of a stage: its gRPC service, its health and its metrics."""
+"""Opens the ports of a stage, which serve gRPC, health and metrics."""
 
 import contextlib
 from typing import Self
@@ -63,8 +63,8 @@ class WorkerEndpoints:
         await self._health.set_ready(is_ready)
 
     async def say_stopping(self, *, has_failed: bool) -> None:
-        """Makes probes report that this worker is stopping. With `has_failed`, probes report a
-        failure too."""
+        """Makes health probes report that this worker is stopping. With `has_failed`, they also
+        report a failure."""
         await self._health.set_ready(False)
         await self._health.set_serving(False)
         if has_failed:

@@ -15,12 +15,12 @@ from services.worker.channel import MessageKind
 from services.worker.controller.rank_process import RankLink
 
 JOIN_TIMEOUT_S = 50.0
-"""Timeout for all ranks to join, in seconds. It is shorter than the engine master's timeout, so
-that the engine master receives the reason."""
+"""Timeout in seconds for all ranks to join an epoch. It is shorter than the engine master's
+timeout, so that the engine master is told why joining failed."""
 
 
 class Epoch:
-    """The epoch that a stage is in, or was in last; the number is 0 before the first epoch."""
+    """The epoch that a stage is in, or was in last. Its number is 0 before the first epoch."""
 
     def __init__(self) -> None:
         self.pipeline_id = ""
@@ -61,7 +61,7 @@ class Epoch:
         self.number = number
 
     def advance(self, request: worker_pb2.JoinPipelineRequest) -> None:
-        """Makes the request's epoch the current one. Raises the errors of `claim`."""
+        """Makes the request's epoch the current epoch. Raises the same errors as `claim`."""
         self.claim(request.epoch)
         self.pipeline_id = request.pipeline_id
 
@@ -88,14 +88,16 @@ class Epoch:
             raise Unavailable(self._error)
 
     def note_joined(self, tp_rank: int, payload: bytes) -> None:
-        """Handles a rank's message that it has joined an epoch (`MessageKind.JOINED`)."""
+        """Records that a rank has joined an epoch. `payload` is the rank's message
+        (`MessageKind.JOINED`)."""
         if int(payload) == self.number:
             self._joined.add(tp_rank)
         if len(self._joined) == len(self._ranks):
             self._is_settled.set()
 
     def note_not_joined(self, tp_rank: int, payload: bytes) -> None:
-        """Handles a rank's message that it could not join an epoch (`MessageKind.NOT_JOINED`)."""
+        """Records that a rank could not join an epoch. `payload` is the rank's message
+        (`MessageKind.NOT_JOINED`)."""
         number, _, reason = payload.decode().partition(" ")
         if int(number) == self.number:
             self.give_up(f"rank {tp_rank}: {reason}")

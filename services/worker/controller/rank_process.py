@@ -159,7 +159,7 @@ async def start_ranks(
 
 
 def place_ranks(place: PipelinePlace, ranks: Sequence[RankLink]) -> None:
-    """Tells ranks which stage they belong to. They then load the weights of that stage."""
+    """Tells ranks which stage they belong to. The ranks then load the weights of that stage."""
     for rank in ranks:
         rank.send(MessageKind.PLACE, place.to_bytes())
 

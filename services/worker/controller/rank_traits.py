@@ -20,7 +20,7 @@ class RankTraits:
         self._told: dict[int, dict[str, str]] = {}  # by tp_rank
 
     def note(self, tp_rank: int, payload: bytes) -> None:
-        """Handles a rank's message with its traits (`MessageKind.TRAITS`)."""
+        """Records the traits of a rank. `payload` is the rank's message (`MessageKind.TRAITS`)."""
         traits = dict(worker_pb2.DescribeResponse.FromString(payload).traits)
         for other, its_traits in self._told.items():
             for name in sorted(traits.keys() | its_traits.keys()):

@@ -26,7 +26,8 @@ class RankWatch:
         """`on_alive` is called for each heartbeat of the stage. `on_lost` is called once, when a
         rank is lost, with the reason and whether the rank failed by itself."""
         self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """A future that gets the reason as its result when a rank is lost and the stage fails."""
+        """A future that is done when a rank is lost and the stage fails. Its result is the
+        reason."""
         self.tp_size = tp_size
         self.n_heartbeats = 0
         """Number of heartbeats that the stage has sent."""

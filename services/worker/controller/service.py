@@ -67,7 +67,7 @@ class WorkerService:
     async def PrepareGrammar(
         self, request: worker_pb2.PrepareGrammarRequest, context: Any
     ) -> worker_pb2.PrepareGrammarResponse:
-        """Makes all ranks of the stage compile a grammar, and answers when they have compiled
+        """Makes all ranks of the stage compile a grammar. Answers when all of them have compiled
         it."""
         epoch = rpc.epoch_of(context)
         return await self._controller.grammar_orders.prepare(request, epoch=epoch)

@@ -33,7 +33,7 @@ class Matcher(Protocol):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the output ends because a step of the grammar takes too much work."""
+        """Whether the output ends early, because a step of the grammar takes too much work."""
 
     def mask(self) -> bytes:
         """Returns the tokens that may come next, as a bit mask: bit b of 32-bit word w is set if
@@ -61,7 +61,8 @@ class TokenArrival(Protocol):
 
 @dataclass(slots=True)
 class _Constrained:
-    """A request with a matcher, and the position in its sequence of the next token to take."""
+    """A request with a matcher. The record also has the position of the next token that the matcher
+    must take."""
 
     matcher: Matcher
     position: int
@@ -69,7 +70,7 @@ class _Constrained:
 
 @dataclass(frozen=True, slots=True)
 class ConstrainedRows:
-    """The rows of a batch whose next token a matcher limits."""
+    """The rows of a batch that have a matcher, which limits their next token."""
 
     places: Ints  # [n], indices among the batch's sampled tokens, in ascending order
     rows: Ints  # [n], rows of the request table
@@ -99,8 +100,8 @@ class Constraints:
         """Adds a request whose output follows the grammar with this digest.
 
         Raises:
-            PlanError: the model can follow no grammar, or this grammar is not compiled. The
-                scheduler admits no such request.
+            PlanError: the model can follow no grammar, or this grammar is not compiled. A correct
+                scheduler never admits such a request.
         """
         if self._grammars is None:
             raise PlanError(f"row {row} has a grammar, and this model can follow none")
@@ -110,7 +111,7 @@ class Constraints:
         self.hold(row, matcher, n_prompt_tokens=n_prompt_tokens)
 
     def hold(self, row: int, matcher: Matcher, *, n_prompt_tokens: int) -> None:
-        """Adds a request with a matcher at the beginning of its output."""
+        """Adds a request whose `matcher` is at the beginning of the request's output."""
         self._held[row] = _Constrained(matcher, n_prompt_tokens)
 
     def release(self, row: int) -> None:

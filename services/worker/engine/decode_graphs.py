@@ -111,7 +111,7 @@ class GraphMemory:
 
 
 def cuda_graphs() -> Callable[[], Graph]:
-    """Returns a function that makes the graphs of one epoch on the current GPU."""
+    """Returns a function that creates empty CUDA graphs for one epoch, on the current GPU."""
     memory = GraphMemory()
     return lambda: CudaGraph(memory)
 
@@ -132,10 +132,11 @@ class DecodeGraphs:
         device: torch.device,
         hidden: Tensor | None,
     ) -> None:
-        """`compute` is the stage's share of an iteration: from a batch and received hidden states
-        to hidden states or logits, [n_spans, any]. On stages that receive, `hidden` [max_spans,
-        hidden_size] is the tensor for received hidden states. Its values must be finite, because
-        padding is computed from them. Batches of more than `max_spans` spans do not use graphs."""
+        """`compute` runs the stage's share of an iteration. It takes a batch and received hidden
+        states, and returns hidden states or logits, [n_spans, any]. On stages that receive,
+        `hidden` [max_spans, hidden_size] is the tensor for received hidden states. Its values must
+        be finite, because padding is computed from them. Batches of more than `max_spans` spans do
+        not use graphs."""
         self._builder = builder
         self._uploads = uploads
         self._compute = compute
@@ -169,8 +170,8 @@ class DecodeGraphs:
     def shapes(self) -> Iterator[DecodeShape]:
         """Yields all shapes that may be recorded, from short sequences to long ones.
 
-        For each width the largest batch comes first, since the memory of its recording suffices for
-        all smaller batches. The other batches follow in ascending order.
+        For each width of block tables the largest batch is first, since the memory of its recording
+        suffices for all smaller batches. The smaller batches follow in ascending order.
         """
         sizes = {min(padded_size(n), self._max_spans) for n in range(1, self._max_spans + 1)}
         *smaller, largest = sorted(sizes)
@@ -197,7 +198,7 @@ class DecodeGraphs:
 
     def run(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
         """Runs the batch that was built last and returns the results without padding, [n_spans,
-        any]. The next run overwrites them."""
+        any]. The next run overwrites the results."""
         if batch.shape is None or self._results is None or batch is not self._built:
             raise ValueError("the batch is not the one that was built last for a graph")
         if self._hidden is not None and hidden is not None:
@@ -250,7 +251,7 @@ def padded_size(n_spans: int) -> int:
 
 
 def padded_length(n_keys: int, max_model_len: int) -> int:
-    """Returns the shortest sequence length of a graph, in tokens, that is at least `n_keys`."""
+    """Returns the shortest sequence length of a graph, in tokens, that is not below `n_keys`."""
     length = _FIRST_WIDTH
     while length < n_keys:
         length *= _WIDTH_FACTOR

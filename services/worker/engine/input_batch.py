@@ -1,9 +1,9 @@
 """The flat tensors of one iteration, laid out from the spans of its plan.
 
 Most operations treat all tokens alike, whatever their requests (selective batching, OSDI'22 section
-3.2). The further inputs of attention and sampling are prepared here, once for all layers. All
-arrays of an iteration are copied to the device in one transfer (`kernels.upload`). This module does
-not depend on the model or on the wire format.
+3.2). The additional inputs that attention and sampling need are prepared here, once for all layers.
+All arrays of an iteration are copied to the device in one transfer (`kernels.upload`). This module
+does not depend on the model or on the wire format.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class BatchBuilder:
 
         `key_caches` are the keys [n_blocks, block_size, n_kv_heads, head_dim] of one layer of each
         kind of heads. `n_kv_heads` is 0 if no layer stores keys. `n_heads` is this rank's number of
-        query heads. `windows` are the windows of the stage's layers in each K/V group, `states` the
-        states that layers keep of requests. `vocab_size` is None on stages that do not sample.
+        query heads. `windows` are the windows of the stage's layers in each K/V group. `states` are
+        the states that layers keep of requests. `vocab_size` is None on stages that do not sample.
 
         The keys and values of padding are stored in the last block, which no request may have.
         """
@@ -125,7 +125,8 @@ class BatchBuilder:
         return self._batch(spans, self._layout(spans.start_positions, spans.n_tokens, block_tables))
 
     def n_tokens(self, lengths: Sequence[int]) -> int:
-        """Returns the number of tokens of the batch that `build` makes of spans of `lengths`."""
+        """Returns how many tokens the batch has that `build` makes from spans of the given
+        lengths."""
         return sum(lengths)
 
     def build_decodes(self, spans: Spans, shape: DecodeShape) -> InputBatch:
@@ -238,8 +239,9 @@ class BatchBuilder:
 
 
 def _places(starts: Ints, widths: Ints) -> tuple[Ints, Ints, Ints]:
-    """Returns the index in the batch of each span's first token [n_spans]. Returns also, for each
-    token, the index of its span [n_tokens] and its position in the sequence [n_tokens]."""
+    """Computes where the tokens of a batch are. Returns the index of each span's first token
+    [n_spans] and, for each token, the index of its span [n_tokens] and its position in the sequence
+    [n_tokens]."""
     n_spans, n_tokens = len(widths), sum(widths.tolist())
     if n_tokens == n_spans:
         places = np.arange(n_spans)

@@ -1,6 +1,6 @@
 """Paged storage for the keys and values of one stage's layers, for the heads of one rank.
 
-The scheduler's K/V manager decides, for all stages, to which request and to which group of layers a
+For all stages, the scheduler's K/V manager decides to which request and to which group of layers a
 block belongs. A block id stands for the same slots on all stages. Layers of different groups share
 storage, since a block belongs to one group at a time.
 """
@@ -66,7 +66,8 @@ class KVCache:
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
             storage[place] for place in _place_of_each(config, layers, groups)
         )
-        """The keys and values that each layer attends to: its own, or those of an earlier layer."""
+        """For each layer, the keys and values to which it attends: its own, or the ones of an
+        earlier layer."""
 
     def key_caches(self) -> Sequence[Tensor]:
         """Returns the key storage of the first layer of each kind of heads. If no layer stores

@@ -2,9 +2,9 @@
 
 A log-probability is the logarithm of the softmax of the model's logits in float32, without
 penalties, biases, masks and filters. So it depends neither on the request's sampling options nor on
-the rest of the batch. For sampled tokens the logits are given. For the tokens of a prompt the
-logits are computed from the hidden states, a few rows at a time, since all of them might not fit in
-memory.
+the rest of the batch. For sampled tokens the caller has computed the logits. For the tokens of a
+prompt the logits are computed here from the hidden states, a few rows at a time, since the logits
+of all tokens might not fit in memory.
 
 This module does not depend on the model: the caller passes a function that computes the logits of
 rows of hidden states.
@@ -63,7 +63,8 @@ class WantedLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class LogprobColumns:
-    """Log-probabilities and ranks of tokens, and the `n_top` most likely alternatives of each."""
+    """Log-probabilities and ranks of tokens and, for each token, the `n_top` most likely
+    alternatives."""
 
     logprobs: Tensor  # [n] float32
     ranks: Tensor  # [n] int64, from 1
@@ -93,8 +94,8 @@ class LogprobColumns:
         )
 
     def to_host(self) -> LogprobColumns:
-        """Starts a copy to host memory and returns it. The copy may be read when the device has
-        finished."""
+        """Starts to copy the columns to host memory, and returns the copy. It may be read when the
+        device has finished."""
         return LogprobColumns(
             self.logprobs.to("cpu", non_blocking=True),
             self.ranks.to("cpu", non_blocking=True),
@@ -122,7 +123,8 @@ class BatchLogprobs:
     columns: LogprobColumns
 
     def to_host(self) -> BatchLogprobs:
-        """Returns the log-probabilities in host memory, as `LogprobColumns.to_host` does."""
+        """Starts to copy the log-probabilities to host memory, and returns the copy. It may be read
+        when the device has finished."""
         return BatchLogprobs(self.spans, self.columns.to_host())
 
     def by_span(self) -> Iterator[ReportedSpan]:
@@ -166,7 +168,7 @@ class LogprobRequests:
         self._n_prompt.pop(row, None)
 
     def check(self, spans: Spans) -> None:
-        """Raises PlanError unless `next_token_ids` are the tokens that the spans need."""
+        """Raises PlanError unless the plan has exactly the `next_token_ids` that its spans need."""
         n_given = len(spans.next_token_ids)
         if not n_given and not self._n_prompt:
             return

@@ -61,9 +61,9 @@ class ModelRunner:
         max_batch_tokens: int | None = None,
         n_state_rows: int = MAX_STATE_ROWS,
     ) -> None:
-        """With `new_graph`, batches of up to `max_graph_batch_size` decodes run as graphs, for
-        which the model's operations must have fixed shapes (see `Ops.plan_attention`). A batch has
-        at most `max_batch_tokens` tokens, by default one for each K/V slot.
+        """With `new_graph`, batches of up to `max_graph_batch_size` decodes run as graphs. The
+        model's operations must then have fixed shapes (see `Ops.plan_attention`). A batch has at
+        most `max_batch_tokens` tokens, by default one for each K/V slot.
 
         If layers keep a state of each request, at most `n_state_rows` requests run at a time. With
         0 rows all requests share one state, and their results are meaningless.
@@ -210,8 +210,8 @@ class ModelRunner:
         return tokens
 
     def cut(self, batch: InputBatch) -> list[int]:
-        """Returns the indices of sampled tokens that end an output early, before its grammar ends.
-        Must be called after `sample`."""
+        """Returns the indices of sampled tokens that end an output before its grammar allows an
+        end. Must be called after `sample`."""
         if batch.constrained is None:
             return []
         return self._table.constraints.cut(batch.constrained)

@@ -43,10 +43,11 @@ class IterationPlan:
 
     The columns `rows` to `token_on_rank` have one entry per span. `token_ids` has the tokens of all
     spans in order. `new_block_ids` has the new blocks of all spans in order, and for each span the
-    blocks of each K/V group in turn. A span with `token_on_rank` is the token that was sampled last
-    for its row, which has no entry in `token_ids`. `next_token_ids` has the token after each span
-    that ends within a prompt whose log-probabilities are to be computed. `n_drafts` is empty, or
-    has for each span the number of tokens at its end that are drafts.
+    blocks of each K/V group in turn. If `token_on_rank` is true, the span's only token is the last
+    token that was sampled for its row, and `token_ids` does not contain it. `next_token_ids` has
+    the token after each span that ends within a prompt whose log-probabilities are to be computed.
+    `n_drafts` has, for each span, the number of tokens at the span's end that are drafts; it is
+    empty if there are no drafts.
     """
 
     iteration: int

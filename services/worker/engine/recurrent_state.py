@@ -1,4 +1,5 @@
-"""The states that some layers keep of each request in addition to keys and values, by row.
+"""The recurrent states of requests, by row. Some layers keep such states in addition to keys and
+values.
 
 A layer of linear attention has one state of fixed size for each request, and the last inputs of its
 convolution (`Ops.delta_net`). States are not in blocks. So requests cannot share states, and no
@@ -52,7 +53,7 @@ class RecurrentState:
         device: torch.device,
         tp_size: int = 1,
     ) -> None:
-        """Allocates the states of all rows, and one more state for padding."""
+        """Allocates the states of all rows, and one additional state for padding."""
         self._n_rows = n_rows
         self.layers: Sequence[LayerKV | None] = tuple(
             None

@@ -108,7 +108,7 @@ class RequestTable:
         """Releases and admits requests, appends blocks and advances rows, as the plan says. Returns
         the plan's spans as columns.
 
-        Raises PlanError, after which the table must not be used.
+        Raises PlanError if the plan violates the protocol. The table must not be used after that.
         """
         for row in plan.released_rows:
             self._release(row)

@@ -146,7 +146,8 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Applies SplitMix64's finaliser (Stafford's variant 13), a bijection of 64-bit numbers."""
+    """Applies the finalising step of SplitMix64 (Stafford's variant 13), a bijection of 64-bit
+    numbers."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))

@@ -39,12 +39,12 @@ class CountedTokens:
 
 
 class TokenCounts:
-    """Counts of tokens, one row for each request that has penalties."""
+    """The counts of tokens, in one row for each request with penalties."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.tensor = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
-        """The counts, [n_rows, vocab_size] int32: the number of times that a token was generated,
-        plus IN_PROMPT if the prompt contains the token."""
+        """The counts, [n_rows, vocab_size] int32. A count is the number of times that the token was
+        generated, plus IN_PROMPT if the prompt contains the token."""
         self._free: list[int] = []  # a heap
         self._one = torch.ones(1, dtype=torch.int32, device=device)
 

@@ -26,7 +26,8 @@ class TokenRules:
     biased_ids: NDArray[np.int64]  # [n_biases]
     biases: NDArray[np.float32]  # [n_biases]
     mask: NDArray[np.int32] | None
-    """[n_words]: bit b of word w is 1 if token 32 w + b may be sampled. None allows all tokens."""
+    """Bit mask of the tokens that may be sampled, [n_words]: bit b of word w is 1 if token 32 w + b
+    may be sampled. None allows all tokens."""
 
     @classmethod
     def of(cls, sampling: SamplingParams, *, vocab_size: int) -> Self | None:

@@ -30,7 +30,7 @@ SAMPLED_PENALIZED = SamplingParams(
     bad_token_ids=(0,),
     seed=0,
 )
-"""Sampling options that take the most memory: limits, a penalty, a bias and a mask."""
+"""Sampling options whose iteration takes the most memory: limits, a penalty, a bias and a mask."""
 
 
 class TrialIteration:
@@ -57,7 +57,7 @@ class TrialIteration:
         self._new_graph = new_graph
 
     def run(self) -> None:
-        """Runs one iteration, and then frees its results and memory."""
+        """Runs one iteration, and then frees its results and its memory."""
         model, lengths = self._model, self._lengths
         runner = ModelRunner(
             model,

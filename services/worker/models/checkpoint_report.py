@@ -76,7 +76,7 @@ def report_of(
 
     Raises:
         UnsupportedModel: the model has a feature that is not implemented.
-        CheckpointError: a tensor is missing, or has another form than the model wants.
+        CheckpointError: a tensor is missing, or has another form than the model needs.
     """
     config = checkpoint.config
     wanted, files = whole_model(config, dtype), _WatchedFiles(checkpoint.files)

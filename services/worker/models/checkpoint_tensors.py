@@ -36,7 +36,7 @@ from services.worker.models.weights import (
 )
 
 _MAX_BITS: dict[Quantization, int] = {"none": 8, "int8": 8, "int4": 4}
-"""Largest number of bits at which stored weights stay quantised, for each requested
+"""Largest number of bits with which stored weights may stay quantised, for each requested
 quantization."""
 
 
@@ -55,8 +55,8 @@ class CheckpointTensors(TensorSource):
         quantization: Quantization = "none",
         weight_format: WeightFormat | None = None,
     ) -> None:
-        """Checks names and shapes in the files; raises CheckpointError for tensors that do not
-        match."""
+        """Checks the names and shapes of tensors in the files. Raises CheckpointError if they do
+        not match."""
         super().__init__(wanted.tp_rank, wanted.tp_size, quantization)
         self._dtype = dtype
         self._device = device
@@ -167,7 +167,7 @@ class CheckpointTensors(TensorSource):
         return joined([self._numbers(part, form) for part, form in zip(parts, forms, strict=True)])
 
     def _expert(self, part: Part, index: int) -> GroupedMatrix:
-        """Returns the quantised matrix of one expert, from a part of shape [n_experts, n_out,
+        """Returns the quantised matrix of one expert. `part` has the shape [n_experts, n_out,
         n_in]."""
         stored = self._stored[part.name]
         form = stored.group_form(part.spans) if isinstance(stored, GroupedTensor) else None
@@ -202,8 +202,8 @@ class CheckpointTensors(TensorSource):
     def _scales(
         self, part: Part, stored: GroupedTensor, spans: Spans, form: GroupForm
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the scales and offsets of a piece of a part; raises CheckpointError for values
-        that are not finite."""
+        """Returns the scales and offsets for the range `spans` of a part. Raises CheckpointError
+        for values that are not finite."""
         scales, offsets = stored.read_scales(spans, form)
         self._check_finite(part, scales)
         if offsets is not None:
@@ -258,8 +258,7 @@ def _place(spans: Spans, whole: Spans) -> tuple[slice, ...]:
 def _stored_tensors(
     wanted: WantedTensors, files: TensorFiles, weight_format: WeightFormat | None
 ) -> dict[str, StoredTensor]:
-    """Returns the stored form of each wanted tensor; raises CheckpointError if a tensor is
-    missing."""
+    """Returns how each wanted tensor is stored. Raises CheckpointError if a tensor is missing."""
     stored: dict[str, StoredTensor] = {}
     missing = []
     for part in {part.name: part for part in wanted.parts}.values():

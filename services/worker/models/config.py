@@ -77,8 +77,8 @@ class KVSizes:
 
 @dataclass(frozen=True, slots=True)
 class StateSizes:
-    """The sizes, in elements, of the memory that a layer keeps for each request, whatever the
-    length of the request.
+    """The sizes, in elements, of the memory that a layer keeps for each request. They do not depend
+    on the length of the request.
 
     The memory is a state for each head, and the last inputs of a convolution. See `Ops.delta_net`.
     """
@@ -202,8 +202,8 @@ class ModelConfig:
 
 
 def require(config: JsonObject, **allowed: Sequence[Any]) -> None:
-    """Raises UnsupportedModel if `config` has a key of `allowed` with a value that is not
-    allowed."""
+    """Raises UnsupportedModel if `config` has one of the keys in `allowed`, but with a value that
+    is not allowed."""
     for key, values in allowed.items():
         if key in config and config[key] not in values:
             raise UnsupportedModel(

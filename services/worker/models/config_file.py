@@ -3,7 +3,7 @@
 No key of `config.json` is skipped silently. A key that the family's configuration does not know is
 refused by name, unless the key is switched off (null, false or empty). The values of known keys are
 validated by pydantic against the types of the configuration's fields. Only this file and
-`quantization_config/` need pydantic, and only the loading of a checkpoint imports them.
+`quantization_config/` need pydantic. They are imported only for loading a checkpoint.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ReadConfig:
 def read_config(model: Path) -> ModelConfig:
     """Returns the configuration of the model in a checkpoint's directory or GGUF file.
 
-    Raises UnsupportedModel, also for an architecture that no family implements.
+    Raises UnsupportedModel if the model cannot be served, or no family implements its architecture.
     """
     if is_gguf(model):
         return read_gguf_config(read_gguf_header(model)).config
@@ -94,7 +94,8 @@ def read_config(model: Path) -> ModelConfig:
 
 
 def read_directory_config(directory: Path, max_model_len: int | None = None) -> ReadConfig:
-    """Returns the configuration of the model in a checkpoint's directory; raises UnsupportedModel.
+    """Returns the configuration of the model in a checkpoint's directory. Raises UnsupportedModel
+    if the model cannot be served.
 
     `max_model_len` is the operator's setting for the longest sequence.
     """
@@ -131,7 +132,8 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 
 def read_gguf_config(header: GgufHeader, max_model_len: int | None = None) -> ReadConfig:
-    """Returns the configuration in the metadata of a GGUF file; raises UnsupportedModel.
+    """Returns the configuration in the metadata of a GGUF file. Raises UnsupportedModel if the
+    model cannot be served.
 
     `max_model_len` is the operator's setting for the longest sequence.
     """
@@ -174,7 +176,7 @@ def _gguf_sources(
 def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
     """Returns the configuration that `config.json` and `generation_config.json` contain.
 
-    Raises UnsupportedModel.
+    Raises UnsupportedModel if the model cannot be served.
     """
     return parse_with_sources(config, generation).config
 
@@ -268,7 +270,7 @@ def _refuse_untrue(config_type: type[ModelConfig], values: JsonObject) -> None:
 def _read_derived(config_type: type[ModelConfig], config: JsonObject) -> JsonObject:
     """Returns the fields that the family's own `read` computes from the unvalidated `config`.
 
-    A value of an unexpected type makes `read` raise one of Python's errors, which becomes an
+    If a value has an unexpected type, `read` raises one of Python's errors, which is converted to
     UnsupportedModel. The number of layers is validated first, since `read` may build a list of that
     length.
     """
@@ -287,8 +289,8 @@ def _read_derived(config_type: type[ModelConfig], config: JsonObject) -> JsonObj
 
 
 def _architecture_of(config: JsonObject) -> str:
-    """Returns the single entry of `architectures`, the checkpoint's class; raises
-    UnsupportedModel."""
+    """Returns the single entry of `architectures`, the checkpoint's class. Raises UnsupportedModel
+    unless there is exactly one."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or len(architectures) != 1:
         named = _SHORT.repr(architectures)

@@ -144,17 +144,18 @@ class RotaryStage(DecoderStage):
         )
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
-        """Reads the attention of layer `index`; by default without biases and norms."""
+        """Reads the attention of layer `index`. This default has no biases and no norms."""
         form = AttentionForm(window=self.config.layer_windows[index])
         return Attention.read(source, prefix, self.config, form=form)
 
     def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
-        """Reads the MLP of layer `index`; by default without biases."""
+        """Reads the MLP of layer `index`. This default has no biases."""
         size = self.config.intermediate_size
         return GatedMLP.read(source, prefix, self.config, size=size)
 
     def read_head_norms(self, source: TensorSource, prefix: str) -> HeadNorms:
-        """Reads the norms over single heads of queries and of keys, for families that have them."""
+        """Reads the norms over single query heads and key heads. Only some families have such
+        norms."""
         head_dim = self.config.head_dim
         return HeadNorms(
             self.read_scale(source, f"{prefix}.q_norm", head_dim),

@@ -55,10 +55,11 @@ class Embedding(Protocol):
 
 
 class Layer(Protocol):
-    """One layer of the model, from hidden states to hidden states."""
+    """One layer of the model: computes hidden states from hidden states."""
 
     def describe(self, to: Program, hidden: Buffer, layer: int) -> Buffer:
-        """Returns the hidden states after the layer; the step may overwrite `hidden`.
+        """Adds the layer's steps to a program, and returns the hidden states after the layer. The
+        steps may overwrite `hidden`.
 
         `layer` is the index of the layer on its stage, which is also the index of the storage of
         its keys and values.
@@ -74,7 +75,8 @@ class Head(Protocol):
 
 
 class Mixer(Protocol):
-    """Lets each token of a sequence read earlier tokens, as attention does."""
+    """A part of a layer in which a token gets information from earlier tokens of its sequence, such
+    as attention."""
 
     def describe(
         self, to: Program, x: Buffer, layer: int, residual: Buffer | None = None
@@ -255,7 +257,8 @@ class GatedMLP:
         has_bias: bool = False,
         fused_name: str | None = None,
     ) -> Self:
-        """Reads `gate_proj`, `up_proj` and `down_proj` under `prefix`, of inner size `size`.
+        """Reads `gate_proj`, `up_proj` and `down_proj` under `prefix`. The inner size of the MLP is
+        `size`.
 
         `fused_name` is the name of one matrix that holds gate and up, one after the other.
         """
@@ -331,7 +334,8 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class PreNormLayer:
-    """Adds attention and an MLP to the residual stream. The input of each is normalised first."""
+    """A layer that adds attention and an MLP to the residual stream. The input of each of the two
+    is normalised first."""
 
     attention_norm: Norm
     attention: Mixer

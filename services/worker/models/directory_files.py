@@ -37,8 +37,8 @@ _SAMPLE_BYTES = 4096
 
 
 class DirectoryFiles(TensorFiles):
-    """The weight files of a checkpoint, mapped on demand and unmapped after a number of bytes is
-    read."""
+    """The weight files of a checkpoint. They are mapped on demand, and unmapped again when many
+    bytes have been read."""
 
     def __init__(self, directory: Path) -> None:
         """Opens no file yet. If the directory has no tensors or a broken index, the first access to
@@ -144,7 +144,8 @@ def _tensor_paths(directory: Path) -> dict[str, Path]:
 
 
 def _spellings(name: str) -> Iterator[str]:
-    """Yields the names that a tensor may have in a checkpoint, first the family's own name.
+    """Yields the names under which a checkpoint may store a tensor. The first one is the family's
+    own name.
 
     Some checkpoints (such as GPT-2's own) were saved from the model without the head: their names
     lack the first word, "transformer." or "model.". Checkpoints that `text_half.py` reads have the

@@ -55,7 +55,7 @@ _MAX_GAP = 64  # rows between wanted rows that are read with them
 
 
 class GgufFile(TensorFiles):
-    """An open model in GGUF, of one file or several; only the requested rows are read into
+    """An open GGUF model, of one file or several files. Only the requested rows are read into
     memory."""
 
     def __init__(self, header: GgufHeader, config: ModelConfig) -> None:

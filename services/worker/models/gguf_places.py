@@ -15,7 +15,7 @@ from services.common.gguf.header import GgufHeader, TensorPlace
 from services.worker.models.config import UnsupportedModel
 
 _ALIGNMENT = 32
-"""Alignment of tensors in bytes in a file that does not state one."""
+"""Alignment of tensors in bytes, for a file that states no alignment."""
 
 
 def check_places(header: GgufHeader) -> None:
@@ -37,7 +37,7 @@ def check_places(header: GgufHeader) -> None:
 
 
 def types_in_words(header: GgufHeader) -> str:
-    """Returns the element types of a file, each with its number of tensors."""
+    """Returns a text with the element types of a file and the number of tensors of each type."""
     types = Counter(place.type for place in header.tensors.values())
     return ", ".join(f"{_name_of(kind)} in {n} tensors" for kind, n in types.most_common())
 

@@ -41,7 +41,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor of the file: its full name and its shape."""
+    """A tensor in the file, with its full name and its shape."""
 
     name: str
     shape: Shape
@@ -70,7 +70,7 @@ class RowView:
 
 @dataclass(frozen=True, slots=True)
 class ComputedView:
-    """A tensor that is computed from whole stored tensors."""
+    """A tensor that is computed from stored tensors, each of which is read as a whole."""
 
     sources: tuple[Stored, ...]
     shape: Shape
@@ -85,7 +85,7 @@ it."""
 
 @runtime_checkable
 class _HasDeltaNet(Protocol):
-    """The configuration of a family with layers that keep a state."""
+    """A configuration of a family in which some layers keep a recurrent state."""
 
     @property
     def delta_net(self) -> DeltaNetShape: ...

@@ -31,7 +31,8 @@ class GroupRouter:
 
 @dataclass(frozen=True, slots=True)
 class GroupMixture:
-    """The weighted sum of the chosen experts, plus the MLP of the shared experts."""
+    """A mixture layer: the weighted sum of the chosen experts, plus the result of the shared
+    experts."""
 
     router: GroupRouter
     experts: ExpertMatrices  # this rank's share

@@ -27,8 +27,8 @@ from services.worker.models.weights import Part, Shard, TensorSource
 class DeltaNetShape:
     """The heads of a Gated DeltaNet layer, on all ranks together.
 
-    Consecutive value heads share a key head. Key heads are divided among the ranks; a value head is
-    on the rank of its key head.
+    Consecutive value heads share a key head. Key heads are divided among the ranks, and a value
+    head belongs to the same rank as its key head.
     """
 
     n_key_heads: int
@@ -96,8 +96,8 @@ class DeltaNetShare:
 
     @property
     def channels(self) -> tuple[range, range, range]:
-        """The ranges of this rank's queries, keys and values in a row with the queries, keys and
-        values of all ranks."""
+        """The ranges of this rank's queries, keys and values in a row that contains the queries,
+        keys and values of all ranks."""
         n_keys, key_dim = self.shape.n_keys, self.shape.key_dim
         values = self.scaled(self.shape.group_size * self.shape.value_dim, 2 * n_keys)
         return self.scaled(key_dim), self.scaled(key_dim, n_keys), values
@@ -122,8 +122,8 @@ class GatedDeltaNet:
         hidden_size: int,
         eps: float,
     ) -> Self:
-        """Reads the tensors under `prefix`. The projection `inputs` is given, since each family
-        stores it differently."""
+        """Reads the tensors under `prefix`, except the projection `inputs`, which each family
+        stores in a different form."""
         shape, name = share.shape, f"{prefix}.conv1d.weight"
         stored = (shape.n_channels, 1, shape.kernel_size)
         conv = source.joined([Part(name, stored, Shard(0, span)) for span in share.channels])
@@ -163,7 +163,8 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class GatedAttention:
-    """This rank's share of attention whose outputs are multiplied by the sigmoid of gates.
+    """This rank's share of attention. The outputs of attention are multiplied by the sigmoid of
+    gates.
 
     The projection of queries also computes the gates.
     """

@@ -3,14 +3,14 @@
 A layer with a window never reads tokens before the window. The blocks of such tokens can be reused
 while other layers still need their own blocks. A block belongs to one group, and has a place for
 each layer of the group on a stage. Each group has about as many layers as the rarest kind of layer,
-so that a block has about the same number of bytes in every group. All blocks come from one memory,
-of which no part is reserved for a group.
+so that a block has about the same number of bytes in every group. All groups take their blocks from
+the same memory, and no part of it is reserved for a group.
 
     gpt-oss 20B   12 layers with a window, 12 without     2 groups of 12
     Gemma 3 27B   52 layers with a window, 10 without     1 group of 10, and 6 of 8 or 9
 
-The layers of a kind are dealt to its groups in rotation, so that every stage has about equally many
-layers of each group.
+The layers of a kind are assigned to its groups in rotation, so that every stage has about equally
+many layers of each group.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class KVGroups:
     def windows_on(self, layers: range, config: ModelConfig) -> Sequence[Sequence[int | None]]:
         """Returns the distinct windows of a stage's layers in each group.
 
-        For a group that has no layer on the stage, the result is the window of the group.
+        For a group without a layer on the stage, the result has the window of the group.
         """
         on_stage: list[dict[int | None, None]] = [{} for _ in self.windows]
         for i in layers:

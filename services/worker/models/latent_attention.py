@@ -8,8 +8,8 @@ a copy.
 Keys and values of heads are never computed. A score is `q . (K latent)`, which equals `(K' q) .
 latent`. A weighted sum of values `V latent` equals `V` times the weighted sum of latents. So
 queries are multiplied by the K of their head. They attend over latents as if all heads shared one
-K/V head, and the result is multiplied by V. The keys of this attention are the latent followed by
-the rotated part; the values are the latent, which is the first elements of the keys.
+K/V head, and the result is multiplied by V. A key of this attention is a latent followed by the
+rotated part. A value is the latent, which is the beginning of the key.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class LatentConfig(RotaryConfig):
 
     @property
     def score_scale(self) -> float:
-        """The factor of attention scores, which is larger if "yarn" has stretched the context."""
+        """The factor by which attention scores are multiplied. It is larger if "yarn" has stretched
+        the context."""
         scale = float(self.query_dim**-0.5)
         if self.rope.factor is not None and self.rope.mscale_all_dim:
             scale *= yarn_scale(self.rope.factor, self.rope.mscale_all_dim) ** 2
@@ -100,7 +101,8 @@ class LatentConfig(RotaryConfig):
 
 @dataclass(frozen=True, slots=True)
 class QueryLatent:
-    """Computes the latent from which the queries of all heads are made, equal on every rank."""
+    """Computes the latent from which the queries of all heads are made. Every rank computes all of
+    the latent."""
 
     down: ColumnParallelLinear
     norm: Norm

@@ -27,7 +27,7 @@ from services.worker.models.weights import Part, Shard, TensorSource
 
 @dataclass(frozen=True, slots=True)
 class ColumnParallelLinear:
-    """This rank's share of the outputs of `x @ weight.T + bias`; `x` is equal on every rank."""
+    """This rank's share of the outputs of `x @ weight.T + bias`. Every rank has all of `x`."""
 
     weight: LinearWeight  # [n_out of this rank, n_in]
     bias: Tensor | None  # [n_out of this rank]
@@ -167,7 +167,7 @@ class VocabParallelEmbedding:
         hidden_size: int,
         is_tied: bool = False,
     ) -> Self:
-        """Reads this rank's rows of the table `name`; `is_tied` says that the head uses the table
+        """Reads this rank's rows of the table `name`. `is_tied` means that the head uses the table,
         too."""
         share = vocab_share(vocab_size, source.tp_rank, source.tp_size)
         part = Part(name, (vocab_size, hidden_size), Shard(0, share))

@@ -46,8 +46,8 @@ class SharedExpert:
 
 @dataclass(frozen=True, slots=True)
 class ExpertMixture:
-    """The weighted sum of the experts (gated MLPs) that a linear router scores highest for a
-    token."""
+    """A mixture of gated MLPs: the weighted sum of the experts that a linear router scores highest
+    for a token."""
 
     router: LinearWeight  # [n_experts, hidden]
     experts: ExpertMatrices  # this rank's share

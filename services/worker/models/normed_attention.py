@@ -25,7 +25,7 @@ Projected = Literal["q", "qk", "qkv"]
 
 @dataclass(frozen=True, slots=True)
 class KVNorms:
-    """The norms of a layer that stores keys and values."""
+    """The norms of the keys and values, in a layer that stores them."""
 
     k: RMSNorm
     v: RMSNorm
@@ -33,8 +33,8 @@ class KVNorms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormedAttention(Attention):
-    """This rank's share of the attention of a layer. Without `kv_norms` the layer attends to the
-    keys and values of an earlier layer."""
+    """This rank's share of the attention of a layer. If `kv_norms` is None, the layer stores no
+    keys and values, and attends to the ones of an earlier layer."""
 
     rotary: int
     q_norm: RMSNorm

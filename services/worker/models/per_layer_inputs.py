@@ -53,7 +53,7 @@ class PerLayerTable:
 
 @dataclass(frozen=True, slots=True)
 class PerLayerGate:
-    """Multiplies the per-layer inputs of one layer by gates, which are computed from the hidden
+    """Multiplies the per-layer inputs of one layer by gates. The gates are computed from the hidden
     states."""
 
     gate: LinearWeight  # [size, hidden]
@@ -72,8 +72,8 @@ class PerLayerGate:
         begin: int,
         norm: Norm,
     ) -> Self:
-        """Reads both matrices under `prefix`. In a row of hidden states, the layer's inputs begin
-        at element `begin`."""
+        """Reads both matrices under `prefix`. `begin` is the index of the layer's inputs in a row
+        of hidden states."""
         return cls(
             whole_weight(source, f"{prefix}.per_layer_input_gate", size, hidden_size),
             whole_weight(source, f"{prefix}.per_layer_projection", hidden_size, size),

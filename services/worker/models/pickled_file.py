@@ -59,7 +59,7 @@ instead."""
 
 
 class PickledSlice:
-    """A tensor of a file, with the methods of safetensors' slices."""
+    """A tensor in a weight file. It has the methods of a slice in the library safetensors."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -81,7 +81,8 @@ class PickledSlice:
 
 
 class PickledFile:
-    """An open file of `torch.save`, with the methods of safetensors' files."""
+    """An open file of `torch.save`. It has the methods of an open file in the library
+    safetensors."""
 
     def __init__(self, path: Path) -> None:
         """Reads the descriptions of all tensors.

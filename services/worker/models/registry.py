@@ -1,4 +1,4 @@
-"""The registry of families, and how one rank's share of a stage is built for any family."""
+"""Lists the model families, and builds one rank's share of a stage for any family."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class RotaryEmbedding:
     """
 
     angles: Angles | None
-    """The tables of angles on a CPU; None on other devices."""
+    """The tables of angles on a CPU, or None on other devices."""
 
     def __init__(self, config: RotaryConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self._n_positions = config.max_position_embeddings
@@ -66,7 +66,8 @@ class RotaryEmbedding:
             self.angles = Angles(*self._computed(first))
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cosines and signed sines [n_tokens, 1, head_dim] of `positions` [n_tokens].
+        """Returns the cosines and the signed sines [n_tokens, 1, head_dim] of the angles at
+        `positions` [n_tokens].
 
         On a CPU, raises IndexError for positions beyond `max_position_embeddings`.
         """

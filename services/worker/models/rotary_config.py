@@ -96,7 +96,8 @@ class RopeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryConfig(ModelConfig):
-    """The fields of the descendants of Llama: grouped queries, rotary positions, a gated MLP."""
+    """The configuration fields of Llama's descendants, which have grouped-query attention, rotary
+    positions and gated MLPs."""
 
     read_keys = frozenset((
         "num_key_value_heads", "head_dim", "hidden_act", "rope_theta", "rope_scaling",
@@ -140,8 +141,8 @@ class RotaryConfig(ModelConfig):
             )
 
     def check_rope(self, rope: RopeConfig) -> None:
-        """Raises ValueError for rotary settings that are incomplete, invalid or do not fit the
-        heads."""
+        """Raises ValueError if rotary settings are incomplete, invalid, or do not fit the size of
+        the heads."""
         rope.check()
         for key, factors in (
             ("short_factor", rope.short_factor),
@@ -175,8 +176,8 @@ def read_rope(
 ) -> JsonObject:
     """Returns the rotary settings of `config`, in either spelling, as fields of RopeConfig.
 
-    `default_partial` is the default share of a head that is rotated; None for families that rotate
-    whole heads. Raises UnsupportedModel for settings that are not implemented.
+    `default_partial` is the fraction of a head that is rotated by default. It is None for families
+    that rotate whole heads. Raises UnsupportedModel for settings that are not implemented.
     """
     old, new = (_settings_of(config, key) for key in ("rope_scaling", "rope_parameters"))
     if old and new:

@@ -30,10 +30,10 @@ from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 
 
 def layer_range(n_layers: int, stage_index: int, n_stages: int) -> range:
-    """Returns the layers of a stage.
+    """Returns the range of layers of a stage.
 
-    If the stages cannot have equally many layers, earlier stages have one more. The last stage gets
-    no additional layer, because it also computes the output projection.
+    If the stages cannot have equally many layers, earlier stages have one more. The last stage
+    never gets the additional layer, because it also computes the output projection.
     """
     if not 0 <= stage_index < n_stages:
         raise UnsupportedModel(f"stage_index {stage_index} is not below n_stages {n_stages}")
@@ -60,7 +60,7 @@ class StagePlace:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """Where the layers of one K/V group store the keys and values of a batch, and how they
+    """For one K/V group: where its layers store the keys and values of a batch, and how they
     attend."""
 
     slots: Tensor  # [n_tokens] int64
@@ -69,8 +69,8 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class StageBatch:
-    """A flat batch without its tokens or hidden states: positions, K/V slots and the attention
-    plan."""
+    """A flat batch without its tokens or hidden states. It has the positions, the K/V slots and the
+    attention plan."""
 
     positions: Tensor  # [n_tokens] int64, of tokens in their sequences
     slots: Tensor  # [n_tokens] int64, where their keys and values are stored
@@ -101,8 +101,8 @@ class StageModel:
     def __init__(
         self, config: ModelConfig, place: StagePlace, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Raises UnsupportedModel if a layer attends to keys and values of a layer on another
-        stage."""
+        """Prepares a stage without weights. Raises UnsupportedModel if a layer attends to keys and
+        values of a layer on another stage."""
         for i in place.layers:
             if config.kv_sources[i] not in place.layers:
                 raise UnsupportedModel(

@@ -19,7 +19,7 @@ from services.worker.models.config import ModelConfig, UnsupportedModel
 
 
 class TensorParallel(Protocol):
-    """This rank's place in its stage, and the two collective operations that layers need."""
+    """The place of this rank in its stage, and the two collective operations that layers need."""
 
     @property
     def rank(self) -> int:
@@ -33,8 +33,8 @@ class TensorParallel(Protocol):
         """Sums `tensor` over all ranks, in place."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Returns the tensors of all ranks, concatenated along the last dimension in order of
-        rank."""
+        """Returns the tensors of all ranks, concatenated along the last dimension in the order of
+        the ranks."""
 
 
 class _Single:
@@ -55,7 +55,7 @@ SINGLE: TensorParallel = _Single()
 
 
 def even_share(n: int, tp_rank: int, tp_size: int, *, what: str) -> range:
-    """Returns the rank's equal part of the range `n`.
+    """Divides `n` items equally among the ranks, and returns this rank's range.
 
     Raises UnsupportedModel if `tp_size` does not divide `n`; the message begins with `what`.
     """

@@ -46,7 +46,7 @@ _ROPE_KEYS = frozenset(("rope_parameters", "rope_scaling"))
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """A kind of text model: its family, and the values of keys that a file may leave out."""
+    """A kind of text model: its family, and default values for keys that a file may leave out."""
 
     architecture: str
     defaults: Mapping[str, Any]
@@ -233,7 +233,7 @@ def _model_of(text: JsonObject, models: Mapping[str, TextModel]) -> TextModel:
 
 
 def without_mrope(rope: Any) -> Any:
-    """Returns rotary settings without mrope, for one position for each token."""
+    """Returns rotary settings without mrope, so that each token has one position."""
     if not isinstance(rope, Mapping):
         return rope
     kept = {key: value for key, value in rope.items() if not key.startswith("mrope_")}

@@ -1,7 +1,7 @@
 """How the matrices of a quantised checkpoint are stored, independent of the quantisation method.
 
-`quantization_config/` reads this format from `config.json`; `quantised/` has the arithmetic. This
-module knows no files and no tensors.
+`quantization_config/` reads this format from `config.json`; `quantised/` has the code that
+dequantises. This module knows no files and no tensors.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 A model is built twice by the same code. The first time, the source is `WantedTensors`, which
 records the requests and returns tensors without storage. The second time, the source is
-`CheckpointTensors` or `RandomTensors`, which then knows all requests. So an invalid checkpoint is
-refused before any weight is read, with a list of all problems.
+`CheckpointTensors` or `RandomTensors`, which then already knows all requests. So an invalid
+checkpoint is refused before any weight is read, with a list of all problems.
 
 Only tensors that the rank keeps are in memory. Each rank reads its own part of a tensor that ranks
-share. Parts that become one tensor (query, key and value; all experts) are read into their places,
-so that they need not be joined afterwards. While a matrix is packed, this one matrix is in memory
-twice.
+share. Some parts become one tensor (query, key and value; all experts). They are read directly into
+this tensor, so that they need not be joined afterwards. While a matrix is packed, this one matrix
+is in memory twice.
 
 This module knows names, shapes and parts, but not the purpose of a tensor.
 """
@@ -47,7 +47,7 @@ _PIECE_BYTES = 1 << 24  # read at once
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a tensor whose indices along `dim` are in `span`."""
+    """The part of a tensor that has the indices `span` along the dimension `dim`."""
 
     dim: int
     span: range
@@ -103,7 +103,8 @@ class TensorSource(ABC):
         shard: Shard | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Returns the tensor `name`, or a shard of it; the stored tensor must have the given shape.
+        """Returns the tensor `name`, or only a shard of it. The stored tensor must have the given
+        shape.
 
         The result is of `dtype`, by default the model's element type.
         """

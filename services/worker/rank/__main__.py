@@ -101,7 +101,7 @@ def given_place(channel: RankEnd) -> PipelinePlace:
     """Waits for the message with the rank's stage, and returns the stage.
 
     Raises:
-        ChannelClosed: the worker ends without ever having had a stage.
+        ChannelClosed: the worker ends before it has got a stage.
     """
     while (frame := channel.receive(PLACE_WAIT_S)) is None:
         pass

@@ -75,8 +75,8 @@ class Activity:
             self.step = Step(name, epoch=epoch)
 
     def limit_s(self, step: Step) -> float | None:
-        """Returns the seconds that a step may take while its epoch lasts. Returns None if there is
-        no limit. May be called from any thread."""
+        """Returns the time limit of a step in seconds, as long as the step's epoch lasts. Returns
+        None if there is no limit. May be called from any thread."""
         return step.limit_s if step.work is None else self._limit.of(step.work)
 
     def computed(self, work: IterationSize, elapsed_s: float) -> None:

@@ -34,7 +34,7 @@ class EpochEntry:
         """Waits until all neighbours have answered, and returns the transport.
 
         Raises:
-            TransferError: a neighbour did not answer in time, or the epoch has been called off.
+            TransferError: a neighbour did not answer in time, or the epoch has been cancelled.
         """
         try:
             transport = self._opened.result(timeout_s)

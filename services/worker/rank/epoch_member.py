@@ -31,7 +31,7 @@ from services.worker.rank.runner import Runner
 
 @dataclass(frozen=True, slots=True)
 class FinishedIteration:
-    """The results of an iteration that a rank reports."""
+    """What a rank reports about a finished iteration."""
 
     timing: worker_pb2.IterationTiming
     tokens: ReportedTokens | None  # on the last stage
@@ -40,7 +40,7 @@ class FinishedIteration:
 
 
 class EpochMember:
-    """Runs iterations in the order in which they were announced."""
+    """A rank's part in one epoch: runs iterations in the order in which they were announced."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class EpochMember:
         clock: DeviceClock | None = None,
         activity: Activity | None = None,
     ) -> None:
-        """`clock` says when the device has finished an iteration. Without it, iterations count as
-        finished when they have been started. `activity` records the steps of this member."""
+        """`clock` tells when the device has finished an iteration. Without `clock`, an iteration
+        counts as finished when it has been started. `activity` records the steps of this member."""
         self.request = request
         self._runner = runner
         self._peers = peers
@@ -100,7 +100,7 @@ class EpochMember:
             self._activity.exchange(started.message.iteration, self.request.epoch)
 
     def start_next(self) -> None:
-        """Runs the first announced iteration on a CPU, or launches it on a GPU.
+        """Runs the first announced iteration on a CPU. On a GPU, launches it.
 
         Raises:
             TransferError: a neighbour is gone.
@@ -141,8 +141,8 @@ class EpochMember:
     def _compute(
         self, batch: Any, hidden: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, "_Sampled"]:
-        """Runs the stage's layers. Returns the hidden states for the next stage, which are None on
-        the last stage, and the sampled tokens."""
+        """Runs the stage's layers. Returns the hidden states for the next stage (None on the last
+        stage), and the sampled tokens."""
         runner = self._runner
         if not self._is_last:
             return runner.forward(batch, hidden), _Sampled()
@@ -219,8 +219,8 @@ class _Announced:
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """The tokens sampled by the last stage, on the host when the iteration is complete. Empty on
-    other stages."""
+    """The tokens sampled by the last stage. They are on the host when the iteration is complete. On
+    other stages there are none."""
 
     token_ids: torch.Tensor | list[int] | None = None
     cut: list[int] = field(default_factory=list)
@@ -229,7 +229,7 @@ class _Sampled:
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """An iteration that has been started, and the results that are valid when it is complete."""
+    """An iteration that has been started, and its results, which are valid once it is complete."""
 
     message: worker_pb2.RunIterationsRequest
     work: IterationSize

@@ -2,8 +2,8 @@
 
 The rank has loaded its weights when the loop begins. It joins the epochs that its controller names
 and runs one plan after the other. The rank leaves the epoch when the transport fails, when the
-controller calls the epoch off, or when an iteration breaks off with an error that spares the
-weights. It then drops its groups and K/V, keeps its weights and waits for the next epoch. Any other
+controller cancels the epoch, or when an iteration fails with an error that leaves the weights
+usable. It then drops its groups and K/V, keeps its weights and waits for the next epoch. Any other
 error ends the process.
 """
 
@@ -172,8 +172,8 @@ class Rank:
         self._report_finished(member)
 
     def _start_next(self, member: EpochMember) -> bool:
-        """Starts the first announced iteration; returns False if the rank has left the epoch
-        because the iteration broke off."""
+        """Starts the first announced iteration. Returns False if the iteration failed and the rank
+        has therefore left the epoch."""
         iteration, is_alone = member.next_iteration, member.n_started == 0
         try:
             with self._profiler:

@@ -17,7 +17,8 @@ from services.worker.engine.logprobs import BatchLogprobs, ReportedSpan
 
 @dataclass(frozen=True, slots=True)
 class ReportedTokens:
-    """The sampled tokens and the log-probabilities of an iteration."""
+    """What a rank reports about the sampled tokens of an iteration, and about their
+    log-probabilities."""
 
     token_ids: Sequence[int]
     """The tokens, with 0 in place of each -1."""
@@ -74,7 +75,7 @@ def least_used(token_ids: Sequence[int], drafts: Sequence[Sequence[int]]) -> lis
 
 
 def _sampled_drafts(message: worker_pb2.RunIterationsRequest) -> list[Sequence[int]]:
-    """Returns the drafted tokens of each sampled span of a plan."""
+    """Returns, for each sampled span of a plan, the tokens of its drafts."""
     drafts: list[Sequence[int]] = []
     end = 0
     columns = zip(

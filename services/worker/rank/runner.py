@@ -1,4 +1,4 @@
-"""The protocol of a model runner, as a rank uses it."""
+"""The interface of a model runner that a rank uses."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -32,8 +32,8 @@ class Runner(Protocol):
         """Returns sampled tokens. Called on the last stage only."""
 
     def cut(self, batch: Any) -> list[int]:
-        """Returns the indices of sampled tokens that end an output early, before its grammar
-        ends."""
+        """Returns the indices of sampled tokens that end an output before its grammar allows an
+        end."""
 
     def logprobs(self, batch: Any, logits: Logits, tokens: Numbers) -> BatchLogprobs | None:
         """Returns the log-probabilities that requests ask for, or None if no request does. Called

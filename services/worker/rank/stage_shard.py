@@ -1,7 +1,8 @@
 """A rank's shard of its stage: weights that are loaded once and kept for all epochs.
 
-Settings and device decide where the weights are, how much memory is left for keys and values, and
-whether decodes are recorded as CUDA graphs. Each epoch has a new model runner on these weights.
+The settings and the device determine where the weights are, how much memory is left for keys and
+values, and whether decodes are recorded as CUDA graphs. Each epoch has a new model runner on these
+weights.
 """
 
 import logging
@@ -119,7 +120,7 @@ class StageShard:
 
         Raises:
             NoMemoryLeft: no memory is left for keys and values.
-            CannotStart: the memory that is set for keys and values is smaller than a block.
+            CannotStart: the setting for the memory of keys and values is smaller than one block.
         """
         settings, model = self._settings, self._model
         return worker_pb2.DescribeResponse(
@@ -287,8 +288,8 @@ def is_staged(settings: RankSettings) -> bool:
 def has_graphs(settings: RankSettings, model: StageModel) -> bool:
     """Returns whether batches of decodes are recorded as CUDA graphs.
 
-    The settings must allow it, the device must be a GPU, the host must not wait for transfers, and
-    the shapes of operations must not depend on the contents of a batch.
+    This requires that the settings allow it, that the device is a GPU, that the host does not wait
+    for transfers, and that the shapes of operations do not depend on the contents of a batch.
     """
     is_possible = settings.device == "cuda" and not is_staged(settings)
     return settings.cuda_graphs and is_possible and model.ops.has_fixed_shapes

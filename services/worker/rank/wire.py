@@ -1,6 +1,7 @@
 """Conversions between the messages of worker.proto and the records that a rank uses.
 
-The model runner and its inputs do not use protobuf, so that a test can run them in three lines.
+Because of these conversions, the model runner and its inputs do not use protobuf, and a test can
+run them in three lines.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """Command R: attention and MLP are computed in parallel from one layer norm (Cohere, 2024).
 
 Rotary embedding rotates pairs of neighbouring elements, norms have no biases, and logits are
-scaled. `cohere2.py` has the later models.
+scaled. Later models of this kind are in `cohere2.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gemma 3, text only: Gemma 2 with norms over heads and two rotary embeddings (Gemma Team, 2025).
 
-Five layers in six have a window, and a smaller rotary base than the sixth layer.
+Five layers in six have a window. Their rotary base is smaller than the base of the sixth layer.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ _FULL, _SLIDING = 0, 1  # indices of the rotary embeddings in `make_rotaries`
 
 @dataclass(frozen=True, kw_only=True)
 class SharedKVConfig(RotaryConfig):
-    """The fields that configurations of Gemma 3n and 4 share."""
+    """The fields that the configurations of Gemma 3n and Gemma 4 have in common."""
 
     read_keys = RotaryConfig.read_keys | {"hidden_activation", "sliding_window", "layer_types"}
     hidden_acts = (_ACTIVATION,)
@@ -145,7 +145,7 @@ class SharedKVConfig(RotaryConfig):
 
 
 class SharedKVStage(RotaryStage):
-    """The parts that the stages of Gemma 3n and Gemma 4 models share."""
+    """One stage of a Gemma 3n or Gemma 4 model: the parts that these models have in common."""
 
     config: SharedKVConfig
 
@@ -179,8 +179,7 @@ class SharedKVStage(RotaryStage):
         return ScaledEmbedding(tokens, self._rounded(self.config.hidden_size**0.5))
 
     def read_per_layer_table(self, source: TensorSource) -> PerLayerTable:
-        """Reads the table and the projection from which the per-layer inputs of all layers are
-        computed."""
+        """Reads the table and the projection that compute the per-layer inputs of all layers."""
         config, name = self.config, "model.per_layer_model_projection"
         size = config.per_layer_size
         width = config.n_layers * size
@@ -375,7 +374,8 @@ class SparseMLP:
 
 
 def _with_sums(both: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the gates (the first half of `both`), and their sum on this rank, in float32."""
+    """Returns the gates, which are the first half of `both`, and the sum of each token's gates on
+    this rank. Both are float32."""
     gates = both[:, : both.shape[1] // 2].to(torch.float32, copy=True)
     return gates, gates.sum(-1, keepdim=True)
 
@@ -384,8 +384,8 @@ def _with_sums(both: Tensor) -> tuple[Tensor, Tensor]:
 class AltUp:
     """Predicts the residual streams after a layer, and corrects the prediction.
 
-    The correction uses the one stream that the layer has computed. Streams are [n_tokens,
-    n_streams, hidden]. Sums over streams are computed in float32, stream by stream.
+    A layer computes only one stream, from which the correction of all streams is derived. Streams
+    are [n_tokens, n_streams, hidden]. Sums over streams are computed in float32, stream by stream.
     """
 
     norm: Norm
@@ -512,8 +512,8 @@ class StreamsLayer:
         return self.per_layer.projection.shape[0]
 
     def _streams(self, rows: Tensor) -> Tensor:
-        """Returns the streams, which are the first elements of `rows`, as [n_tokens, n_streams,
-        hidden]."""
+        """Returns the streams as [n_tokens, n_streams, hidden]. They are the first elements of
+        `rows`."""
         return _streams(rows, self.altup.n_streams, self.size)
 
     def _predicted(self, routed: Tensor, hidden: Tensor) -> Tensor:
@@ -530,20 +530,20 @@ class StreamsLayer:
         return corrected.flatten(1), scaled
 
     def _with_inputs(self, corrected: Tensor, own: Tensor) -> Tensor:
-        """Adds the gated per-layer inputs `own` to every stream of `corrected` except the first
-        one."""
+        """Adds the gated per-layer inputs `own` to all streams of `corrected` except the
+        first one."""
         self._streams(corrected)[:, 1:] += own[:, None]
         return corrected
 
 
 def _streams(rows: Tensor, n_streams: int, size: int) -> Tensor:
-    """Returns the streams, which are the first elements of `rows`, as [n_tokens, n_streams,
-    hidden]."""
+    """Returns the streams as [n_tokens, n_streams, hidden]. They are the first elements of
+    `rows`."""
     return rows[:, : n_streams * size].view(-1, n_streams, size)
 
 
 def _mean_square(x: Tensor) -> Tensor:
-    """Returns the mean square of each row, [n_tokens, 1] in float32; `x` is [n_tokens, size]."""
+    """Returns the mean square of each row of `x` [n_tokens, size], as [n_tokens, 1] in float32."""
     return x.float().square().sum(-1, keepdim=True) / x.shape[-1]
 
 

@@ -232,8 +232,8 @@ class ScaledRouter:
     n_chosen: int
 
     def describe(self, to: Program, x: Buffer) -> tuple[Buffer, Buffer]:
-        """Returns the indices of the chosen experts and their weights, [n_tokens, n_chosen]
-        each."""
+        """Adds the steps to a program, and returns the indices and the weights of the chosen
+        experts, [n_tokens, n_chosen] each."""
         experts = to.buffer(self.n_chosen, torch.int64)
         weights = to.buffer(self.n_chosen, torch.float32)
         scaled = to.buffer(x.width)
@@ -255,7 +255,7 @@ class ScaledRouter:
 class DenseBesideExperts:
     """Adds the outputs of a dense MLP and of a mixture of experts.
 
-    Each of the two has a norm before and a norm after, and both have the same input `x`.
+    Both have the same input `x`. Each has a norm before it and a norm after it.
     """
 
     dense_norm: Norm

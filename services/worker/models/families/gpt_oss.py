@@ -257,6 +257,6 @@ class _Experts:
 
 
 def _gates_first(x: Tensor) -> Tensor:
-    """Returns `x` [n_experts, 2 * size, ...] with the rows of even index before the rows of odd
-    index."""
+    """Reorders the rows of `x` [n_experts, 2 * size, ...]: the rows of even index first, then the
+    rows of odd index."""
     return torch.cat((x[:, ::2], x[:, 1::2]), 1)

@@ -1,5 +1,4 @@
-"""Finds the form in which a checkpoint stores a tensor: plain, or quantised in one of the
-layouts."""
+"""Finds how a checkpoint stores a tensor: plain, or quantised in one of the layouts."""
 
 from __future__ import annotations
 
@@ -93,8 +92,8 @@ def _find_in_gguf(part: Part, files: GgufFile) -> StoredTensor | None:
 
 
 def _matrix(files: TensorFiles, part: Part, name: str, weight_format: WeightFormat) -> StoredTensor:
-    """Returns the quantised matrix whose numbers are in the tensor `name`; raises
-    CheckpointError."""
+    """Returns the quantised matrix whose numbers are in the tensor `name`. Raises CheckpointError
+    if the files do not store it validly."""
     module, _, numbers = name.rpartition(".")
     form = weight_format.of(part.name.removesuffix(".weight")) and weight_format.of(module)
     if form is None:

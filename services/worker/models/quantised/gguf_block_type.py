@@ -1,4 +1,4 @@
-"""What defines a type of GGUF blocks, and functions that read fields of blocks."""
+"""The description of a type of GGUF blocks, and functions that read the fields of blocks."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class InputsFirst(QuantisedMatrix):
 
 
 class GptqMatrix(InputsFirst):
-    """A matrix of GPTQ, whose words pack the numbers of consecutive inputs."""
+    """A matrix of GPTQ. Its words contain the numbers of consecutive inputs."""
 
     def wrong_numbers(self) -> Iterator[str]:
         if self.n_in % self.per_word:
@@ -114,7 +114,7 @@ class GptqMatrix(InputsFirst):
 
 
 class AwqMatrix(InputsFirst):
-    """A matrix of AWQ, whose words pack the numbers of outputs in a different order."""
+    """A matrix of AWQ. Its words contain the numbers of several outputs, in a permuted order."""
 
     def wrong_numbers(self) -> Iterator[str]:
         yield from self.wrong("qweight", (self.n_in, self.n_out // self.per_word))

@@ -1,4 +1,4 @@
-"""The parts that the layouts of quantised matrices share, and the unpacking of 32-bit words."""
+"""Code that the layouts of quantised matrices share, including the unpacking of 32-bit words."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class QuantisedMatrix(GroupedTensor):
         return None if size % MULTIPLE else GroupForm(bits, size)
 
     def as_values(self, numbers: Tensor) -> Tensor:
-        """Returns unsigned numbers in the encoding of `GroupedMatrix`."""
+        """Converts unsigned numbers to the encoding of `GroupedMatrix`."""
         if self.form.bits == 8:
             return (numbers - self.middle).to(torch.int8)
         return numbers.to(torch.uint8)

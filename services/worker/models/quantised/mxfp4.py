@@ -101,8 +101,8 @@ def blocks_of(columns: range) -> range:
 
 
 def dequantised(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Returns the dequantised numbers [..., n] in bfloat16, exact unless a number is too large for
-    bfloat16.
+    """Returns the dequantised numbers [..., n] in bfloat16. The result is exact unless a number is
+    too large for bfloat16.
 
     `blocks` [..., n / 32, 16] and `scales` [..., n / 32] are bytes.
     """

@@ -1,6 +1,6 @@
 """The layout of int8 and FP8: `weight` [n_out, n_in], and a scale for each block of the matrix.
 
-A block is the whole matrix, one output, or a rectangle.
+A block is the whole matrix, one output (a row), or a rectangle.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from services.worker.models.stored_tensor import FLOATS, Spans
 _WHOLE, _FLOAT = frozenset(("I8",)), frozenset(("F8_E4M3",))
 _INVERSE = "weight_scale_inv"  # a factor nevertheless
 QUANTISED = _WHOLE | _FLOAT
-"""Element types of the tensor `weight`."""
+"""Element types that the tensor `weight` of such a matrix may have."""
 
 
 class ScaledMatrix(QuantisedMatrix):
@@ -94,8 +94,8 @@ class ScaledMatrix(QuantisedMatrix):
         return self._spread(self._scale_name, rows, columns)
 
     def _spread(self, suffix: str, rows: range, columns: range) -> Tensor:
-        """Returns the scale or zero point of each element, [n_rows, n_columns] or a shape that
-        broadcasts."""
+        """Returns the scale or zero point of each element. The shape is [n_rows, n_columns], or
+        broadcasts to it."""
         by_row, by_column = self._block
         used = (
             range(rows.start // by_row, -(-rows.stop // by_row)),

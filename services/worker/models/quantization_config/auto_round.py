@@ -1,4 +1,4 @@
-"""The settings of AutoRound, which stores weights as GPTQ or as AWQ."""
+"""The settings of AutoRound, which stores weights in the layout of GPTQ or of AWQ."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LAYOUTS: dict[str, tuple[Layout, int]] = {
     "auto_round:auto_gptq": ("gptq", 1),
     "auto_round:gptqmodel": ("gptq", 0),
 }
-"""Layout of each packing format, and the number that must be added to stored zero points."""
+"""For each packing format, its layout and the number that must be added to stored zero points."""
 
 _Packing = Literal[
     "auto_round", "auto_round:auto_awq", "auto_round:auto_gptq", "auto_round:gptqmodel"

@@ -1,4 +1,5 @@
-"""The settings of NVIDIA's ModelOpt: FP8 with one scale or a scale for each output, and NVFP4."""
+"""The settings of NVIDIA's ModelOpt: NVFP4, or FP8 with one scale or with a scale for each
+output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry of the methods of quantisation, and how the method of a checkpoint is found."""
+"""Lists the methods of quantisation, and finds the method of a checkpoint."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def read_weight_format(
 
 
 def _method(name: object, given: JsonObject) -> type[Method]:
-    """Returns the method of the settings `given`, whose `quant_method` is `name`."""
+    """Returns the method of the quantisation settings `given`. `name` is the value of their key
+    `quant_method`."""
     if name is None and {"group_size", "bits"} <= given.keys():
         return Mlx
     if name is None and (given.get("load_in_4bit") or given.get("load_in_8bit")):

@@ -1,7 +1,7 @@
 """Process groups of gloo and of NCCL, behind one protocol.
 
-Groups of the two kinds are made and aborted differently, and have different timeouts of transfers
-(`wait_timeout`). Code outside this module does not depend on the kind of a group.
+The two kinds of groups are created and aborted differently, and need different timeouts for
+transfers (`wait_timeout`). Code outside this module does not depend on the kind of a group.
 """
 
 import contextlib
@@ -60,8 +60,8 @@ def make_group(
     data_host: str,
     timeout: timedelta,
 ) -> Group:
-    """Connects `size` ranks that meet in `store`: by NCCL if `device` is a GPU, otherwise by gloo
-    on the address `data_host`.
+    """Connects `size` ranks that meet in `store` as a group. The group uses NCCL if `device` is a
+    GPU, otherwise gloo on the address `data_host`.
 
     Raises RuntimeError or ValueError if the other ranks cannot be reached.
     """
