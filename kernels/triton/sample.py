@@ -10,7 +10,9 @@ equal to the threshold, only the first ones are kept, up to the number that is n
                A greedy row is finished with this step.
     gather     reads the row again if it has a limit, and writes the logits that reach a bound. With
                `top_k` the bound is the `top_k`-th largest of the lanes' maxima: all of the `top_k`
-               largest logits reach it, and few others. With `top_p` alone the bound is the median of the maxima, which a few thousand logits reach. If the gathered logits suffice, the next steps read no others.
+               largest logits reach it, and few others. With `top_p` alone the bound is the median
+               of the maxima, which a few thousand logits reach. If the gathered logits suffice, the
+               next steps read no others.
     threshold  bisects: at most 16 steps for bfloat16 and 32 for float32, usually half of that.
     invert     sums the weights of all blocks, then reads the block that contains the target.
 

@@ -19,7 +19,7 @@ from services.common.http_api import ApiError
 
 PERCENTILES = (50, 90, 99)
 TEXT = "The quick brown fox jumps over the lazy dog. Pack my box with five dozen liquor jugs."
-"""The text from whose tokens prompts are made by choosing tokens at random."""
+"""Prompts are made of tokens of this text, in random order."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -3,8 +3,10 @@
 A host is an IPv4 address, an IPv6 address, or a name; before a port, an IPv6 address stands in
 brackets. Two hosts stand for several addresses of a machine, for every port of every process:
 
-| host | addresses | |---|---| | `::`, `0.0.0.0`, or nothing | all addresses of the machine, IPv4
-and IPv6 | | `localhost` | both addresses of loopback, `127.0.0.1` and `::1` |
+| host | addresses |
+|---|---|
+| `::`, `0.0.0.0`, or nothing | all addresses of the machine, IPv4 and IPv6 |
+| `localhost` | both addresses of loopback, `127.0.0.1` and `::1` |
 
 If the machine lacks IPv4 or IPv6, that family is left out. A client that connects by IPv4 to an
 IPv6 socket appears there as `::ffff:…`. This module converts such an address to IPv4, so that every

@@ -1,9 +1,12 @@
 """The health of a process, under the names that probes ask for.
 
-| name | true while | |---|---| | `startup` | the start is complete: weights loaded, addresses bound
-| | `liveness` | the process makes progress; never depends on other processes | | `readiness` | the
-process could take work now | | the API's name, and the empty name | calls of that API are taken | |
-`serving` | requests that arrive now get tokens (`serving.py`); schedulers and frontends only |
+| name | true while |
+|---|---|
+| `startup` | the start is complete: weights loaded, addresses bound |
+| `liveness` | the process makes progress; never depends on other processes |
+| `readiness` | the process could take work now |
+| the API's name, and the empty name | calls of that API are taken |
+| `serving` | requests that arrive now get tokens (`serving.py`); schedulers and frontends only |
 
 Probes use a separate port, which serves nothing else. The port has no TLS, since Kubernetes cannot
 present a certificate.

@@ -4,11 +4,12 @@
 special, only in `tokenizer_config.json`. The rules are those of `transformers` 5:
 
 - `added_tokens_decoder` lists tokens by id. If this key exists, `special_tokens_map.json` and
-`added_tokens.json` are ignored. - Otherwise `special_tokens_map.json` replaces the keys of
-`tokenizer_config.json`, and `added_tokens.json` lists tokens by text. - The values of `bos_token`,
-`eos_token` and other keys with such names, and of an object `extra_special_tokens`, are special
-tokens. Texts in a list `extra_special_tokens` or `additional_special_tokens` are special tokens if
-the tokenizer does not have them yet.
+  `added_tokens.json` are ignored.
+- Otherwise `special_tokens_map.json` replaces the keys of `tokenizer_config.json`, and
+  `added_tokens.json` lists tokens by text.
+- The values of `bos_token`, `eos_token` and other keys with such names, and of an object
+  `extra_special_tokens`, are special tokens. Texts in a list `extra_special_tokens` or
+  `additional_special_tokens` are special tokens if the tokenizer does not have them yet.
 """
 
 import json

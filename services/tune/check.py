@@ -79,7 +79,7 @@ async def check(
     limit_s: float,
 ) -> Check:
     """Runs the requests of a simulation on a real system, then runs the simulation, and compares
-    both. `simulation` has not begun. `prompts` are the tokens of its requests' prompts.
+    both. `simulation` must not have begun. `prompts` are the tokens of its requests' prompts.
     `prediction` is for the whole workload.
 
     Raises:

@@ -156,12 +156,12 @@ class Predictor:
         )
 
     def _at_highest_rate(self, candidate: Candidate) -> tuple[Outcome, float]:
-        """Returns the outcome at the highest rate at which the limits are kept, and this rate.
+        """Returns the outcome at the highest rate at which the latency limits are kept, and this
+        rate.
 
-        The search begins at the highest rate of the earlier candidates. A candidate that does not
-        keep the limits at that rate is worse than they are, so its own highest rate is not
-        searched. In this case the result is the outcome at that rate, whose goodput shows how much
-        worse the candidate is.
+        The search begins at the highest rate of the earlier candidates. If the candidate does not
+        keep the limits at this rate, it is worse than they are, and no lower rate is searched. The
+        outcome at this rate is then returned. Its goodput shows how much worse the candidate is.
         """
         low, high = self._highest_rate, GROWTH * self._highest_rate
         if low:

@@ -58,9 +58,9 @@ def tokenizer_file(model: Path) -> Path:
 
 
 def default_roles(file: Path) -> Mapping[str, str]:
-    """Returns the texts of tokens by their roles, such as `bos_token`, as far as the tokenizer's
-    own file determines them. Returns an empty mapping for a `tokenizer.json`, for which other files
-    name the roles.
+    """Returns the texts of tokens by their roles, such as `bos_token`, that the tokenizer's own
+    file names. Returns an empty mapping for a `tokenizer.json`, since other files name the roles
+    then.
 
     Raises:
         OSError: the file cannot be read.

@@ -155,7 +155,7 @@ class LogprobRequests:
         self._n_prompt: dict[int, tuple[int, int]] = {}
 
     def admit(self, admission: Admission) -> None:
-        """Records the log-probabilities that a new request asks for."""
+        """Records which log-probabilities a new request asks for."""
         if admission.n_logprobs is not None:
             self._n_sampled[admission.row] = admission.n_logprobs
         if admission.n_prompt_logprobs is not None:

@@ -132,8 +132,8 @@ class RequestTable:
             self.last_tokens.keep(rows, tokens)
 
     def count(self, token_ids: Tensor, counted: CountedTokens) -> None:
-        """Adds the tokens of a batch that `counted` selects to the counts for penalties.
-        `token_ids` [n_tokens] are all tokens of the batch."""
+        """Counts, for penalties, the tokens that `counted` selects from a batch. `token_ids`
+        [n_tokens] are all tokens of the batch."""
         self._token_counts.add(token_ids, counted)
 
     def count_rows(self, rows: Ints) -> Ints | None:

@@ -68,8 +68,8 @@ class TokenCounts:
         heapq.heappush(self._free, row)
 
     def add(self, token_ids: Tensor, counted: CountedTokens) -> None:
-        """Adds the tokens of a batch that `counted` selects to the counts. `token_ids` [n_tokens]
-        int64 are all tokens of the batch.
+        """Counts the tokens that `counted` selects from a batch. `token_ids` [n_tokens] int64 are
+        all tokens of the batch.
 
         Tokens of prompts get the bit IN_PROMPT. All tokens of a prompt must be added before the
         first generated token of the request.

@@ -215,7 +215,7 @@ class Attention:
         return self.output.describe(to, attended, residual)
 
     def describe_stored(self, to: Program, qkv: Buffer, layer: int) -> Buffer:
-        """Adds the step that stores keys and values to a program. Returns rows that begin with the
+        """Adds to a program the step that stores keys and values. Returns rows that begin with the
         queries, [n_tokens, any width]."""
         if self.rotary is None:
             to.write_kv(qkv, self.heads, layer=layer)

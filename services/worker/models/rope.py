@@ -2,16 +2,17 @@
 
 The forms are the values of Hugging Face's `rope_type`:
 
-- "linear" divides all frequencies by the factor (Chen et al., 2023). - "dynamic" raises the base
-with the length of a sequence beyond `max_position_embeddings`. Such sequences are not served, so
-this form changes nothing. - "proportional" (Gemma 4) rotates only the first `partial_rotary_factor`
-of the pairs. - "llama3" (the Llama 3.1 release) divides only the frequencies with fewer than
-`low_freq_factor` full turns in the original context, keeps the frequencies with more than
-`high_freq_factor` turns, and interpolates in between. - "yarn" (Peng et al., 2023) is like "llama3"
-with `beta_slow` and `beta_fast` turns, but interpolates linearly over the index of the frequency,
-and scales the rotated elements. - "longrope" (Ding et al., 2024) divides each frequency by a
-separate factor. There are two sets of factors: one for sequences within the original context and
-one for longer sequences.
+- "linear" divides all frequencies by the factor (Chen et al., 2023).
+- "dynamic" raises the base with the length of a sequence beyond `max_position_embeddings`. Such
+  sequences are not served, so this form changes nothing.
+- "proportional" (Gemma 4) rotates only the first `partial_rotary_factor` of the pairs.
+- "llama3" (the Llama 3.1 release) divides only the frequencies with fewer than `low_freq_factor`
+  full turns in the original context, keeps the frequencies with more than `high_freq_factor` turns,
+  and interpolates in between.
+- "yarn" (Peng et al., 2023) is like "llama3" with `beta_slow` and `beta_fast` turns, but
+  interpolates linearly over the index of the frequency, and scales the rotated elements.
+- "longrope" (Ding et al., 2024) divides each frequency by a separate factor. There are two sets of
+  factors: one for sequences within the original context and one for longer sequences.
 
 Keys are stored rotated, and requests with a common prefix share stored keys. So the angle of a
 position must not depend on the final length of the sequence. Therefore one set of "longrope"

@@ -87,8 +87,8 @@ class Part:
 class TensorSource(ABC):
     """A source from which a model gets the tensors of one rank.
 
-    All matrices except those of experts are quantised by `quantization`. Each rank's share is
-    quantised separately.
+    All matrices except the matrices of experts are quantised as `quantization` says. Each rank's
+    share is quantised separately.
     """
 
     def __init__(self, tp_rank: int, tp_size: int, quantization: Quantization = "none") -> None:

@@ -93,7 +93,7 @@ def _find_in_gguf(part: Part, files: GgufFile) -> StoredTensor | None:
 
 def _matrix(files: TensorFiles, part: Part, name: str, weight_format: WeightFormat) -> StoredTensor:
     """Returns the quantised matrix whose numbers are in the tensor `name`. Raises CheckpointError
-    if the files do not store it validly."""
+    if the stored matrix is invalid."""
     module, _, numbers = name.rpartition(".")
     form = weight_format.of(part.name.removesuffix(".weight")) and weight_format.of(module)
     if form is None:

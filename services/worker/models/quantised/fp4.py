@@ -97,7 +97,8 @@ class Fp4Matrix(QuantisedMatrix):
 
 
 class PackedFp4Matrix(Fp4Matrix):
-    """A matrix of NVFP4 in the layout of compressed-tensors, which divides by the common factor."""
+    """A matrix of NVFP4 in the layout of compressed-tensors. Here scales are divided by the common
+    factor, not multiplied."""
 
     numbers_name = "weight_packed"
     factor_name = "weight_global_scale"
