@@ -53,8 +53,8 @@ def reserved_bytes(max_spans: int, result_bytes: int) -> int:
     """Returns the number of bytes of GPU memory that the graphs of an epoch may take. Results have
     `result_bytes` for each span.
 
-    The bytes of results are multiplied by four, because graphs also keep logits before a cap, after
-    a cap, and scaled.
+    The bytes of results are counted four times, because a graph also keeps three copies of the
+    logits: before a cap, after a cap, and scaled.
     """
     return _RECORDINGS_BYTES + 4 * max_spans * result_bytes
 

@@ -99,8 +99,8 @@ class LoneRank:
 
 
 def trial_lengths(n_tokens: int, max_model_len: int) -> list[int]:
-    """Returns lengths of spans, with `n_tokens` tokens in all. Many spans have one token, and a few
-    spans of up to `max_model_len` tokens have all other tokens."""
+    """Returns lengths of spans whose sum is `n_tokens`: many spans of one token, and a few long
+    spans of up to `max_model_len` tokens."""
     n_single = min(_N_SAMPLED, n_tokens // 2)
     n_long = n_tokens - n_single
     lengths = [max_model_len] * (n_long // max_model_len)

@@ -50,8 +50,8 @@ class Embedding(Protocol):
     """Turns the tokens of a batch into hidden states."""
 
     def describe(self, to: Program) -> Buffer:
-        """Adds the step to a program, and returns the hidden states of the batch's tokens, equal on
-        every rank."""
+        """Adds the step to a program, and returns the hidden states of the batch's tokens. All
+        ranks get equal results."""
 
 
 class Layer(Protocol):
@@ -70,8 +70,8 @@ class Head(Protocol):
     """Turns hidden states after the last layer into logits."""
 
     def describe(self, to: Program, hidden: Buffer) -> Buffer:
-        """Adds the step to a program, and returns the logits [n, vocab_size], equal on every rank.
-        The step may overwrite `hidden`."""
+        """Adds the step to a program, and returns the logits [n, vocab_size]. All ranks get equal
+        results. The step may overwrite `hidden`."""
 
 
 class Mixer(Protocol):
@@ -81,8 +81,8 @@ class Mixer(Protocol):
     def describe(
         self, to: Program, x: Buffer, layer: int, residual: Buffer | None = None
     ) -> Buffer:
-        """Adds the steps to a program, and returns their result [n_tokens, hidden], equal on every
-        rank.
+        """Adds the steps to a program, and returns their result [n_tokens, hidden]. All ranks get
+        equal results.
 
         A `residual` of this shape is added to the result, and may be overwritten. `layer` is the
         index of the layer on its stage.
@@ -93,8 +93,8 @@ class MLP(Protocol):
     """Transforms the hidden states of every token independently of other tokens."""
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        """Adds the steps to a program, and returns their result [n_tokens, hidden], equal on every
-        rank.
+        """Adds the steps to a program, and returns their result [n_tokens, hidden]. All ranks get
+        equal results.
 
         A `residual` of this shape is added to the result, and may be overwritten.
         """

@@ -30,8 +30,8 @@ class KVGroups:
     """The K/V groups of a model, and the group of each layer."""
 
     windows: tuple[int | None, ...]
-    """For each group, the number of last tokens whose blocks must be kept. None stands for all
-    tokens, and comes first."""
+    """For each group, the number of last tokens whose blocks must be kept. None means all tokens. A
+    group with None is the first group."""
     of_layers: tuple[int, ...]
     """The index of each layer's group."""
 
