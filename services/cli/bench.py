@@ -62,10 +62,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def measure(target: Target, options: argparse.Namespace) -> list[Answered]:
-    """Sends the requests and returns the result of each.
-
-    Before them, one request is sent as a warm-up. It is not in the results.
-    """
+    """Sends a warm-up request, then all requests of the benchmark. Returns the result of each,
+    without the warm-up."""
     vocabulary = sorted(set(target.api.post("/tokenize", {"prompt": TEXT})["tokens"]))
 
     def load(n_requests: int, seed: int) -> Load:

@@ -274,7 +274,8 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every token is the argmax of the logits, which no option changes."""
+        """Whether the next token is always the argmax of the logits, and no option changes the
+        logits."""
         return (
             self.temperature == 0
             and not self.min_tokens

@@ -31,7 +31,7 @@ def named_authorities(environment: Mapping[str, str], *others: str) -> str:
     if no variable is set. `others` are names of further variables of the same kind as `FILES`.
 
     Raises:
-        SourceError: a variable names something without certificates.
+        SourceError: a variable names a file or directory that contains no certificates.
     """
     found: dict[str, None] = {}
     for variable, path in _named(environment, others):

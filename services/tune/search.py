@@ -195,7 +195,7 @@ def scheduler_of(
     *,
     policy: Literal["orca", "chunked"] = "chunked",
 ) -> LearningScheduler:
-    """Returns a scheduler with a candidate's settings that runs in the simulated time of
+    """Returns a scheduler that has a candidate's settings and runs in the simulated time of
     `clock`."""
     stages = candidate.layout.stages
     settings = SchedulerSettings(

@@ -94,8 +94,8 @@ class LogprobColumns:
         )
 
     def to_host(self) -> LogprobColumns:
-        """Starts to copy the columns to host memory, and returns the copy. It may be read when the
-        device has finished."""
+        """Starts to copy the columns to host memory, and returns the copy. The copy may be read
+        when the device has finished."""
         return LogprobColumns(
             self.logprobs.to("cpu", non_blocking=True),
             self.ranks.to("cpu", non_blocking=True),
@@ -123,8 +123,8 @@ class BatchLogprobs:
     columns: LogprobColumns
 
     def to_host(self) -> BatchLogprobs:
-        """Starts to copy the log-probabilities to host memory, and returns the copy. It may be read
-        when the device has finished."""
+        """Starts to copy the log-probabilities to host memory, and returns the copy. The copy may
+        be read when the device has finished."""
         return BatchLogprobs(self.spans, self.columns.to_host())
 
     def by_span(self) -> Iterator[ReportedSpan]:
