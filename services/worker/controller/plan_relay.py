@@ -24,8 +24,7 @@ RUN_ITERATIONS = rpc.method_path(
 
 
 class PlanRelay:
-    """Forwards the plans that this stage receives in the current epoch to its ranks and to the next
-    stage."""
+    """Forwards the plans that this stage receives to its ranks and to the next stage."""
 
     def __init__(
         self, epoch: Epoch, *, connect: rpc.Connect, on_next_lost: Callable[[str], None]
@@ -96,8 +95,7 @@ class PlanRelay:
             self._on_next_lost(f"the next stage takes no more plans: {error}")
 
     async def close(self) -> None:
-        """Ends the streams of the epoch: the one from the previous stage and the one to the next
-        stage."""
+        """Ends the epoch's two streams, from the previous stage and to the next stage."""
         for task in self._streams:
             task.cancel()
         await self._hang_up()

@@ -48,8 +48,7 @@ class InputBatch:
 
     @property
     def slots(self) -> Tensor:
-        """Slots in which the tokens' keys and values are stored, [n_tokens] int64; for the first
-        K/V group."""
+        """Slots for the tokens' keys and values in the first K/V group, [n_tokens] int64."""
         return self.kv[0].slots
 
     @property
@@ -60,8 +59,7 @@ class InputBatch:
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """The padded size of a batch of decodes. The shapes of all tensors of the batch depend only on
-    these fields."""
+    """The padded size of a batch of decodes. It alone determines the shapes of all tensors."""
 
     n_spans: int
     n_columns: int  # largest number of blocks of a sequence
@@ -119,14 +117,12 @@ class BatchBuilder:
         self._scratch = n_blocks - 1
 
     def build(self, spans: Spans) -> InputBatch:
-        """Returns the batch of `spans`, whose plan must have been applied to the table. Spans may
-        have different lengths."""
+        """Returns the batch of `spans` of any lengths. The table must have applied their plan."""
         block_tables = self._table.block_tables(spans.rows)
         return self._batch(spans, self._layout(spans.start_positions, spans.n_tokens, block_tables))
 
     def n_tokens(self, lengths: Sequence[int]) -> int:
-        """Returns how many tokens the batch has that `build` makes from spans of the given
-        lengths."""
+        """Returns how many tokens `build` puts into the batch of spans of the given lengths."""
         return sum(lengths)
 
     def build_decodes(self, spans: Spans, shape: DecodeShape) -> InputBatch:
@@ -145,8 +141,7 @@ class BatchBuilder:
         return self._batch(spans, self._layout(starts, np.ones_like(starts), tables), shape=shape)
 
     def _layout(self, starts: Ints, widths: Ints, block_tables: Ints) -> TokenLayout:
-        """Returns the layout of spans that begin at the positions `starts` and have `widths`
-        tokens."""
+        """Returns the layout of spans of `widths` tokens that begin at the positions `starts`."""
         first_tokens, span_of_token, positions = _places(starts, widths)
         blocks = block_tables[:, span_of_token, positions // self._block_size]
         slots = blocks * self._block_size + positions % self._block_size
@@ -231,17 +226,15 @@ class BatchBuilder:
         )
 
     def _sampling(self, rows: Ints, positions: Ints) -> SamplingColumns:
-        """Returns the sampling columns for the next tokens of `rows`, which will be at
-        `positions`."""
+        """Returns the sampling columns for the next tokens of `rows`, at `positions`."""
         if self._vocab_size is None or self._table.is_greedy(rows):
             return ALL_GREEDY
         return self._table.sampling(rows, positions).columns(self._uploads, self._vocab_size)
 
 
 def _places(starts: Ints, widths: Ints) -> tuple[Ints, Ints, Ints]:
-    """Computes where the tokens of a batch are. Returns the index of each span's first token
-    [n_spans] and, for each token, the index of its span [n_tokens] and its position in the sequence
-    [n_tokens]."""
+    """Returns the index in the batch of each span's first token [n_spans] and, for each token, the
+    index of its span [n_tokens] and its position in the sequence [n_tokens]."""
     n_spans, n_tokens = len(widths), sum(widths.tolist())
     if n_tokens == n_spans:
         places = np.arange(n_spans)
@@ -253,9 +246,8 @@ def _places(starts: Ints, widths: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _sent_tokens(spans: Spans, first_tokens: Ints, *, n_tokens: int) -> Ints:
-    """Returns the tokens of a batch [n_tokens] that the plan contains, with 0 for padding and for
-    tokens that the plan leaves out. `first_tokens` are the indices in the batch at which the spans
-    begin."""
+    """Returns the tokens of a batch [n_tokens] that the plan contains, and 0 for padding and for
+    tokens that the plan leaves out. Spans begin at the indices `first_tokens` of the batch."""
     if len(spans.token_ids) == n_tokens:
         return spans.token_ids
     n_sent = np.where(spans.token_on_rank, 0, spans.n_tokens)

@@ -69,8 +69,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class StageBatch:
-    """A flat batch without its tokens or hidden states. It has the positions, the K/V slots and the
-    attention plan."""
+    """A flat batch without tokens and hidden states: positions, K/V slots and attention plan."""
 
     positions: Tensor  # [n_tokens] int64, of tokens in their sequences
     slots: Tensor  # [n_tokens] int64, where their keys and values are stored
@@ -81,8 +80,7 @@ class StageBatch:
     groups: Sequence[GroupPlan] = ()
 
     def of_groups(self) -> list[StageBatch]:
-        """Returns one batch for each K/V group, with the slots and the attention plan of that
-        group."""
+        """Returns a batch for each K/V group, with the group's slots and attention plan."""
         if len(self.groups) < 2:
             return [self]
         return [
@@ -101,8 +99,8 @@ class StageModel:
     def __init__(
         self, config: ModelConfig, place: StagePlace, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Prepares a stage without weights. Raises UnsupportedModel if a layer attends to keys and
-        values of a layer on another stage."""
+        """Raises UnsupportedModel if a layer needs the keys and values of a layer on another
+        stage."""
         for i in place.layers:
             if config.kv_sources[i] not in place.layers:
                 raise UnsupportedModel(
@@ -132,8 +130,7 @@ class StageModel:
 
     @property
     def hidden_size(self) -> int:
-        """The number of elements in a token's row of hidden states. Stages send these rows to each
-        other in `dtype`."""
+        """Number of elements of a token's row of hidden states, which stages send in `dtype`."""
         return self.config.hidden_size
 
     def forward(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
@@ -150,17 +147,15 @@ class StageModel:
     ) -> Logits:
         """Returns the logits of sampled tokens, [n_sampled, vocab_size].
 
-        `sampled_tokens` [n_sampled] are the indices in the batch of the tokens after which a token
-        is sampled, in ascending order. `forward` explains the other arguments and how keys and
-        values are stored. The next call may overwrite the result. Raises RuntimeError on any stage
-        but the last one.
+        `sampled_tokens` [n_sampled] are the ascending indices in the batch of the tokens after
+        which a token is sampled. `forward` describes the other arguments. The next call may
+        overwrite the result. Raises RuntimeError on any stage but the last one.
         """
         self._check_is_last()
         return self.runner.logits(inputs, batch, kv, sampled_tokens)
 
     def logits(self, hidden: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
-        """Returns the logits [n, vocab_size] of hidden states [n, hidden_size] after the last
-        layer.
+        """Returns the logits [n, vocab_size] of hidden states [n, hidden_size] after all layers.
 
         The logits are in the model's element type, or in float32 for families whose head caps
         logits. Raises RuntimeError on any stage but the last one.

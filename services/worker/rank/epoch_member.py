@@ -1,5 +1,4 @@
-"""A rank within one epoch, which runs one iteration after the other with a model runner and groups
-of its own.
+"""A rank's part in one epoch: runs its iterations in order, with a new model runner and new groups.
 
     announce: start receiving → start: receive (or embed), run the layers, send (or sample) → finish
 
@@ -74,8 +73,7 @@ class EpochMember:
 
     @property
     def next_iteration(self) -> int:
-        """Number of the announced iteration that is started next. There must be an announced
-        iteration."""
+        """Number of the announced iteration that is started next. One must be announced."""
         return self._announced[0].message.iteration
 
     def announce(self, message: worker_pb2.RunIterationsRequest) -> None:
@@ -141,8 +139,8 @@ class EpochMember:
     def _compute(
         self, batch: Any, hidden: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, "_Sampled"]:
-        """Runs the stage's layers. Returns the hidden states for the next stage (None on the last
-        stage), and the sampled tokens."""
+        """Runs the stage's layers. Returns the hidden states for the next stage, or None on the
+        last stage. Also returns the sampled tokens."""
         runner = self._runner
         if not self._is_last:
             return runner.forward(batch, hidden), _Sampled()
@@ -219,8 +217,7 @@ class _Announced:
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """The tokens sampled by the last stage. They are on the host when the iteration is complete. On
-    other stages there are none."""
+    """Tokens sampled on the last stage. They are on the host when the iteration is complete."""
 
     token_ids: torch.Tensor | list[int] | None = None
     cut: list[int] = field(default_factory=list)
