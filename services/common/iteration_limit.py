@@ -17,8 +17,8 @@ MULTIPLE = 10.0
 
 FIRST_S = 30.0
 FIRST_TOKEN_S = 0.25
-"""Expected seconds for an iteration, plus the same for each of its tokens, until an iteration has
-been measured."""
+"""Seconds that are expected for an iteration, and once more for each of its tokens, before any
+iteration has been measured."""
 
 MAX_BITS = 64
 """Number of bits of the largest size that an iteration may have."""
