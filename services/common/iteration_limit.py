@@ -17,8 +17,8 @@ MULTIPLE = 10.0
 
 FIRST_S = 30.0
 FIRST_TOKEN_S = 0.25
-"""Seconds that are expected for an iteration, and once more for each of its tokens, before any
-iteration has been measured."""
+"""Seconds that are expected before any iteration has been measured: `FIRST_S` for an iteration, and
+`FIRST_TOKEN_S` more for each of its tokens."""
 
 MAX_BITS = 64
 """Number of bits of the largest size that an iteration may have."""
