@@ -1,13 +1,13 @@
-"""The tensor operations of a stage, picked by device, and the programs that run them.
+"""The tensor operations of a stage, chosen by device, and the programs that run them.
 
 `ops_for(device)` returns the operations. `kernels.packing` returns matrices in the forms that these
-operations take.
-The operations and their types are listed once, in `kernels.ops`; each implementation is a folder:
+operations take. The operations and their types are listed once, in `kernels.ops`; each
+implementation is a folder:
 
     reference  what an operation computes, slow and obvious; for tests
     pytorch    every operation, for every device, and an interpreter of programs
-    native     C++ for CPUs, where it is built; tensors that it does not take go to `pytorch`
-    triton     kernels for GPUs, where Triton is installed
+    native     C++ for CPUs, if it is built; tensors that it does not support go to `pytorch`
+    triton     kernels for GPUs, if Triton is installed
 
 `forms` and `weights` describe the arguments of operations. `steps` and `program` describe programs.
 An implementation for another device is another folder; nothing outside this package changes.
@@ -43,8 +43,8 @@ __all__ = [
 
 
 def ops_for(device: torch.device) -> Ops:
-    """Returns the fastest operations for `device`. Raises ValueError if the type of `device` is
-    neither cpu nor cuda."""
+    """Returns the fastest operations for `device`. Raises ValueError unless the device is a CPU or
+    a CUDA device."""
     if device.type == "cpu":
         return native_ops() or TORCH
     if device.type == "cuda":

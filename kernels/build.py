@@ -3,12 +3,12 @@
     python -m kernels.build [--sanitize]
 
 The build needs g++ 12 or newer, or the compiler that CXX names. The libraries are written to
-`kernels/native/lib`; without them everything works on PyTorch's operations. This module does not
-import PyTorch, so that `python kernels/build.py` works where PyTorch is not installed.
+`kernels/native/lib`; without them PyTorch's operations are used. This module does not import
+PyTorch, so that `python kernels/build.py` works where PyTorch is not installed.
 
 With `--sanitize` the libraries end the process at the first access outside of an object and at
-undefined behaviour. These libraries are written to another folder, which only tests read
-(`make test-sanitizers`), and are not installed.
+undefined behaviour. These libraries are written to another folder, which only tests read (`make
+test-sanitizers`), and are not installed.
 """
 
 import argparse
@@ -42,7 +42,8 @@ _X86_64 = {
 
 
 def instruction_sets() -> Mapping[str, Sequence[str]]:
-    """Returns the compiler options of each build for this kind of machine, best first."""
+    """Returns the compiler options of each build for this machine's architecture, by instruction
+    set, the best one first."""
     return {**(_X86_64 if platform.machine() in ("x86_64", "AMD64") else {}), PORTABLE: ()}
 
 
@@ -52,7 +53,7 @@ def library_path(instruction_set: str) -> Path:
 
 
 def sources_digest() -> str:
-    """Returns a digest of the sources and the compiler options, which identifies a build."""
+    """Returns a digest of the sources and the compiler options. It identifies a build."""
     digest = hashlib.sha256(repr((OPTIONS, instruction_sets())).encode())
     for path in sorted((NATIVE / "src").iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
@@ -60,8 +61,8 @@ def sources_digest() -> str:
 
 
 def build(directory: Path = LIBRARIES, further_options: Sequence[str] = ()) -> None:
-    """Compiles and links all builds into `directory`. Raises CalledProcessError if the compiler
-    fails."""
+    """Compiles and links one library for each instruction set into `directory`. Raises
+    CalledProcessError if the compiler fails."""
     compiler = shlex.split(os.environ.get("CXX", "g++"))
     sources = sorted((NATIVE / "src").glob("*.cpp"))
     told = f'-DORCINUS_SOURCES="{sources_digest()}"'

@@ -1,9 +1,9 @@
 """The operations that an implementation offers, each with its type.
 
-An operation of a few positional tensors is a `Callable`: the function of the same name in
-`kernels.pytorch` describes the result. Operations with more arguments are protocols, described
-here. `plan_attention` and `attention` belong together: a plan is opaque, and only the operations of
-the `Ops` that made the plan can read it.
+The type of an operation with a few positional tensors is a `Callable`, and the function of the same
+name in `kernels.pytorch` describes its result. The type of an operation with more arguments is a
+protocol in this module. `plan_attention` and `attention` belong together: a plan is opaque, and
+only the operations of the `Ops` that made the plan can read it.
 
 To add an operation, add a field to `Ops` and a function of the same name to a module of
 `kernels.pytorch`. If it needs a faster kernel, add the function also to a module of
@@ -46,15 +46,15 @@ stores the last inputs and the states of requests, as `Ops.delta_net` describes.
 class AttentionPlan:
     """The layout of one batch for attention, made once for all layers of an iteration.
 
-    A plan is opaque: callers pass the result of `plan_attention` to `attention` of the same `Ops`.
-    Each implementation derives a class of plans from this class.
+    Callers get a plan from `plan_attention`, and pass it unread to `attention` of the same `Ops`.
+    Each implementation has its own subclass.
     """
 
     __slots__ = ()
 
 
 class PlanAttention(Protocol):
-    """Prepares attention for one batch, in which prefills and decodes may be mixed."""
+    """Prepares attention for one batch, which may contain both prefills and decodes."""
 
     def __call__(
         self,
@@ -76,21 +76,21 @@ class PlanAttention(Protocol):
             n_tokens: [n_spans], the number of tokens of each span.
             block_tables: [n_spans, any width], the ids of the blocks of each span's sequence, in
                 order. The remaining columns of a row hold any valid ids.
-            key_caches: one layer's keys [n_blocks, block_size, n_kv_heads, head_dim] for each kind
-                of K/V heads that layers have; only shapes and types matter.
+            key_caches: the key storage of one layer [n_blocks, block_size, n_kv_heads, head_dim]
+                for each kind of K/V heads that layers have. Only shapes and types are used.
             n_heads: the number of query heads of this rank.
             windows: the different windows of the layers (see `AttentionForm`); by default no layer
                 has a window.
             uploads: receives the tensors of the plan. The caller must flush `uploads` before
                 `attention` reads the tensors.
-            has_fixed_shape: whether the plan must have shapes that depend on the shape of
-                `block_tables` alone. The caller then promises that every span is one token. Only
-                for operations that have `has_fixed_shapes`.
+            has_fixed_shape: whether the shapes of the plan may depend only on the shape of
+                `block_tables`. Every span must then be one token. Requires `has_fixed_shapes` of
+                the operations.
         """
 
 
 class ComputeAttention(Protocol):
-    """Computes attention from every token to the stored tokens of the sequence of that token."""
+    """Computes attention from every token of a batch to the stored tokens of the same sequence."""
 
     def __call__(
         self,
@@ -102,7 +102,8 @@ class ComputeAttention(Protocol):
         sinks: Tensor | None = ...,
         /,
     ) -> Tensor:
-        """Returns [n_tokens, n_heads, value_dim] for `q` [n_tokens, n_heads, head_dim].
+        """Returns the attention of all tokens, [n_tokens, n_heads, value_dim], for the queries `q`
+        [n_tokens, n_heads, head_dim].
 
         The caches [n_blocks, block_size, n_kv_heads, head_dim] are the dense storage of one layer.
         The keys and values of the batch itself are already stored there. If values are the first
@@ -116,7 +117,7 @@ class ComputeAttention(Protocol):
 
 
 class RunExpertMLPs(Protocol):
-    """Runs the experts of a layer; the matrices of all experts are arguments."""
+    """Runs the experts of a layer. The matrices of all experts are arguments."""
 
     def __call__(
         self,
@@ -128,7 +129,8 @@ class RunExpertMLPs(Protocol):
         form: ExpertForm = ...,
         /,
     ) -> Tensor:
-        """Returns `sum_i weights[t, i] * mlp of experts[t, i] (x[t])` for every token t.
+        """Returns, for every token t, the weighted sum of its experts' outputs: `sum_i weights[t,
+        i] * mlp of experts[t, i] (x[t])`.
 
         `x` is [n_tokens, hidden]. `experts` and `weights` are [n_tokens, n_chosen]. `experts` are
         int64, and a token has no expert twice. `gate_up` is [n_experts, 2 * size, hidden], the
@@ -137,7 +139,8 @@ class RunExpertMLPs(Protocol):
 
 
 class TurnAndWriteKV(Protocol):
-    """Rotates queries and keys of a fused projection, and stores keys and values."""
+    """Rotates queries and keys of a fused projection, and stores the rotated keys and the
+    values."""
 
     def __call__(
         self,
@@ -151,7 +154,8 @@ class TurnAndWriteKV(Protocol):
         norms: HeadNorms | None = ...,
         /,
     ) -> Tensor:
-        """Returns rotated queries [n_tokens, n_heads, head_dim]. See `Ops.rotary_write_kv`."""
+        """Stores keys and values, and returns the rotated queries [n_tokens, n_heads, head_dim].
+        `kernels.pytorch.rotary` describes the arguments."""
 
 
 class Ranks(Protocol):
@@ -166,7 +170,7 @@ class Ranks(Protocol):
 
 
 class ProgramBatch(Protocol):
-    """A batch for a program: the tokens of all spans one after the other."""
+    """A batch for a program. It has the tokens of all spans, one span after the other."""
 
     @property
     def positions(self) -> Tensor:
@@ -182,20 +186,20 @@ class ProgramBatch(Protocol):
 
     @property
     def states(self) -> StateSpans | None:
-        """The rows of the states of the batch's requests, or None if no layer keeps states."""
+        """The rows in which layers keep the states of the batch's requests. None if no layer keeps
+        states."""
 
     @property
     def ranks(self) -> Ranks:
         """The ranks that share the stage."""
 
     def of_groups(self) -> Sequence[ProgramBatch]:
-        """Returns a batch for each K/V group, with the slots and the plan of that group. Plans
-        differ in nothing but block tables."""
+        """Returns a batch for each K/V group, with the slots and the plan of that group. The plans
+        differ only in their block tables."""
 
 
 class ProgramRunner(Protocol):
-    """Runs a program. All runners on one implementation of the operations have results that are
-    equal to the bit."""
+    """Runs a program. All runners on the same operations have bit-identical results."""
 
     @property
     def program(self) -> Program:
@@ -234,14 +238,15 @@ class ProgramRunner(Protocol):
 
     def head(self, hidden: Tensor, ranks: Ranks) -> Tensor:
         """Returns the logits [n, vocab_size] for hidden states [n, hidden_size] after the last
-        layer, of this or another batch. Raises ValueError if the program has no head."""
+        layer, which may be from another batch. Raises ValueError if the program has no head."""
 
 
 class RunProgram(Protocol):
-    """Prepares a program, so that it can be run for many batches."""
+    """Prepares a program so that it can be run for many batches."""
 
     def __call__(self, program: Program, ops: Ops, /) -> ProgramRunner:
-        """Returns the fastest runner of the program on `ops`. This function is `ops.run_program`.
+        """Returns the fastest runner of the program with the operations `ops`. Must be called as
+        `ops.run_program`.
 
         Raises ValueError for tensors that do not fit each other, and TypeError for a step that
         cannot be run.
@@ -250,7 +255,7 @@ class RunProgram(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """One implementation of every operation, for one kind of device."""
+    """The operations of one implementation, for one kind of device."""
 
     embedding: Callable[[Tensor, Tensor, int], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -276,17 +281,18 @@ class Ops:
     sample: Callable[[Tensor, SamplingColumns], Tensor]
     run_program: RunProgram
     has_fixed_shapes: bool = False
-    """Whether plans can have shapes that do not depend on the contents of a batch. If so, an
-    iteration can be recorded as a CUDA graph."""
+    """Whether attention plans can have shapes that do not depend on the contents of a batch. Only
+    then can an iteration be recorded as a CUDA graph."""
 
     @classmethod
     def of(cls, *sources: object, otherwise: Ops | None = None, **given: Any) -> Self:
-        """Returns the operations that `sources` have under the names of the fields.
+        """Returns operations in which each field is the function of the same name in one of
+        `sources`.
 
         A source is a module or an object. A module offers the functions that it defines, an object
-        offers its methods. An operation that no source has is taken from `otherwise`. Values in
-        `given` replace the fields of their names. Raises TypeError for an operation that is not
-        found.
+        offers its methods. An operation that no source has is taken from `otherwise`. Keyword
+        arguments `given` set the fields of the same names directly. Raises TypeError for an
+        operation that is not found.
         """
         names = [field.name for field in fields(cls)]
         found = {} if otherwise is None else {name: getattr(otherwise, name) for name in names}
@@ -296,12 +302,13 @@ class Ops:
         return cls(**{**found, **given})
 
     def runner(self, program: Program) -> ProgramRunner:
-        """Returns a runner of the program on these operations. `RunProgram` describes errors."""
+        """Returns a runner of the program with these operations. `RunProgram` describes the
+        errors."""
         return self.run_program(program, self)
 
 
 def _offered(source: object) -> dict[str, Any]:
-    """Returns the functions that a module defines, or the methods of an object, by their names."""
+    """Returns, by name, the functions that a module defines or the methods of an object."""
     if not isinstance(source, ModuleType):
         return {name: getattr(source, name) for name in dir(source)}
     return {

@@ -3,8 +3,8 @@
 When the weights of a model have been read, each module of the model adds its steps to the program
 once (`Program` has a method for each kind of `kernels.steps`). `Ops.run_program` then runs the
 program. `kernels.pytorch.interpreter` runs step after step. The native library runs several steps
-in one call; a call ends at a step that the library does not have. A computation that has no step of
-its own is a named `Call` of a Python function.
+in one call; a call ends at a step that the library does not have. If there is no kind of step for a
+computation, it is a named `Call` of a Python function.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from kernels.weights.linear import Clamp, Gate, LinearWeight, TableWeight
 
 @dataclass(slots=True)
 class Angles:
-    """Tables of the angles of positions 0, 1, ..., in the form that `Ops.rotary` takes.
+    """Tables of the rotary angles of positions 0, 1, ..., in the form that `Ops.rotary` takes.
 
     The tables may be replaced by longer ones between two runs of a program.
     """
@@ -83,26 +83,27 @@ class RotaryAngles(Protocol):
 
     @property
     def angles(self) -> Angles | None:
-        """The tables of angles, or None if there are no tables and angles are computed per
+        """The tables of angles. None if there are no tables, because angles are computed for each
         batch."""
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cosines and signed sines [n_tokens, 1, head_dim] of `positions` [n_tokens]."""
+        """Returns the cosines and the signed sines [n_tokens, 1, head_dim] of the angles at
+        `positions` [n_tokens]."""
 
     def cover(self, positions: Tensor) -> None:
-        """Makes the tables, if there are any, long enough for all of `positions`."""
+        """Extends the tables, if there are any, to all of `positions`."""
 
 
 _ALL_POSITIONS = 2**62
-"""A length greater than every position."""
+"""A number that is greater than every position."""
 
 
 class Program:
     """The steps of one rank's share of a stage.
 
-    Most methods add a step and return the buffer of the step's result, [n, width]. Where a method
-    says that a buffer may be overwritten, the step may write to the buffer, and the method may
-    return that buffer as the result.
+    Most methods add a step and return the buffer of the step's result, [n, width]. If a method says
+    that a buffer may be overwritten, the step may write its result into that buffer, and the method
+    may return it.
     """
 
     def __init__(
@@ -115,8 +116,9 @@ class Program:
     ) -> None:
         """Creates an empty program whose hidden states are of `dtype`.
 
-        `rotaries` has one entry for each kind of rotary embedding. `groups` has the K/V group of
-        each layer, and is empty if there is only one group. `tp_size` ranks share the layers.
+        `rotaries` has one entry for each kind of rotary embedding. `groups` has the index of each
+        layer's K/V group, and is empty if there is only one group. `tp_size` is the number of ranks
+        that share the layers.
         """
         self.dtype = dtype
         self.rotaries = rotaries
@@ -125,25 +127,27 @@ class Program:
         self.steps: list[object] = []
         self.buffers: list[Buffer] = []
         self.inputs: Buffer | None = None
-        """The hidden states that the stage receives; None on a stage that begins with tokens."""
+        """The hidden states that the stage receives. None on a first stage, which begins with
+        tokens."""
         self.hidden: Buffer | None = None
         """The hidden states after the last layer."""
         self.n_hidden_steps = 0
-        """Number of steps that compute `hidden`; the steps that follow compute `logits`."""
+        """Number of steps that compute `hidden`. The steps after them compute `logits`."""
         self.selected: Buffer | None = None
-        """The hidden states of sampled tokens, with which the head begins."""
+        """The hidden states of sampled tokens, which are the input of the head."""
         self.logits: Buffer | None = None
-        """The logits of sampled tokens; None on a stage without a head."""
+        """The logits of sampled tokens. None on a stage without a head."""
         self._angles: dict[int, tuple[Buffer, Buffer]] = {}
 
     def group_of(self, layer: int) -> int:
-        """Returns the K/V group of a layer of the stage."""
+        """Returns the index of the K/V group of a layer on this stage."""
         return self.groups[layer] if self.groups else 0
 
     def buffer(
         self, width: int, dtype: torch.dtype | None = None, *, is_of_sampled: bool = False
     ) -> Buffer:
-        """Returns a new buffer. `dtype` is by default the type of hidden states."""
+        """Returns a new buffer. Its element type is `dtype`, by default the type of hidden
+        states."""
         made = Buffer(len(self.buffers), width, dtype or self.dtype, is_of_sampled)
         self.buffers.append(made)
         return made
@@ -154,13 +158,14 @@ class Program:
         return self.inputs
 
     def embed(self, table: Tensor) -> Buffer:
-        """Looks up the batch's tokens in `table` [vocab_size, width]."""
+        """Adds a step that looks up the batch's tokens in `table` [vocab_size, width]."""
         out = self.buffer(table.shape[1])
         self.steps.append(Embed(table, out))
         return out
 
     def embed_packed(self, table: TableWeight) -> Buffer:
-        """Looks up the batch's tokens in a `table` [vocab_size, width], which may be packed."""
+        """Adds a step that looks up the batch's tokens in `table` [vocab_size, width], which may be
+        packed."""
         out = self.buffer(table.shape[1])
         self.steps.append(EmbedPacked(table, out))
         return out
@@ -168,8 +173,8 @@ class Program:
     def embed_share(
         self, table: TableWeight, share: range, vocab_size: int, *, is_open: bool = False
     ) -> Buffer:
-        """Looks up the batch's tokens in a `table` [len(share), width], which has only the rows of
-        the tokens in the range `share`. The result is zeros for other tokens.
+        """Adds a step that looks up the batch's tokens in `table` [len(share), width], which has
+        only the rows of the tokens in the range `share`. The result is zeros for other tokens.
 
         If `is_open`, tokens from `vocab_size` on are looked up as token 0.
         """
@@ -178,13 +183,13 @@ class Program:
         return out
 
     def add_positions(self, table: Tensor, x: Buffer) -> Buffer:
-        """Returns `x` plus the rows of `table` [n_positions, width] for the tokens' positions. `x`
-        may be overwritten."""
+        """Adds to each row of `x` the row of `table` [n_positions, width] at the token's position.
+        `x` may be overwritten."""
         self.steps.append(AddPositions(table, x))
         return x
 
     def rms_norm(self, x: Buffer, weight: Tensor, eps: float) -> Buffer:
-        """Returns `Ops.rms_norm` of `x`."""
+        """Adds a step that computes `Ops.rms_norm` of `x`."""
         out = self._like(x)
         self.steps.append(RMSNorm(x, weight, eps, out))
         return out
@@ -192,7 +197,8 @@ class Program:
     def rms_norm_parts(
         self, x: Buffer, first: int, weight: Tensor, eps: float, *, n: int = 1
     ) -> None:
-        """Normalises `n` parts of each row of `x` in place, as `Ops.rms_norm` does.
+        """Adds a step that normalises `n` parts of each row of `x` in place, as `Ops.rms_norm`
+        does.
 
         Each part has `len(weight)` elements. The parts are adjacent and begin at the element
         `first` of the row.
@@ -200,7 +206,7 @@ class Program:
         self.steps.append(RMSNormPart(x, first, n, len(weight), weight, eps))
 
     def layer_norm(self, x: Buffer, weight: Tensor, bias: Tensor, eps: float) -> Buffer:
-        """Returns `Ops.layer_norm` of `x`."""
+        """Adds a step that computes `Ops.layer_norm` of `x`."""
         out = self._like(x)
         self.steps.append(LayerNorm(x, weight, bias, eps, out))
         return out
@@ -212,13 +218,15 @@ class Program:
         bias: Tensor | None = None,
         residual: Buffer | None = None,
     ) -> Buffer:
-        """Returns `x @ weight.T + bias + residual`. The residual may be overwritten."""
+        """Adds a step that computes `x @ weight.T + bias + residual`. The residual may be
+        overwritten."""
         out = self._like(x, weight.shape[0]) if residual is None else residual
         self.steps.append(Multiply(x, weight, bias, residual, out))
         return out
 
     def gated(self, weight: GatedMatrix, x: Buffer) -> Buffer:
-        """Returns the gated product of `x` with the gate and up matrices of a gated MLP."""
+        """Adds a step that multiplies `x` with the gate and up matrices of a gated MLP, and applies
+        the gate."""
         if isinstance(weight, GatedInTwo):
             return self.gate(weight.gate, self.multiply(weight.weight, x, weight.bias))
         out = self._like(x, weight.shape[0] // 2)
@@ -226,13 +234,13 @@ class Program:
         return out
 
     def activate(self, function: str, x: Buffer) -> Buffer:
-        """Applies the function of `ACTIVATIONS` that `function` names to `x`, which may be
+        """Adds a step that applies the activation with the name `function` to `x`, which may be
         overwritten."""
         self.steps.append(Activate(x, ACTIVATIONS.index(function)))
         return x
 
     def gate(self, gate: Gate | Clamp, x: Buffer) -> Buffer:
-        """Returns the second half of each row of `x`, gated by the first half."""
+        """Adds a step that gates the second half of each row of `x` by the first half."""
         out = self._like(x, x.width // 2)
         self.steps.append(ApplyGate(x, GateForm.of(gate), out))
         return out
@@ -240,8 +248,8 @@ class Program:
     def rotary_write_kv(
         self, qkv: Buffer, heads: Heads, norms: HeadNorms | None, *, rotary: int, layer: int
     ) -> None:
-        """Rotates queries and keys of `qkv`, by the angles of the rotary embedding with the index
-        `rotary`, and stores keys and values in the storage of a layer.
+        """Adds a step that rotates the queries and keys in `qkv`, and stores keys and values in the
+        storage of a layer. The angles are from the rotary embedding with the index `rotary`.
 
         The rotated queries replace the queries in `qkv`.
         """
@@ -249,7 +257,7 @@ class Program:
         self.steps.append(RotaryWriteKV(qkv, cos, sin, heads, norms, layer))
 
     def write_kv(self, qkv: Buffer, heads: Heads, *, layer: int) -> None:
-        """Stores the keys and values of `qkv` in the storage of a layer."""
+        """Adds a step that stores the keys and values in `qkv` in the storage of a layer."""
         self.steps.append(WriteKV(qkv, heads, layer))
 
     def attend(
@@ -262,7 +270,8 @@ class Program:
         layer: int,
         n_shared: int = 0,
     ) -> Buffer:
-        """Returns attention over the storage of a layer, [n_tokens, n_heads * value_dim].
+        """Adds a step that computes attention over the storage of a layer, [n_tokens, n_heads *
+        value_dim].
 
         If `n_shared` is above 0, the value of a token is the first `n_shared` elements of the
         token's key. If `n_shared` is 0, values are stored in a tensor of their own and have the
@@ -273,48 +282,51 @@ class Program:
         return out
 
     def turn_heads(self, x: Buffer, out: Buffer, *, n_heads: int, rotary: int, size: int) -> None:
-        """Rotates the last `size` elements of each head of `x`, and writes the result to the last
-        `size` elements of each head of `out`."""
+        """Adds a step that rotates the last `size` elements of each head of `x`, and writes the
+        result to the last `size` elements of each head of `out`."""
         cos, sin = self._angles_of(rotary, size)
         self.steps.append(TurnHeads(x, cos, sin, n_heads, out))
 
     def multiply_heads(self, weight: HeadProducts, x: Buffer, out: Buffer) -> None:
-        """Multiplies the first elements of each head of `x` by the head's matrix in `weight`, and
-        writes the product to the first elements of each head of `out`."""
+        """Adds a step that multiplies the first elements of each head of `x` by the head's matrix
+        in `weight`, and writes the product to the first elements of each head of `out`."""
         self.steps.append(MultiplyHeads(x, weight, out))
 
     def write_latents(self, x: Buffer, *, layer: int) -> None:
-        """Stores the rows of `x` in the storage of a layer, as keys that all heads share."""
+        """Adds a step that stores the rows of `x` in the storage of a layer, as keys that all heads
+        share."""
         self.steps.append(WriteLatents(x, layer))
 
     def delta_net(self, projected: Buffer, form: DeltaNetForm, *, layer: int) -> Buffer:
-        """Returns `Ops.delta_net` of `projected`. The step updates the states of `layer`."""
+        """Adds a step that computes `Ops.delta_net` of `projected` and updates the states of
+        `layer`."""
         out = self._like(projected, form.n_out)
         self.steps.append(RunDeltaNet(projected, form, form.kernel_size, LENGTH_EPS, layer, out))
         return out
 
     def add(self, x: Buffer, y: Buffer, factor: float = 1.0) -> Buffer:
-        """Returns `x + factor * y`. `x` may be overwritten."""
+        """Adds a step that computes `x + factor * y`. `x` may be overwritten."""
         self.steps.append(Add(x, y, factor))
         return x
 
     def scale(self, x: Buffer, factor: float) -> Buffer:
-        """Returns `x * factor`. `x` may be overwritten."""
+        """Adds a step that computes `x * factor`. `x` may be overwritten."""
         self.steps.append(Scale(x, factor))
         return x
 
     def scale_by(self, x: Buffer, factor: Tensor) -> Buffer:
-        """Returns `x * factor` for a `factor` [1] of the type of `x`. `x` may be overwritten."""
+        """Adds a step that computes `x * factor` for a `factor` [1] of the type of `x`. `x` may be
+        overwritten."""
         self.scale_by_position(x, x.width, factor, _ALL_POSITIONS)
         return x
 
     def scale_by_position(self, x: Buffer, size: int, factors: Tensor, length: int) -> None:
-        """Multiplies the first `size` elements of each row of `x` by `factors[position // length]`
-        in place, where `position` is the position of the row's token."""
+        """Adds a step that multiplies the first `size` elements of each row of `x` by
+        `factors[position // length]`, in place. `position` is the position of the row's token."""
         self.steps.append(ScaleByPosition(x, size, factors, length))
 
     def widened(self, x: Buffer) -> Buffer:
-        """Returns `x` in float32."""
+        """Adds a step that converts `x` to float32, unless it is float32 already."""
         if x.dtype == torch.float32:
             return x
         out = self.buffer(x.width, torch.float32, is_of_sampled=x.is_of_sampled)
@@ -322,22 +334,22 @@ class Program:
         return out
 
     def soft_cap(self, x: Buffer, cap: float) -> Buffer:
-        """Returns `Ops.soft_cap` of `x`, in float32."""
+        """Adds a step that computes `Ops.soft_cap` of `x`, in float32."""
         out = self.buffer(x.width, torch.float32, is_of_sampled=x.is_of_sampled)
         self.steps.append(SoftCap(x, cap, out))
         return out
 
     def route(self, scores: Buffer, n_chosen: int, *, normalises: bool) -> tuple[Buffer, Buffer]:
-        """Returns the experts that `Ops.route` chooses and the experts' weights, [n_tokens,
-        n_chosen] each."""
+        """Adds a step that chooses experts by `Ops.route`. Returns the chosen experts and their
+        weights, [n_tokens, n_chosen] each."""
         experts = self.buffer(n_chosen, torch.int64)
         weights = self.buffer(n_chosen, torch.float32)
         self.steps.append(Route(scores, int(normalises), experts, weights))
         return experts, weights
 
     def route_in_groups(self, logits: Buffer, form: RoutingForm) -> tuple[Buffer, Buffer]:
-        """Returns the experts that `Ops.route_in_groups` chooses and the experts' weights,
-        [n_tokens, n_chosen] each."""
+        """Adds a step that chooses experts by `Ops.route_in_groups`. Returns the chosen experts and
+        their weights, [n_tokens, n_chosen] each."""
         experts = self.buffer(form.n_chosen, torch.int64)
         weights = self.buffer(form.n_chosen, torch.float32)
         self.steps.append(RouteInGroups(logits, form, experts, weights))
@@ -346,7 +358,7 @@ class Program:
     def run_experts(
         self, matrices: ExpertMatrices, x: Buffer, experts: Buffer, weights: Buffer
     ) -> Buffer:
-        """Returns the weighted sum of the outputs of the experts that a router has chosen."""
+        """Adds a step that computes the weighted sum of the outputs of the chosen `experts`."""
         if isinstance(matrices, StackedExperts):
             out = self._like(x)
             self.steps.append(RunStackedExperts(x, experts, weights, matrices, out))
@@ -369,23 +381,24 @@ class Program:
         return out
 
     def mul(self, x: Buffer, y: Buffer, first: int = 0) -> Buffer:
-        """Returns `x * y[:, first : first + x.width]`. `x` may be overwritten."""
+        """Adds a step that computes `x * y[:, first : first + x.width]`. `x` may be overwritten."""
         self.steps.append(Mul(x, y, first))
         return x
 
     def sigmoid_and_mul(self, gates: Buffer, x: Buffer, first: int = 0) -> Buffer:
-        """Returns `sigmoid(gates[:, first:]) * x`. `x` may be overwritten."""
+        """Adds a step that computes `sigmoid(gates[:, first:]) * x`. `x` may be overwritten."""
         self.steps.append(SigmoidAndMul(gates, first, x))
         return x
 
     def all_reduce(self, x: Buffer) -> Buffer:
-        """Returns the sum of `x` over the ranks that share the layers. `x` may be overwritten."""
+        """Adds a step that sums `x` over the ranks that share the layers. `x` may be
+        overwritten."""
         if self.tp_size > 1:
             self.steps.append(AllReduce(x))
         return x
 
     def all_gather(self, x: Buffer, width: int) -> Buffer:
-        """Returns the rows of all ranks, joined side by side into rows of `width` elements.
+        """Adds a step that joins the rows of all ranks side by side into rows of `width` elements.
 
         A rank has `ceil(width / tp_size)` elements of each row. The last ranks may have fewer.
         """
@@ -402,7 +415,7 @@ class Program:
         inputs: Sequence[Buffer],
         *outputs: Buffer,
     ) -> None:
-        """Adds a step that calls a Python function, as `Call` describes. `name` describes the
+        """Adds a step that calls a Python function, as `Call` describes. `name` is a name for the
         computation."""
         self.steps.append(Call(name, function, tuple(inputs), outputs))
 
@@ -413,18 +426,19 @@ class Program:
         self.n_hidden_steps = len(self.steps)
 
     def take_part(self, x: Buffer, first: int, width: int) -> Buffer:
-        """Returns `width` elements of each row of `x`, from the element `first` on."""
+        """Adds a step that copies `width` elements of each row of `x`, from the element
+        `first` on."""
         out = self._like(x, width)
         self.copy_part(x, first, width, out, 0)
         return out
 
     def copy_part(self, x: Buffer, first: int, size: int, out: Buffer, out_first: int) -> None:
-        """Copies the elements `first : first + size` of each row of `x` to the elements
-        `out_first : out_first + size` of the corresponding row of `out`."""
+        """Adds a step that copies the elements `first : first + size` of each row of `x` to the
+        elements `out_first : out_first + size` of the same row of `out`."""
         self.steps.append(CopyPart(x, first, size, out, out_first))
 
     def join(self, *parts: Buffer) -> Buffer:
-        """Returns the buffers `parts` joined side by side: one wide row for each token."""
+        """Adds a step that joins the buffers `parts` side by side: one wide row for each token."""
         out = self._like(parts[0], sum(part.width for part in parts))
         first = 0
         for part in parts:
@@ -433,7 +447,7 @@ class Program:
         return out
 
     def select(self, hidden: Buffer) -> Buffer:
-        """Returns the rows of sampled tokens, with which the head begins."""
+        """Adds a step that copies the rows of sampled tokens, which are the input of the head."""
         self.selected = out = self.buffer(hidden.width, is_of_sampled=True)
         self.steps.append(Select(hidden, out))
         return out
@@ -445,8 +459,8 @@ class Program:
     def _angles_of(self, rotary: int, size: int) -> tuple[Buffer, Buffer]:
         """Returns the buffers of cosines and sines of the rotary embedding with the index `rotary`.
 
-        The program looks up the angles once, before all other steps. Raises ValueError if the
-        angles were requested before with another `size`.
+        The program looks up the angles once, before all other steps. Raises ValueError if the same
+        angles were already requested with another `size`.
         """
         if rotary not in self._angles:
             cos, sin = self.buffer(size), self.buffer(size)

@@ -2,11 +2,11 @@
 
 An iteration needs a dozen small arrays on the device. `Uploads` returns a tensor for each array at
 once, gathers the values of all arrays in one piece of pinned memory, and copies the piece in one
-call. A copy from pageable memory would make the host wait until the device has done all work that
-was queued before. A copy from pinned memory is queued. One copy is made for all arrays, because
-each copy costs the host more time than gathering the values.
+call. If the memory were pageable, the host would have to wait until the device has done all queued
+work. A copy from pinned memory is queued instead. One copy is made for all arrays, because each
+copy costs the host more time than gathering the values.
 
-On a CPU nothing is copied: a tensor is the array's own memory.
+On a CPU nothing is copied: a tensor shares the memory of its array.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ _N_STAGINGS = 3
 
 
 class Uploads:
-    """Copies arrays to a device. This base class is for a CPU, where no copy is needed."""
+    """Copies arrays to a device. This base class is for a CPU, which needs no copy."""
 
     def add(self, values: NDArray[Any]) -> Tensor:
-        """Returns a tensor on the device of the shape and type of `values`. `flush` fills it.
+        """Returns a tensor on the device with the shape and type of `values`. The tensor gets its
+        values by `flush`.
 
         The address of the tensor is a multiple of 16 on a GPU. The caller must not read or write
         the tensor, nor write to `values`, before `flush`.
@@ -41,33 +42,34 @@ class Uploads:
         return torch.from_numpy(values)
 
     def flush(self) -> None:
-        """Queues the copy of all arrays that were added, on the current stream."""
+        """Queues the copy of all arrays that were added, on the current stream of the device."""
 
     def aim(self, buffer: Tensor) -> None:
         """Places the arrays that are added up to the next `flush` in `buffer`, [bytes] uint8 on the
         device.
 
-        If arrays of equal shapes and types are added in equal order each time, each array has the
-        address that it had before, as a recorded graph needs. Arrays that do not fit into `buffer`
-        go to new memory.
+        If arrays of equal shapes and types are added in the same order each time, each array gets
+        the same address each time, as a recorded graph requires. Arrays that do not fit into
+        `buffer` go to new memory.
         """
 
     @property
     def n_bytes(self) -> int:
-        """Number of bytes of a buffer for the arrays that the last `flush` copied."""
+        """Number of bytes that a buffer needs for the arrays that the last `flush` copied."""
         return 0
 
 
 class StagedUploads(Uploads):
-    """Gathers arrays and copies them in one piece; for a GPU, and in tests for a CPU.
+    """Gathers arrays and copies them in one piece. It is for a GPU, and in tests for a CPU.
 
     Arrays are gathered in a piece of pinned memory, which is copied to a piece of device memory of
-    equal size. A full piece is copied at once, since `add` has already returned tensors in the
-    device memory, and a new piece is begun. After the flush pieces are large enough for all arrays.
+    equal size. When a piece is full, it is copied at once, because `add` has already returned
+    tensors in the device memory, and a new piece is begun. After a flush, pieces are made large
+    enough for all arrays.
     """
 
     def __init__(self, device: torch.device, *, size: int = _FIRST_SIZE) -> None:
-        """Begins with pieces of `size` bytes. Later pieces are larger if more is added."""
+        """Begins with pieces of `size` bytes. Later pieces are larger if more bytes are added."""
         self._device = device
         self._size = size
         self._buffer: Tensor | None = None  # [bytes] uint8 on the device, that is being filled
@@ -79,11 +81,11 @@ class StagedUploads(Uploads):
 
     @property
     def n_bytes(self) -> int:
-        """Implements `Uploads.n_bytes`."""
+        """Number of bytes that a buffer needs for the arrays that the last `flush` copied."""
         return self._n_bytes
 
     def add(self, values: NDArray[Any]) -> Tensor:
-        """Implements `Uploads.add`."""
+        """Gathers an array, and returns the tensor that `flush` will fill."""
         buffer, staging = self._room_for(values.nbytes)
         start, end = self._n_filled, self._n_filled + values.nbytes
         self._n_filled = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -91,13 +93,14 @@ class StagedUploads(Uploads):
         return buffer[start:end].view(_DTYPES[values.dtype]).view(values.shape)
 
     def flush(self) -> None:
-        """Implements `Uploads.flush`."""
+        """Queues the copy of all gathered arrays, on the current stream of the device."""
         self._copy()
         self._n_bytes, self._n_copied = self._n_copied, 0
         self._size = max(self._size, _power_of_two(self._n_bytes))
 
     def aim(self, buffer: Tensor) -> None:
-        """Implements `Uploads.aim`."""
+        """Places the arrays that are added up to the next `flush` in `buffer`, as `Uploads.aim`
+        describes."""
         if self._n_filled:
             raise ValueError("what has been added must be flushed first")
         self._buffer = buffer
@@ -130,7 +133,7 @@ class StagedUploads(Uploads):
 
 
 class _Staging:
-    """Host memory that is copied to the device; pinned if the device is a GPU."""
+    """Host memory that is copied to the device. It is pinned if the device is a GPU."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         is_cuda = device.type == "cuda"
@@ -145,7 +148,7 @@ class _Staging:
             self._copied.record()
 
     def wait(self) -> None:
-        """Waits until the last copy from this memory has been made."""
+        """Waits until the last copy from this memory has finished."""
         if self._copied is not None:
             self._copied.synchronize()
 
@@ -157,7 +160,7 @@ _DTYPES = {
 
 
 def uploads_for(device: torch.device) -> Uploads:
-    """Returns an `Uploads` for `device`, to which nothing has been added."""
+    """Returns an empty `Uploads` for `device`."""
     return StagedUploads(device) if device.type == "cuda" else Uploads()
 
 

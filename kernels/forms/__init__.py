@@ -1,1 +1,1 @@
-"""Descriptions of the variants of layers that models have, and of the columns of a batch."""
+"""Descriptions of the variants of layers that models use, and of the columns of a batch."""

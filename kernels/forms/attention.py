@@ -1,4 +1,4 @@
-"""The form of a layer's attention: how the layer departs from the plain formula of attention."""
+"""The form of a layer's attention: how it differs from the plain formula of attention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AttentionForm:
-    """The form of one layer's attention; the default is the plain formula."""
+    """How one layer's attention differs from the plain formula. The default is the plain
+    formula."""
 
     window: int | None = (
         None  # keys that a query sees, the token's own key included; None: no limit

@@ -30,7 +30,7 @@ class DeltaNetForm:
 
     @property
     def kernel_size(self) -> int:
-        """Number of tokens that a channel's convolution covers."""
+        """Number of tokens over which a channel is convolved."""
         return self.conv.shape[0]
 
     @property

@@ -1,4 +1,4 @@
-"""The biases and gates of a layer's experts, and experts whose matrices are stacked."""
+"""The biases and the gate of a layer's experts, and experts with stacked matrices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kernels.weights.linear import Clamp, Gate
 
 @dataclass(frozen=True, slots=True)
 class ExpertForm:
-    """The biases and the gate of a layer's experts; the default is a SiLU gate without biases."""
+    """The biases and the gate of a layer's experts. By default, the gate is SiLU and there are no
+    biases."""
 
     gate_up_bias: Tensor | None = None  # [n_experts, 2 * size], the gate's biases first
     down_bias: Tensor | None = None  # [n_experts, hidden]

@@ -1,4 +1,4 @@
-"""The norms of single heads of queries and keys, which are applied before the rotation."""
+"""Norms over single query heads and key heads. They are applied before the rotation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 class HeadNorms:
     """Root-mean-square norms (see `Ops.rms_norm`), each over the elements of one head.
 
-    Weights are dense and may be of another type than the heads.
+    The weights are dense, and their type may differ from the type of the heads.
     """
 
     q: Tensor  # [head_dim], by which a normalised head of queries is multiplied

@@ -1,4 +1,4 @@
-"""Logits, with the argmax where an operation has computed it already."""
+"""Logits, together with their argmax if an operation has already computed it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ class Logits:
 
     values: Tensor  # [n_sampled, vocab_size]
     argmax: NDArray[np.int64] | None = None
-    """The result of `Ops.greedy` on `values`, [n_sampled]; None if it is not on the host yet."""
+    """The argmax of each row of `values` (`Ops.greedy`), [n_sampled]. None if it is not on the host
+    yet."""
     hidden: Tensor | None = None
-    """The hidden states of the batch [n_tokens, hidden_size], if more logits are needed."""
+    """The hidden states of the batch [n_tokens, hidden_size], if further logits must be computed
+    from them."""

@@ -9,8 +9,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingForm:
-    """The arguments of `Ops.route_in_groups`: the number of groups and experts that a router
-    chooses for a token, and the weights of the chosen experts.
+    """The arguments of `Ops.route_in_groups`: how many groups and experts a router chooses for a
+    token, and how the chosen experts are weighted.
 
     Each group is a run of neighbouring experts. All groups have an equal number of experts, which
     is at least `n_best`.

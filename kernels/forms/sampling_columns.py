@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 IN_PROMPT = 1 << 30
-"""The bit of a token's count that is set if the prompt contains the token. The lower bits are the
+"""The bit of a token's count that says that the prompt contains the token. The lower bits are the
 number of times that the token was generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """The rows of a batch of logits that are penalised, as `kernels.pytorch.penalize` describes.
+    """The rows of a batch of logits that must be penalised. `kernels.pytorch.penalize` describes
+    the penalties.
 
     Columns are [n_penalized], on the device of the logits.
     """
@@ -29,7 +30,8 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    """Numbers that are added to single logits; columns are [n_biases], on the logits' device."""
+    """Numbers that are added to single logits. Columns are [n_biases], on the device of the
+    logits."""
 
     rows: Tensor  # int64
     ids: Tensor  # int64, within the vocabulary; a row has no id twice
@@ -38,8 +40,8 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class AllowedTokens:
-    """The rows of a batch of logits in which only some tokens may be sampled, with masks of these
-    tokens. A mask allows at least one token."""
+    """Rows of a batch of logits in which only some tokens may be sampled, and a mask of the allowed
+    tokens for each of these rows. A mask allows at least one token."""
 
     rows: Tensor  # [n_masked] int64, in ascending order
     masks: Tensor  # [n_masked, vocab_size / 32, rounded up] int32: bit b of word w is id 32 w + b
@@ -49,8 +51,8 @@ class AllowedTokens:
 class SamplingColumns:
     """The sampling parameters of each row of logits, for `Ops.sample`.
 
-    Columns are [n_rows], on the device of the logits; if `is_greedy` they may be empty. From the
-    flags the host knows which kernels to launch without reading the columns from the device.
+    Columns are [n_rows], on the device of the logits; if `is_greedy` they may be empty. The flags
+    tell the host which kernels to launch, so that it need not read the columns from the device.
     """
 
     temperature: Tensor  # float32; 0 takes the argmax, above it a token is sampled
@@ -69,7 +71,7 @@ class SamplingColumns:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the token of every row is the argmax of the row's adjusted logits."""
+        """Whether every row's token is the argmax of its adjusted logits."""
         return not self.any_sampled and not len(self.banned_ids)
 
 
@@ -87,5 +89,4 @@ ALL_GREEDY = SamplingColumns(
     any_limited=False,
     any_min_p=False,
 )
-"""Columns with which the token of every row is the argmax, for any number of rows and any device.
-"""
+"""Columns that select the argmax of every row, for any number of rows and any device."""

@@ -1,4 +1,4 @@
-"""The spans of a batch, for layers that keep a state of each request."""
+"""Describes the spans of a batch for layers that keep a state of each request."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class StateSpans:
-    """The tokens of each span of a batch, and the row of the layers' states that belongs to the
-    span's request.
+    """For each span of a batch: its tokens, and the row in which layers keep the state of its
+    request.
 
     Columns are int64, dense and on the device. Spans of one batch have different rows, except for
     spans whose results are not read.

@@ -1,7 +1,7 @@
 """Attention of a batch on the CPU: all spans of the batch in one call per layer.
 
-The plan is PyTorch's `AttentionSpans`, which holds only the spans of the batch. The library divides
-the work among threads in each call, by the numbers of heads and of threads, which takes a few
+The plan is PyTorch's `AttentionSpans`, which holds only the spans of the batch. In each call the
+library divides the work among threads, by the numbers of heads and of threads. This takes a few
 microseconds.
 """
 
@@ -19,8 +19,8 @@ from kernels.pytorch.attention import AttentionSpans, attention
 
 
 def span_addresses(spans: AttentionSpans) -> tuple[int, int, int]:
-    """Returns the addresses of the columns of `spans`: start positions, numbers of tokens, block
-    tables.
+    """Returns the memory addresses of three columns of `spans`: start positions, numbers of tokens,
+    and block tables.
 
     The columns are tensors because a tensor returns its address faster than an array.
     """
@@ -32,7 +32,7 @@ def span_addresses(spans: AttentionSpans) -> tuple[int, int, int]:
 
 
 class NativeAttention:
-    """Implements `Ops.attention` with one build of the library."""
+    """Attention over paged K/V (`Ops.attention`) with one build of the library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._attention = declare(
@@ -52,7 +52,8 @@ class NativeAttention:
         form: AttentionForm = PLAIN,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Implements `ComputeAttention`. Raises TypeError for a plan of other operations."""
+        """Computes attention as `kernels.ops.ComputeAttention` describes. Raises TypeError for a
+        plan that other operations have made."""
         is_taken = q.dtype in ELEMENT and key_cache.dtype == q.dtype
         # The library needs equal strides: values have the layout of keys, or are a part of keys.
         if not is_taken or key_cache.stride() != value_cache.stride():

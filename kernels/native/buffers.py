@@ -20,7 +20,7 @@ _Form = tuple[int, torch.dtype, bool]
 
 
 class Buffers:
-    """The memory of a program's buffers, which grows to the largest batch that has occurred."""
+    """The memory of a program's buffers. It grows to the largest batch that has been run."""
 
     def __init__(self, program: Program) -> None:
         self._buffers = program.buffers
@@ -32,14 +32,15 @@ class Buffers:
         self._structs: Any = None
 
     def address(self, n_tokens: int, n_sampled: int) -> int:
-        """Returns the address of the structures of all buffers. First allocates memory for
-        `n_tokens` and `n_sampled` rows if there is less."""
+        """Returns the address of an array with a structure for each buffer. Before, enlarges the
+        buffers if they have less than `n_tokens` or `n_sampled` rows."""
         if n_tokens > self._n_tokens or n_sampled > self._n_sampled:
             self._allocate(max(n_tokens, self._n_tokens), max(n_sampled, self._n_sampled))
         return ctypes.addressof(self._structs)
 
     def tensor(self, buffer: Buffer, n_rows: int) -> Tensor:
-        """Returns the first `n_rows` rows of a buffer, [n_rows, width]. Memory is shared."""
+        """Returns the first `n_rows` rows of a buffer, [n_rows, width]. The tensor shares the
+        buffer's memory."""
         known = self._tensors.get(buffer.index)
         if known is None or known.shape[0] != n_rows:
             known = self._memory[self._places[buffer.index]][:n_rows]
@@ -64,8 +65,8 @@ class Buffers:
 
 
 def _shared(program: Program) -> tuple[list[int], list[_Form]]:
-    """Returns the index of the piece of memory that each buffer uses, and the form of each piece.
-    The form is the width, the type, and whether the rows are sampled tokens."""
+    """Assigns buffers to shared pieces of memory. Returns the index of each buffer's piece, and the
+    form of each piece: the width, the type, and whether rows are sampled tokens."""
     last = _last_uses(program)
     places = [-1] * len(program.buffers)
     forms: list[_Form] = []
@@ -91,7 +92,7 @@ def _shared(program: Program) -> tuple[list[int], list[_Form]]:
 
 
 def _last_uses(program: Program) -> dict[int, int]:
-    """Returns the index of the last step that uses each buffer, by the index of the buffer."""
+    """Returns, for each buffer by its index, the index of the last step that uses the buffer."""
     return {buffer.index: i for i, step in enumerate(program.steps) for buffer in buffers_of(step)}
 
 

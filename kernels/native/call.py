@@ -1,7 +1,8 @@
 """Passes arguments to the native library.
 
 Tensors are passed as addresses, sizes and strides, which the library does not check. So each
-operation first checks that the library takes the tensors, and calls PyTorch's operation otherwise.
+operation first checks whether the library supports the tensors, and calls PyTorch's operation
+otherwise.
 """
 
 import ctypes
@@ -17,10 +18,10 @@ ELEMENT: Mapping[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1}
 
 NO_GATE = 0
 GATES: Mapping[str, int] = {"silu": 1, "gelu_tanh": 2}
-"""The number in `operations.h` of each gate function that a product can be fused with."""
+"""For each gate function that can be fused with a product, its number in `operations.h`."""
 
 NO_MEMORY = -1
-"""The status of an operation that could not allocate memory, as in `memory.h`."""
+"""The status that an operation returns if it could not allocate memory, as in `memory.h`."""
 
 _PARAMETERS = {"int64_t": ctypes.c_int64, "float": ctypes.c_float}
 _RESULTS = {"void": None, "int64_t": ctypes.c_int64, "orcinus::Status": ctypes.c_int64}
@@ -53,7 +54,7 @@ def declare(library: ctypes.CDLL, name: str, parameters: str) -> Callable[..., A
 
 
 def _parsed(parameters: str) -> tuple[list[Any], list[str]]:
-    """Returns the ctypes types and the names in a C++ list of parameters."""
+    """Parses a list of parameters in C++. Returns their ctypes types and their names."""
     pairs = [each.rsplit(" ", 1) for each in parameters.split(", ") if each]
     kinds = [ctypes.c_void_p if kind[-1] == "*" else _PARAMETERS[kind] for kind, _ in pairs]
     return kinds, [name for _, name in pairs]
@@ -65,8 +66,8 @@ def _raise_no_memory(status: int, function: Any, arguments: Any) -> None:
 
 
 def dense_heads(x: Tensor) -> Tensor:
-    """Returns `x` [n_tokens, n_heads, head_dim] with adjacent heads in memory. Copies `x` if its
-    heads have gaps between them."""
+    """Returns `x` [n_tokens, n_heads, head_dim] with adjacent heads in memory. If there are gaps
+    between heads, the result is a copy."""
     n_heads_apart, elements_apart = x.stride()[1:]
     if elements_apart == 1 and n_heads_apart == x.shape[2]:
         return x
@@ -74,10 +75,11 @@ def dense_heads(x: Tensor) -> Tensor:
 
 
 def dense_rows(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """Returns `x` [..., size], n_outer, outer_stride and n_inner, which describe rows in memory.
+    """Returns `x` [..., size], n_outer, outer_stride and n_inner, which describe where rows are in
+    memory.
 
     There are n_outer runs of n_inner adjacent rows. The runs begin outer_stride elements apart. If
-    the rows of `x` do not lie like this, the returned tensor is a dense copy.
+    the rows of `x` have another layout, the returned tensor is a dense copy.
     """
     size = x.shape[-1]
     if not x.is_contiguous():

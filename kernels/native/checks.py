@@ -1,8 +1,8 @@
 """Checks whether the native library can run a program, and whether a program's tensors are valid.
 
-The library follows addresses without checks. So this module checks a whole program once, before any
-address is taken. A program with matrices in other forms is left to the interpreter. A program whose
-tensors do not fit each other is an error.
+The library uses addresses without checking them. So this module checks a whole program once, before
+any address is taken. A program with matrices that are not packed for the library is run by the
+interpreter. A program with tensors of contradictory shapes is an error.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from kernels.steps import (
 
 
 def is_native(program: Program) -> bool:
-    """Whether the library can run a program. The library must know the type of hidden states, all
-    matrices must be packed for the library, and all tables must be on the CPU."""
+    """Returns whether the library can run a program. The library must support the type of hidden
+    states, all matrices must be packed for the library, and all tables must be on the CPU."""
     tables = (step.table for step in program.steps if isinstance(step, Embed | AddPositions))
     matrices = (weight for step in program.steps for weight in _matrices(step))
     return (
@@ -76,7 +76,7 @@ def _matrices(step: object) -> Iterator[object]:
 
 
 def check(program: Program) -> None:
-    """Raises ValueError for a tensor whose type or shape the library would misread. `is_native`
+    """Raises ValueError if the library would misread the type or shape of a tensor. `is_native`
     must be true for the program."""
     for step in program.steps:
         _check(step, program)
@@ -272,8 +272,8 @@ def _(step: RunExperts, program: Program) -> None:
 
 
 def _check_choice(step: Route | RouteInGroups | RunExperts) -> None:
-    """Raises ValueError if experts are not int64, if weights are not float32, or if a token has
-    different numbers of chosen experts and of weights."""
+    """Raises ValueError if experts are not int64, if weights are not float32, or if a token's
+    numbers of chosen experts and of weights differ."""
     experts, weights = step.experts, step.weights
     types = experts.dtype, weights.dtype
     if experts.width != weights.width or types != (torch.int64, torch.float32):
@@ -302,15 +302,16 @@ def _check_expert(expert: Expert, step: RunExperts) -> None:
 
 
 def _check_gates(gate_up: Gated) -> None:
-    """Raises ValueError unless the gate is applied exactly once, either by the product with the
-    matrix or by an operation after the product."""
+    """Raises ValueError unless the gate is applied exactly once: by the product with the matrix, or
+    by an operation after the product."""
     is_gated = isinstance(gate_up.weight, NativeGated)
     if is_gated == (gate_up.form is not None):
         raise ValueError("a matrix that gates twice, or never")
 
 
 def _check_rows(table: Tensor, out: Buffer) -> None:
-    """Raises ValueError if `table` is not dense, or has rows of another size or type than `out`."""
+    """Raises ValueError if `table` is not dense, or has rows of another size or type than the
+    buffer `out`."""
     if table.dtype != out.dtype or table.shape[1:] != (out.width,) or not table.is_contiguous():
         raise ValueError(
             f"a table of rows {tuple(table.shape[1:])} of {table.dtype} where layers need "
@@ -319,8 +320,8 @@ def _check_rows(table: Tensor, out: Buffer) -> None:
 
 
 def _check_part(buffer: Buffer, first: int, size: int) -> None:
-    """Raises ValueError if the elements `first : first + size` are not all within a row of
-    `buffer`."""
+    """Raises ValueError if a row of `buffer` does not contain all of the elements `first : first +
+    size`."""
     if first < 0 or size < 1 or first + size > buffer.width:
         raise ValueError(f"{size} elements from {first} on in rows of {buffer.width}")
 

@@ -1,4 +1,4 @@
-"""Gated DeltaNet on the CPU, without the projections before and after."""
+"""Gated DeltaNet on the CPU. The projections before and after it are not included."""
 
 import ctypes
 
@@ -12,7 +12,7 @@ from kernels.pytorch.delta_net import delta_net
 
 
 class NativeDeltaNet:
-    """Implements `Ops.delta_net`."""
+    """The operation `Ops.delta_net` on the CPU: the recurrent part of a Gated DeltaNet layer."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._delta_net = declare(

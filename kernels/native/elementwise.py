@@ -10,7 +10,7 @@ from kernels.pytorch.elementwise import add_scaled, soft_cap
 
 
 class NativeElementwise:
-    """Implements `Ops.add_scaled` and `Ops.soft_cap`."""
+    """The operations `Ops.add_scaled` and `Ops.soft_cap` on the CPU."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._add_scaled = declare(library, "add_scaled", "element x y n_tokens size factor")

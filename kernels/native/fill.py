@@ -1,7 +1,8 @@
 """Fills the structures of steps with the addresses and numbers that the native library needs.
 
-A structure holds addresses, which keep nothing alive. The caller must keep the step and the list
-`kept`, to which the functions add all structures that others point to.
+A structure holds addresses, which do not keep the memory alive. So the caller must keep a reference
+to the step and to the list `kept`. The functions append to this list all structures to which other
+structures point.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from kernels.weights.head_products import HeadProducts
 
 
 def step_of(step: object, kept: list[object]) -> StepStruct:
-    """Returns the structure of a step. The structure has pointers to other structures, which are
-    appended to `kept` so that they stay alive."""
+    """Returns the structure of a step. Other structures to which it points are appended to `kept`,
+    so that they stay alive."""
     what = _filled(type(step), step, kept)
     kept.append(what)
     return StepStruct(STEPS.index(type(step)), ctypes.addressof(what))
@@ -46,8 +47,8 @@ def _filled(description: type, value: Any, kept: list[object]) -> ctypes.Structu
 
 
 def _value(kind: Any, value: Any, kept: list[object]) -> Any:
-    """Returns a value for a structure's field. `value` is the Python attribute, and `kind` is its
-    declared type."""
+    """Converts the Python attribute `value` to the value of a structure's field. `kind` is the
+    declared type of the attribute."""
     if value is None:
         return -1 if kind is Buffer else form_of(kind)()
     if kind is Buffer:

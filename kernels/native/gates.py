@@ -19,8 +19,8 @@ from kernels.weights.linear import Clamp
 
 
 class NativeGates:
-    """Implements `Ops.gelu`, `Ops.gelu_tanh`, `Ops.silu_and_mul`, `Ops.gelu_and_mul`,
-    `Ops.clamp_and_mul` and `Ops.sigmoid_and_mul`."""
+    """The activations and gates on the CPU: `Ops.gelu`, `Ops.gelu_tanh`, `Ops.silu_and_mul`,
+    `Ops.gelu_and_mul`, `Ops.clamp_and_mul` and `Ops.sigmoid_and_mul`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._silu = declare(library, "silu_and_mul", "element gate_up out n_tokens size")

@@ -10,7 +10,7 @@ from kernels.pytorch.greedy import greedy
 
 
 class NativeGreedy:
-    """Implements `Ops.greedy`."""
+    """The operation `Ops.greedy` on the CPU: the argmax of every row of logits."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._greedy = declare(library, "greedy", "element logits stride n_rows size tokens")

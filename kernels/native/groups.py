@@ -37,7 +37,7 @@ _LOWER, _UPPER = [0, 4, 1, 5], [2, 6, 3, 7]
 
 @dataclass(frozen=True, slots=True)
 class _GroupFunctions:
-    """The functions of the library for weights in groups."""
+    """The functions of the library for weights that are quantised in groups."""
 
     linear: Callable[..., None]
     rows: Callable[..., None]
@@ -51,7 +51,7 @@ def _functions() -> _GroupFunctions | None:
 
 
 def functions_of(loaded: ctypes.CDLL) -> _GroupFunctions:
-    """Returns the functions of one build of the library."""
+    """Returns the functions for weights in groups of one build of the library."""
     return _GroupFunctions(
         declare(
             loaded,
@@ -64,20 +64,20 @@ def functions_of(loaded: ctypes.CDLL) -> _GroupFunctions:
 
 
 def has_groups() -> bool:
-    """Whether the native library, which multiplies weights in groups, is available."""
+    """Returns whether the native library, which multiplies weights in groups, is available."""
     return _functions() is not None
 
 
 def can_take(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
-    """Whether `NativeGroupsWeight` can pack this matrix for tokens of `dtype`."""
+    """Returns whether `NativeGroupsWeight` can pack `matrix` for tokens of `dtype`."""
     size, n_in = matrix.form.size, matrix.shape[1]
     is_whole = size % MULTIPLE == 0 or matrix.form.n_groups(n_in) == 1
     return has_groups() and dtype in ELEMENT and is_whole and min(matrix.shape) > 0
 
 
 def can_gate(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
-    """Whether `NativeGroupsGatedWeight` can pack this matrix [2 * n_out, n_in] for tokens of
-    `dtype`. The gate's rows come first."""
+    """Returns whether `NativeGroupsGatedWeight` can pack `matrix` [2 * n_out, n_in] for tokens of
+    `dtype`. The gate's rows come first in the matrix."""
     functions = _functions()
     return (
         can_take(matrix, dtype) and functions is not None and matrix.shape[0] % functions.panel == 0
@@ -86,14 +86,14 @@ def can_gate(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GroupPanels:
-    """The numbers, scales and offsets of a matrix in the layout of the library."""
+    """The quantised numbers, scales and offsets of a matrix in the layout of the library."""
 
     packed: Tensor  # [n_panels, n_groups, bytes of a group] uint8
     form: GroupsStruct
 
     @classmethod
     def of(cls, matrix: GroupedMatrix, dtype: torch.dtype, panel: int) -> GroupPanels:
-        """Packs a matrix for tokens of `dtype`. The type of scales depends on `dtype`."""
+        """Packs a matrix for tokens of `dtype`, which also determines the type of the scales."""
         matrix = matrix.without_zeros().in_short_groups()
         scale_type = matrix.scale_type(dtype)
         n_numbers = 1 if matrix.offsets is None else 2  # the scale, and the offset if there is one
@@ -126,13 +126,14 @@ class GroupPanels:
 
     @property
     def form_address(self) -> int:
-        """The address of `form`, which is valid as long as this object lives."""
+        """The address of the structure `form`. It is valid as long as this object lives."""
         return ctypes.addressof(self.form)
 
 
 @dataclass(frozen=True, slots=True)
 class NativeGroupsWeight:
-    """A matrix in groups; implements `kernels.weights.linear.TableWeight`.
+    """A matrix that is quantised in groups of inputs; implements
+    `kernels.weights.linear.TableWeight`.
 
     `x` may be float32 or bfloat16; bias and residual must have the type of `x`. Rows that are
     looked up are of `dtype`.
@@ -165,7 +166,7 @@ class NativeGroupsWeight:
         return out  # [n_tokens, n_out]
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Returns rows of the matrix in `dtype`, [n, n_in].
+        """Returns the rows of the matrix at `indices` [n], converted to `dtype`: [n, n_in].
 
         Raises:
             IndexError: the matrix has no row of one of the indices.
@@ -227,7 +228,7 @@ class NativeGroupsGatedWeight:
 
 
 NativeLinear = NativeWeight | NativeInt8Weight | NativeGroupsWeight
-"""A matrix that is packed for the library in any of the library's forms."""
+"""A matrix that is packed for the library, in any form that the library supports."""
 
 NativeGated = NativeGatedWeight | NativeInt8GatedWeight | NativeGroupsGatedWeight
 """Gate and up matrices that are packed for the library, with a fused gate function."""
@@ -241,16 +242,16 @@ def _needed_functions() -> _GroupFunctions:
 
 
 def _in_panels(numbers: Tensor, dtype: torch.dtype, panel: int) -> Tensor:
-    """Returns scales or offsets [n_out, n_groups] in the layout of panels. A panel is a block of
-    adjacent rows. The result is bytes [n_panels, n_groups, panel * itemsize]."""
+    """Reorders scales or offsets [n_out, n_groups] into panels, which are blocks of adjacent rows.
+    Returns bytes [n_panels, n_groups, panel * itemsize]."""
     n_out, n_groups = numbers.shape
     whole = F.pad(numbers.to(dtype), (0, 0, 0, -n_out % panel))
     return whole.view(-1, panel, n_groups).transpose(1, 2).contiguous().view(torch.uint8)
 
 
 def _words_in_panels(matrix: GroupedMatrix, panel: int) -> Tensor:
-    """Returns the numbers of a matrix in the layout of panels. A panel is a block of adjacent rows.
-    The result is bytes [n_panels, n_groups, bytes of the words of a group]."""
+    """Reorders the quantised numbers of a matrix into panels, which are blocks of adjacent rows.
+    Returns bytes [n_panels, n_groups, bytes of the words of a group]."""
     form, (n_out, n_in) = matrix.form, matrix.shape
     n_groups, per_word = form.n_groups(n_in), 32 // form.bits
     whole = F.pad(matrix.numbers, (0, n_groups * form.size - n_in, 0, -n_out % panel))

@@ -1,4 +1,4 @@
-"""Products of every head's vector with a matrix of the head, on the CPU.
+"""Products of each head's vector with a matrix of that head, on the CPU.
 
 Packed matrices are [n_heads, n_panels, n_steps, panel, inputs]: a panel has `panel` outputs, and a
 step has the `inputs` elements of a 32-bit word, as `src/heads.cpp` describes. The last panel and
@@ -30,7 +30,7 @@ class _HeadFunctions:
 
 @cache
 def _functions() -> _HeadFunctions | None:
-    """Returns the functions of the library. Returns None if there is no library."""
+    """Returns the library's function for products of heads. Returns None if there is no library."""
     loaded = library()
     if loaded is None:
         return None
@@ -46,7 +46,7 @@ def _functions() -> _HeadFunctions | None:
 
 
 def can_pack_heads(weight: Tensor) -> bool:
-    """Whether `NativeHeads` can pack the matrices `weight` [n_heads, n_out, n_in]."""
+    """Returns whether `NativeHeads` can pack the matrices `weight` [n_heads, n_out, n_in]."""
     is_here = weight.device.type == "cpu" and weight.numel() > 0
     return is_here and weight.dtype in ELEMENT and _functions() is not None
 

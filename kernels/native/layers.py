@@ -1,7 +1,7 @@
 """Runs programs with the native library: one call for each run of steps that the library has.
 
 The library computes the operations that the interpreter would call, in equal order, so results are
-equal to the bit. Calls of many steps save the time that Python takes between operations
+bit-identical. Calls of many steps save the time that Python takes between operations
 (`docs/performance.md` has measurements). The functions of `kernels.pytorch.interpreter` run the
 steps that the library does not have, on tensors that share the memory of the library's buffers.
 """
@@ -42,25 +42,27 @@ _NO_LIMIT = 2**63 - 1
 
 
 def run_program(library: ctypes.CDLL, program: Program, ops: Ops, /) -> ProgramRunner:
-    """Implements `kernels.ops.RunProgram` with one build of the library."""
+    """Prepares a program for one build of the library, as `kernels.ops.RunProgram` specifies."""
     if is_native(program):
         return NativeProgram(library, program, ops)
     return Interpreter(program, ops)
 
 
 class NativeProgram:
-    """Implements `kernels.ops.ProgramRunner`."""
+    """A program that the native library runs; implements `kernels.ops.ProgramRunner`."""
 
     def __init__(self, library: ctypes.CDLL, program: Program, ops: Ops) -> None:
-        """Takes the addresses of the tensors of a program that `is_native`, and keeps the tensors.
+        """Takes the addresses of the tensors of a program, and keeps the tensors alive. `is_native`
+        must be true for the program.
 
         Raises ValueError for tensors that do not fit each other, and TypeError for a step that
-        neither the library nor the interpreter has.
+        neither the library nor the interpreter can run.
         """
         check(program)
         self.program = program
         self.seconds = Seconds()
-        """Total seconds that the library's operations have taken, by kind of operation."""
+        """Seconds that the library's operations have taken in all runs, for each kind of
+        operation."""
         self._ops = ops
         self._run = declare(library, "layers", "steps n_steps batch seconds")
         self._n_wrong = declare(library, "layers_n_wrong", "batch")
@@ -84,7 +86,8 @@ class NativeProgram:
         self._argmax = _Argmax(0)
 
     def __call__(self, inputs: Tensor, batch: ProgramBatch, kv: Sequence[LayerKV]) -> Tensor:
-        """Implements `ProgramRunner.__call__`. If it raises IndexError, nothing was computed."""
+        """Runs the program up to the hidden states, as `ProgramRunner.__call__` describes. If it
+        raises IndexError, nothing was computed."""
         self._compute(self._layers, inputs, batch, kv, None)
         hidden = given(self.program.hidden)
         # A copy, since these hidden states may still be sent while the next batch runs.
@@ -93,7 +96,8 @@ class NativeProgram:
     def logits(
         self, inputs: Tensor, batch: ProgramBatch, kv: Sequence[LayerKV], sampled: Tensor
     ) -> Logits:
-        """Implements `ProgramRunner.logits`. If it raises IndexError, nothing was computed."""
+        """Runs the whole program and returns logits, as `ProgramRunner.logits` describes. If it
+        raises IndexError, nothing was computed."""
         n_sampled = sampled.shape[0]
         self._set_n_sampled(n_sampled)
         self._compute(self._whole if n_sampled else self._layers, inputs, batch, kv, sampled)
@@ -101,7 +105,7 @@ class NativeProgram:
         return Logits(logits, self._argmax.values)
 
     def head(self, hidden: Tensor, ranks: Ranks) -> Tensor:
-        """Implements `ProgramRunner.head`."""
+        """Computes the logits of hidden states, as `ProgramRunner.head` describes."""
         n = hidden.shape[0]
         logits = given(self.program.logits)
         self._set_n_sampled(n)
@@ -115,8 +119,8 @@ class NativeProgram:
         return self._buffers.tensor(logits, n).clone()
 
     def _segments(self, steps: Sequence[object]) -> list[_Segment]:
-        """Splits steps into segments. Each segment ends at a step that the library does not have,
-        and the last one at the end of the steps."""
+        """Splits steps into segments. A segment ends with a step that the library cannot run, or at
+        the end of the steps."""
         segments: list[_Segment] = []
         native: list[StepStruct] = []
         for step in steps:
@@ -139,7 +143,7 @@ class NativeProgram:
         kv: Sequence[LayerKV],
         sampled: Tensor | None,  # None: only hidden states are computed
     ) -> None:
-        """Checks a batch and runs segments of the program, which leave results in the buffers."""
+        """Checks a batch and runs segments of the program. The results are left in the buffers."""
         n_tokens, n_sampled = inputs.shape[0], 0 if sampled is None else sampled.shape[0]
         positions, into = batch.positions, self.program.inputs
         if n_tokens != positions.shape[0]:
@@ -180,8 +184,8 @@ class NativeProgram:
     def _run_segments(
         self, segments: Sequence[_Segment], batch: BatchStruct, frame: Frame | None
     ) -> None:
-        """Runs segments of the program. `frame` has the values of the segments that Python runs. It
-        may be None if the library has all steps."""
+        """Runs segments of the program. `frame` has the tensors for the steps that Python runs. It
+        may be None if the library can run all steps."""
         for segment in segments:
             self._run(
                 segment.steps, segment.n_steps, ctypes.byref(batch), ctypes.byref(self.seconds)
@@ -190,7 +194,8 @@ class NativeProgram:
                 self._run_other(segment.other, batch, frame)
 
     def _run_other(self, step: _OtherStep, batch: BatchStruct, frame: Frame) -> None:
-        """Runs a step that the library does not have, on tensors of the library's buffers."""
+        """Runs a step that the library cannot run, on tensors that share the memory of the
+        library's buffers."""
         rows = [
             self._buffers.tensor(each, batch.n_sampled if each.is_of_sampled else batch.n_tokens)
             for each in step.buffers
@@ -204,7 +209,7 @@ class NativeProgram:
 
 
 def _is_of_library(step: object) -> bool:
-    """Whether the library can run a step. It can run `EmbedPacked` only if the table is a
+    """Returns whether the library can run a step. It can run `EmbedPacked` only if the table is a
     `PanelTable`."""
     if isinstance(step, EmbedPacked):
         return isinstance(step.table, PanelTable)
@@ -212,7 +217,7 @@ def _is_of_library(step: object) -> bool:
 
 
 class _OtherStep:
-    """A step that the library does not have, with the interpreter's function for the step."""
+    """A step that the library cannot run, with the interpreter's function for this step."""
 
     def __init__(self, step: object) -> None:
         self.step = step
@@ -221,7 +226,7 @@ class _OtherStep:
 
 
 class _Argmax:
-    """Memory for the argmax of the logits of `n` tokens."""
+    """Memory for the argmax of each of `n` rows of logits."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -240,14 +245,14 @@ _POSITIONED = (AddPositions, ScaleByPosition)
 
 
 def _n_positions(step: AddPositions | ScaleByPosition) -> int:
-    """Returns the number of positions that the table or the factors of a step cover."""
+    """Returns for how many positions the table or the factors of a step have entries."""
     if isinstance(step, AddPositions):
         return len(step.table)
     return len(step.factors) * step.length
 
 
 class _Segment:
-    """A run of steps that the library has, and the other step that follows, if there is one."""
+    """A run of steps for the library, and the step for Python that follows, if there is one."""
 
     def __init__(self, steps: Sequence[StepStruct], other: object) -> None:
         self.steps = (StepStruct * len(steps))(*steps)
@@ -256,13 +261,13 @@ class _Segment:
 
 
 class _AnglesAddresses:
-    """The addresses of the tables of angles of all kinds of rotary embedding.
+    """The addresses of the angle tables, one for each kind of rotary embedding.
 
-    The addresses of a table are taken anew when a longer table has replaced the table.
+    The address of a table is read again when a longer table has replaced it.
     """
 
     n_positions: int
-    """Number of positions that the tables of all kinds cover."""
+    """Number of positions for which the tables of all kinds have entries."""
 
     def __init__(self, program: Program) -> None:
         # The kinds that the program uses, each with a buffer of the width that its angles need.
@@ -277,9 +282,9 @@ class _AnglesAddresses:
         self._look_up_new()
 
     def covering(self, positions: Tensor) -> int:
-        """Makes the tables of angles long enough for `positions`. Returns the address of the
-        structures of all kinds of tables. Raises ValueError for tables of another type or shape
-        than layers need."""
+        """Extends the angle tables so that they cover `positions`. Returns the address of the
+        structures of all tables. Raises ValueError for tables of another type or shape than layers
+        need."""
         for rotary, _ in self._used.values():
             rotary.cover(positions)
         self._look_up_new()

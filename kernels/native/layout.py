@@ -1,9 +1,9 @@
 """Compares the structures and numbers that Python shares with the native library.
 
 Structures and numbers are written twice, in Python and in C++. A field at another offset would make
-the library read memory at wrong addresses. So the library has a text that describes the layout of
-its structs, which the compiler has filled in (`src/layout.h`). When the library is loaded, each
-line is compared with the layout of the ctypes structures.
+the library read memory at wrong addresses. So the library contains a text that describes the layout
+of its structs, with offsets from the compiler (`src/layout.h`). When the library is loaded, each
+line of the text is compared with the layout of the ctypes structures.
 
     Embed: 24 bytes             the size of a struct
     Embed.table: Array at 0     the type and the offset of a field
@@ -28,7 +28,8 @@ Layout = Mapping[str, str]
 def layout_of(
     structures: Sequence[type[ctypes.Structure]] = SHARED, steps: Sequence[type] = STEPS
 ) -> Layout:
-    """Returns Python's layout of `structures` and of `steps`, and Python's numbers."""
+    """Returns the layout of `structures` and of `steps`, and the shared numbers, as Python has
+    them."""
     lines = dict(_numbers(steps))
     for structure in (*structures, *map(structure_of, steps)):
         lines.update(_described(structure))
@@ -64,7 +65,7 @@ def _numbers(steps: Sequence[type]) -> Iterator[tuple[str, str]]:
 
 
 def _described(structure: type[ctypes.Structure]) -> Iterator[tuple[str, str]]:
-    """Returns the lines of a structure and of all structures that its fields contain."""
+    """Yields the lines that describe a structure and all structures that its fields contain."""
     name = _name(structure)
     yield name, f"{ctypes.sizeof(structure)} bytes"
     for field, kind, *_ in structure._fields_:

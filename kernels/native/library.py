@@ -1,6 +1,6 @@
 """Loads the build of the native library that is best for this processor.
 
-There is one build for each instruction set. A function of the portable build tells which
+There is one build for each instruction set. A function of the portable build detects which
 instruction sets the processor has. No build is linked with an OpenMP runtime. Instead, the runtime
 that PyTorch has loaded is made visible to the build, so that the library and PyTorch share threads.
 
@@ -74,7 +74,8 @@ def _opened(instruction_set: str) -> ctypes.CDLL:
 
 
 def _is_current(instruction_set: str) -> bool:
-    """Whether there is a build for `instruction_set` that was made from the present sources."""
+    """Returns whether there is a build for `instruction_set` that was made from the present
+    sources."""
     if not library_path(instruction_set).exists():
         return False
     built = _opened(instruction_set)

@@ -7,7 +7,7 @@ step are padded with zeros.
 With int8 weights each output has a scale (`kernels.weights.quantise`). The library quantises inputs
 during the product, with a scale for each token, and sums are exact (symmetric quantisation of
 weights and activations). The library adds 128 to each quantised input, so that inputs are unsigned.
-Each sum starts with -128 times the sum of the output's weights to correct for that.
+To correct for this, each sum starts with -128 times the sum of the output's weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_INPUTS = (2**31 - 1) // LARGEST**2  # a sum of more products may not fit in
 
 @dataclass(frozen=True, slots=True)
 class _LinearFunctions:
-    """The functions of the library for one element type."""
+    """The functions of the library for weights of one element type."""
 
     linear: Callable[..., None]
     panel: int  # outputs of a panel
@@ -39,8 +39,8 @@ class _LinearFunctions:
 
 @cache
 def _functions(dtype: torch.dtype) -> _LinearFunctions | None:
-    """Returns the functions for `dtype`. Returns None if there is no library or if the library does
-    not compute with `dtype`."""
+    """Returns the functions for weights of `dtype`. Returns None if there is no library or if it
+    does not support `dtype`."""
     loaded = library()
     if loaded is None or dtype not in ELEMENT:
         return None
@@ -55,14 +55,14 @@ def _functions(dtype: torch.dtype) -> _LinearFunctions | None:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether `NativeWeight` can pack this matrix."""
+    """Returns whether `NativeWeight` can pack the matrix `weight`."""
     is_here = weight.device.type == "cpu" and weight.numel() > 0
     return is_here and _functions(weight.dtype) is not None
 
 
 def can_gate(weight: Tensor) -> bool:
-    """Whether `NativeGatedWeight` can pack this matrix [2 * n_out, n_in]. The gate's rows come
-    first."""
+    """Returns whether `NativeGatedWeight` can pack the matrix `weight` [2 * n_out, n_in]. The
+    gate's rows come first in the matrix."""
     if not can_pack(weight):
         return False
     functions = _functions(weight.dtype)
@@ -99,7 +99,7 @@ class NativeWeight:
         return out  # [n_tokens, n_out]
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Returns rows of the matrix in their original form, [n, n_in]."""
+        """Returns the rows of the original, unpacked matrix at `indices` [n], [n, n_in]."""
         panel = self.functions.panel
         rows = self.packed[indices // panel, :, indices % panel]  # [n, n_steps, inputs]
         return rows.flatten(1)[:, : self.shape[1]]
@@ -140,7 +140,8 @@ class NativeGatedWeight:
 
 
 def has_int8() -> bool:
-    """Whether the library is available and multiplies int8 weights with instructions for int8."""
+    """Returns whether the library is available and multiplies int8 weights with int8
+    instructions."""
     return _int8_functions() is not None
 
 
@@ -162,14 +163,14 @@ def _int8_functions() -> _LinearFunctions | None:
 
 
 def can_quantise(weight: Tensor) -> bool:
-    """Whether `NativeInt8Weight` can quantise and pack this matrix."""
+    """Returns whether `NativeInt8Weight` can quantise and pack the matrix `weight`."""
     is_here = weight.device.type == "cpu" and weight.numel() > 0
     return is_here and weight.dtype in ELEMENT and weight.shape[1] <= _MAX_INPUTS and has_int8()
 
 
 def can_quantise_gated(weight: Tensor) -> bool:
-    """Whether `NativeInt8GatedWeight` can quantise and pack this matrix [2 * n_out, n_in]. The
-    gate's rows come first."""
+    """Returns whether `NativeInt8GatedWeight` can quantise and pack the matrix `weight` [2 * n_out,
+    n_in]. The gate's rows come first in the matrix."""
     functions = _int8_functions()
     return can_quantise(weight) and functions is not None and weight.shape[0] % functions.panel == 0
 
@@ -267,9 +268,9 @@ def _needed_int8_functions() -> _LinearFunctions:
 
 
 def _gates_beside(weight: Tensor, panel: int) -> Tensor:
-    """Returns `weight` [2 * n_out, n_in] with its rows reordered for gated panels, which are blocks
-    of adjacent rows. Each panel has rows of the gate first, then an equal number of rows of the up
-    matrix."""
+    """Reorders the rows of `weight` [2 * n_out, n_in] for gated panels, which are blocks of
+    adjacent rows. Each panel of the result has rows of the gate first, then an equal number of rows
+    of the up matrix."""
     halves = weight.view(2, -1, panel // 2, weight.shape[1])
     return halves.transpose(0, 1).reshape(weight.shape)
 

@@ -10,7 +10,7 @@ from kernels.pytorch.norms import layer_norm, rms_norm
 
 
 class NativeNorms:
-    """Implements `Ops.rms_norm` and `Ops.layer_norm`."""
+    """The operations `Ops.rms_norm` and `Ops.layer_norm` on the CPU."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._rms_norm = declare(

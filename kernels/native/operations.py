@@ -1,4 +1,5 @@
-"""The operations of the native library as `Ops`; operations that it lacks are PyTorch's."""
+"""The operations of the native library as `Ops`. Operations that the library lacks are
+PyTorch's."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from kernels.pytorch.sample import sample
 
 @cache
 def native_ops() -> Ops | None:
-    """Returns the operations of the best build for this processor. Returns None if there is
-    none."""
+    """Returns the operations of the best build for this processor, or None if there is no such
+    build."""
     loaded = library()
     return None if loaded is None else ops_of(loaded)
 

@@ -14,7 +14,8 @@ _NO_NORMS = (0, None, None, 0.0)
 
 
 class NativeRotary:
-    """Implements `Ops.rotary`, `Ops.write_kv` and `Ops.rotary_write_kv`."""
+    """Rotation, and storing of keys and values, on the CPU: `Ops.rotary`, `Ops.write_kv` and
+    `Ops.rotary_write_kv`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._rotary = declare(
@@ -106,15 +107,15 @@ class NativeRotary:
 
 
 def _are_angles_of(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Whether the library can compute with the angles `cos` and `sin`. They must be dense and of
-    the type of `x`."""
+    """Returns whether the library can rotate `x` by the angles `cos` and `sin`. The angles must be
+    dense and of the type of `x`."""
     is_dense = cos.is_contiguous() and sin.is_contiguous()
     return is_dense and cos.dtype == sin.dtype == x.dtype
 
 
 def _are_taken(norms: HeadNorms | None) -> bool:
-    """Whether the library can compute with `norms`. They must be None, or weights of one type that
-    the library knows."""
+    """Returns whether the library can compute with `norms`. They must be None, or have weights of
+    one type that the library supports."""
     return norms is None or (norms.q.dtype == norms.k.dtype and norms.q.dtype in ELEMENT)
 
 

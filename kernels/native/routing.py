@@ -1,4 +1,4 @@
-"""The choice of experts for every token, on the CPU."""
+"""Chooses experts for every token, on the CPU."""
 
 import ctypes
 
@@ -11,8 +11,8 @@ from kernels.pytorch.routing import route, route_in_groups
 
 
 class NativeRouter:
-    """Implements `Ops.route` and `Ops.route_in_groups`; of experts with equal scores the one with
-    the lower index is chosen."""
+    """The operations `Ops.route` and `Ops.route_in_groups` on the CPU. Of experts with equal
+    scores, the one with the lower index is chosen."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._route = declare(

@@ -1,8 +1,8 @@
 """The storage that the steps of a program use: keys and values in blocks, or states in rows.
 
 The storage of a layer is two tensors, whose shapes depend on the steps of the layer. The tensors
-are checked and their addresses are taken when the first tensor is another object than in the
-previous run.
+are checked and their addresses are taken once. This is repeated only if the first tensor is another
+object than in the previous run.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _IN_BLOCKS = (RotaryWriteKV, WriteKV, WriteLatents, Attend)
 class LayerStorage:
     """The addresses of the storage of all layers of a program.
 
-    The addresses are taken anew when the first tensor is another object than before. Only a weak
-    reference to the first tensor is held, so that storage can be freed.
+    The addresses are taken again if the first tensor is another object than in the previous run.
+    This object holds only a weak reference to the first tensor, so that storage can be freed.
     """
 
     def __init__(self, program: Program) -> None:
@@ -46,8 +46,8 @@ class LayerStorage:
         self._structs: Any = None
 
     def of(self, kv: Sequence[LayerKV]) -> int:
-        """Returns the address of the structures of all layers. Returns 0 if no step uses storage.
-        Raises ValueError for storage that does not fit the layers."""
+        """Returns the address of an array with the structures of all layers. Returns 0 if no step
+        uses storage. Raises ValueError for storage that does not fit the layers."""
         if not self._users:
             return 0
         first = kv[0][0]
@@ -65,10 +65,10 @@ class LayerStorage:
 
     def places(self, batch: ProgramBatch, n_tokens: int) -> tuple[Any, ...]:
         """Returns the fields of a `BatchStruct` from `slots` to `n_columns`: the slots of the
-        tokens and the spans for attention.
+        tokens, and the spans for attention.
 
         Raises ValueError if the number of slots differs from the number of tokens, if block tables
-        have different shapes, and if the batch lacks the K/V group of a layer. Raises TypeError for
+        have different shapes, or if the batch lacks the K/V group of a layer. Raises TypeError for
         a plan that other operations made.
         """
         if not self._groups:
@@ -92,8 +92,8 @@ class LayerStorage:
         )
 
     def states(self, batch: ProgramBatch) -> StateSpansStruct:
-        """Returns the structure of the batch's `StateSpans`, all zeros if no layer keeps states.
-        Raises ValueError if layers keep states but the batch has no `StateSpans`."""
+        """Returns the structure of the batch's `StateSpans`. It is all zeros if no layer keeps
+        states. Raises ValueError if layers keep states but the batch has no `StateSpans`."""
         if not self._has_states:
             return StateSpansStruct()
         spans = batch.states
@@ -104,12 +104,14 @@ class LayerStorage:
 
 
 def _addresses(addresses: list[int]) -> Any:
-    """Returns a C array of `addresses`. A structure with the array as a field keeps it alive."""
+    """Returns a C array of `addresses`. If the array becomes a field of a structure, the structure
+    keeps it alive."""
     return (ctypes.c_void_p * len(addresses))(*addresses)
 
 
 def int64_address(x: Tensor) -> int:
-    """Returns the address of the data of `x`. Raises ValueError if `x` is not dense and int64."""
+    """Returns the memory address of the data of `x`. Raises ValueError if `x` is not dense and
+    int64."""
     if x.dtype != torch.int64 or not x.is_contiguous():
         raise ValueError(f"{x.dtype} with strides {x.stride()} where int64 without gaps is needed")
     return x.data_ptr()
@@ -117,8 +119,8 @@ def int64_address(x: Tensor) -> int:
 
 @singledispatch
 def _check(step: Any, stored: LayerKV, dtype: torch.dtype) -> None:
-    """Raises ValueError if the storage of a layer has another type or shape than `step` needs, in a
-    program of `dtype`."""
+    """Raises ValueError if the storage of a layer has another type or shape than `step` needs.
+    `dtype` is the type of the program's hidden states."""
 
 
 @_check.register

@@ -1,7 +1,7 @@
 """The structures that Python and the native library share.
 
-The structure of a step is derived from the step's class in `kernels.steps`. The structure has the
-fields of the class, in order. The declared type of a field decides the type of the field in C++.
+The structure of a step is derived from the step's class in `kernels.steps`. It has the fields of
+the class, in order. The declared type of a field determines its type in C++.
 
     declared type          field in C++
     int, bool, float       int64_t, int64_t, float; 0 for None
@@ -41,14 +41,14 @@ MATRICES = (LinearWeight, TableWeight, Matrix)
 
 
 class ArrayStruct(ctypes.Structure):
-    """A dense tensor: the address and the element type."""
+    """A dense tensor: its address and its element type."""
 
     _fields_ = (("data", _pointer), ("element", _int))
 
 
 class WeightStruct(ctypes.Structure):
-    """A matrix in panels. A matrix of int8 has `starts` and `scales`; a matrix in groups has the
-    address of a `GroupsStruct` in `groups`; other pointers are null."""
+    """A matrix in panels. An int8 matrix has `starts` and `scales`. A matrix quantised in groups
+    has the address of a `GroupsStruct` in `groups`. All other pointers are null."""
 
     _fields_ = (
         ("packed", _pointer),
@@ -68,13 +68,13 @@ class HeadWeightsStruct(ctypes.Structure):
 
 
 class StepStruct(ctypes.Structure):
-    """One step: the index of the step's class in `STEPS`, and the address of the structure."""
+    """A step: the index of the step's class in `STEPS`, and the address of its structure."""
 
     _fields_ = (("kind", _int), ("what", _pointer))
 
 
 class BufferStruct(ctypes.Structure):
-    """A buffer: the address, the width, the element type, and whether rows are sampled tokens."""
+    """A buffer: its address, width and element type, and whether its rows are sampled tokens."""
 
     _fields_ = (("data", _pointer), ("width", _int), ("element", _int), ("is_of_sampled", _int))
 
@@ -86,7 +86,7 @@ class BufferStruct(ctypes.Structure):
 
 
 class GroupsStruct(ctypes.Structure):
-    """The form of a matrix in groups; `src/groups.h` describes the fields."""
+    """The form of a matrix quantised in groups; `src/groups.h` describes the fields."""
 
     _fields_ = (
         ("bits", _int),
@@ -104,7 +104,7 @@ class AnglesStruct(ctypes.Structure):
 
 
 class LayerKVStruct(ctypes.Structure):
-    """The storage of one layer: the addresses of keys and values, or of the last inputs and the
+    """The storage of one layer: the addresses of its keys and values, or of the last inputs and the
     states of requests."""
 
     _fields_ = (("keys", _pointer), ("values", _pointer), ("block_size", _int), ("group", _int))
@@ -148,7 +148,7 @@ class BatchStruct(ctypes.Structure):
 
 
 class Seconds(ctypes.Structure):
-    """Seconds that the runs of one `NativeProgram` have taken, by kind of operation."""
+    """Seconds that the runs of one `NativeProgram` have taken, for each kind of operation."""
 
     _fields_ = (
         ("linear", ctypes.c_double),
@@ -172,20 +172,20 @@ SHARED: tuple[type[ctypes.Structure], ...] = (
     GroupsStruct,
     Seconds,
 )
-"""The structures that are not fields of steps, but are passed to the library by address."""
+"""The structures that are passed to the library by address and are not fields of steps."""
 
 
 @cache
 def structure_of(description: type) -> type[ctypes.Structure]:
-    """Returns the structure with the fields of the dataclass `description`."""
+    """Returns the C structure with the fields of the dataclass `description`."""
     fields = tuple((name, form_of(kind)) for name, kind in declared(description))
     return type(description.__name__, (ctypes.Structure,), {"_fields_": fields})
 
 
 @cache
 def sequence_of(description: type) -> type[ctypes.Structure]:
-    """Returns the class of a C structure that describes an array. It has the address of the first
-    element and the number of elements. The elements are structures of the class `description`."""
+    """Returns the C structure that describes an array: the address of the first element, and the
+    number of elements. The elements are structures of the class `description`."""
     first = ctypes.POINTER(structure_of(description))
     fields = (("first", first), ("n", _int))
     return type(f"{description.__name__}s", (ctypes.Structure,), {"_fields_": fields})
@@ -193,8 +193,8 @@ def sequence_of(description: type) -> type[ctypes.Structure]:
 
 @cache
 def declared(description: type) -> tuple[tuple[str, Any], ...]:
-    """Returns the name and the declared type of each field of a dataclass. An optional type is
-    returned without None."""
+    """Returns the name and the declared type of each field of a dataclass. The type of an optional
+    field is returned without None."""
     hints = get_type_hints(description)
     return tuple((f.name, _without_none(hints[f.name])) for f in dataclasses.fields(description))
 
@@ -207,7 +207,7 @@ def _without_none(kind: Any) -> Any:
 
 
 def form_of(kind: Any) -> Any:
-    """Returns the type in C++ of a field that is declared as `kind`."""
+    """Returns the ctypes type for a field that is declared as `kind`."""
     if kind is Tensor:
         return ArrayStruct
     if kind in MATRICES:

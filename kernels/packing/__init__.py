@@ -1,1 +1,1 @@
-"""Chooses the form of a matrix that is fastest on a device; only this package knows all forms."""
+"""Chooses the form of a matrix that is fastest on a device. No other package knows all forms."""

@@ -1,4 +1,4 @@
-"""Experts of a mixture in the form that is fastest on the device of the matrices.
+"""Packs the experts of a mixture in the form that is fastest on their device.
 
 On a CPU with the native library `kernels.packing.linear` packs each matrix separately. Elsewhere
 the matrices of all experts stay stacked in one tensor, for `Ops.expert_mlp`.
@@ -41,7 +41,7 @@ def pack_grouped_experts(
     dtype: torch.dtype,
     form: ExpertForm = PLAIN_EXPERTS,
 ) -> Sequence[Expert]:
-    """Returns experts on a CPU whose matrices are quantised in groups, for tokens of `dtype`.
+    """Packs experts whose matrices are quantised in groups, on a CPU, for tokens of `dtype`.
 
     A matrix of `gate_up` is [2 * size, hidden], the gate's rows first. A matrix of `down` is
     [hidden, size]. A matrix may be freed when the iterator returns the next one.
@@ -64,7 +64,8 @@ def _expert(gate_up: GatedMatrix, down: LinearWeight, form: ExpertForm, index: i
 
 
 def _pack_gates(weight: Tensor, form: ExpertForm, index: int) -> GatedMatrix:
-    """Returns the gate and up matrices of an expert, [2 * size, hidden], with the gate function."""
+    """Returns the packed gate and up matrices [2 * size, hidden] of the expert with the given
+    index, with the gate function."""
     if _is_plain_gate(form):
         return pack_gated(weight, form.gate)
     return _with_gate(pack(weight), form, index)

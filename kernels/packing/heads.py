@@ -1,8 +1,8 @@
-"""Matrices of heads, in the form that is fastest on the device of the matrices.
+"""Packs the matrices of heads in the form that is fastest on their device.
 
 `pack_heads` picks the form by device and element type. On a CPU the native library computes the
 products; the result of a token does not depend on the number of other tokens in the batch
-(`docs/determinism.md`). Elsewhere PyTorch's batched matrix product computes them, with a batch
+(`docs/determinism.md`). On other devices PyTorch's batched matrix product is used, with a batch
 entry for each head.
 """
 

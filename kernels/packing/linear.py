@@ -59,12 +59,12 @@ _BITS: dict[Quantization, Bits] = {"int8": 8, "int4": 4}
 
 
 def can_compute(quantization: Quantization, device: torch.device) -> bool:
-    """Whether weights on `device` can have this `quantization`."""
+    """Returns whether weights on `device` can be quantised by `quantization`."""
     return quantization == "none" or can_group(device)
 
 
 def can_group(device: torch.device) -> bool:
-    """Whether `pack_grouped` can pack matrices for `device`."""
+    """Returns whether `pack_grouped` can pack matrices for `device`."""
     return _group_forms(device.type) is not None
 
 
@@ -87,7 +87,7 @@ def pack(weight: Tensor, quantization: Quantization = "none") -> LinearWeight:
 
 
 def pack_table(weight: Tensor, quantization: Quantization = "none") -> TableWeight:
-    """Returns `weight` [n_rows, size] in the fastest form whose rows can also be looked up.
+    """Returns `weight` [n_rows, size] in the fastest form that also allows looking up rows.
 
     Raises:
         ValueError: the weight cannot be quantised on its device.
@@ -98,7 +98,8 @@ def pack_table(weight: Tensor, quantization: Quantization = "none") -> TableWeig
 
 
 def pack_gated(weight: Tensor, gate: Gate, quantization: Quantization = "none") -> GatedMatrix:
-    """Returns `weight` [2 * n_out, n_in], the gate's rows first, in the fastest form."""
+    """Returns the gate and up matrices `weight` [2 * n_out, n_in] of a gated MLP, the gate's rows
+    first, in the form that is fastest on their device."""
     if _is_quantised(weight, quantization):
         forms = _int8_forms(weight.device.type) if quantization == "int8" else None
         if forms is None:
@@ -114,7 +115,7 @@ def pack_gated(weight: Tensor, gate: Gate, quantization: Quantization = "none") 
 def pack_grouped(matrix: GroupedMatrix, device: torch.device, dtype: torch.dtype) -> TableWeight:
     """Returns a matrix that is quantised in groups, packed on `device`, for tokens of `dtype`.
 
-    Rows that are looked up are of `dtype`, too.
+    Rows that are looked up have the type `dtype`, too.
 
     Raises:
         ValueError: `device` has no form for the matrix and `dtype`.
@@ -128,9 +129,10 @@ def pack_grouped(matrix: GroupedMatrix, device: torch.device, dtype: torch.dtype
 def pack_grouped_gated(
     matrix: GroupedMatrix, device: torch.device, dtype: torch.dtype, gate: Gate
 ) -> GatedMatrix:
-    """Returns a matrix [2 * n_out, n_in] that is quantised in groups, packed with its gate.
+    """Returns the gate and up matrices of a gated MLP, packed with the gate function. `matrix` [2 *
+    n_out, n_in] is quantised in groups, and the gate's rows come first.
 
-    The gate's rows come first. `pack_grouped` describes the other arguments and the errors.
+    `pack_grouped` describes the other arguments and the errors.
     """
     forms = _group_forms(device.type)
     if forms is not None and forms.can_take_gated(matrix, dtype):
@@ -140,8 +142,7 @@ def pack_grouped_gated(
 
 @dataclass(frozen=True, slots=True)
 class _Int8Forms:
-    """Functions that pack matrices as int8 on one type of device, and that check whether a matrix
-    can be packed."""
+    """The functions that check and pack int8 matrices on one type of device."""
 
     can_take: Callable[[Tensor], bool]
     plain: Callable[[Tensor], LinearWeight]
@@ -151,8 +152,8 @@ class _Int8Forms:
 
 @cache
 def _int8_forms(device_type: str) -> _Int8Forms | None:
-    """Returns the int8 forms of a type of device, which have a scale for each output. Returns None
-    if the device has no such form."""
+    """Returns the int8 functions for a type of device, with a scale for each output. Returns None
+    if that type has none."""
     if device_type == "cpu" and has_int8():
         return _Int8Forms(
             can_quantise, NativeInt8Weight.of, can_quantise_gated, NativeInt8GatedWeight.of
@@ -172,8 +173,7 @@ def _int8_forms(device_type: str) -> _Int8Forms | None:
 
 @dataclass(frozen=True, slots=True)
 class _GroupForms:
-    """Functions that pack matrices in groups on one type of device, and that check whether a matrix
-    can be packed."""
+    """The functions that check and pack matrices quantised in groups, on one type of device."""
 
     can_take: Callable[[GroupedMatrix, torch.dtype], bool]
     plain: Callable[[GroupedMatrix, torch.dtype], TableWeight]
@@ -183,8 +183,8 @@ class _GroupForms:
 
 @cache
 def _group_forms(device_type: str) -> _GroupForms | None:
-    """Returns the forms of a type of device for matrices in groups. Returns None if it has no such
-    form."""
+    """Returns the functions for matrices quantised in groups on a type of device. Returns None if
+    that type has none."""
     if device_type == "cpu" and native_groups.has_groups():
         return _GroupForms(
             native_groups.can_take,

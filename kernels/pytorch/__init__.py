@@ -1,1 +1,1 @@
-"""The operations in PyTorch, which run on every device."""
+"""The operations in PyTorch. They run on every device."""

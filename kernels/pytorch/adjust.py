@@ -3,9 +3,10 @@
     penalties  change the logits of tokens that have occurred (`kernels.pytorch.penalize`)
     biases     are added to the logits of single tokens
     masks      say which tokens of a row may be sampled; the logits of all other tokens become
-               BANNED, which is finite: a NaN or an infinity marks a row that cannot be sampled
+               BANNED, a finite number, because a NaN or an infinity marks a row that cannot be
+               sampled
 
-All changes are computed in float32, by operations for which the host does not wait for the device.
+All changes are computed in float32. The host does not wait for the device.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from kernels.forms.sampling_columns import AllowedTokens, Biases, Penalties, Sam
 
 BANNED = -(2.0**100)
 """The logit of a token that may not be sampled. It is below every logit of a model. The token's
-probability is 0 at every temperature up to MAX_TEMPERATURE. A row of such logits has a finite sum.
-"""
+probability is 0 at every temperature up to MAX_TEMPERATURE. The value is finite, so that the sum of
+a row is finite, too."""
 
 MAX_TEMPERATURE = 2.0**90
-"""The greatest temperature; a higher one is replaced by it. At temperatures far below this one, all
-tokens are equally likely already."""
+"""The highest temperature that is used. Higher ones are replaced by it. All tokens are equally
+likely already at temperatures far below it."""
 
 
 def adjust(
     logits: Tensor, columns: SamplingColumns, *, penalize: Callable[[Tensor, Penalties], Tensor]
 ) -> Tensor:
-    """Returns a float32 copy of `logits` [n_rows, vocab_size] with the changes of all options in
-    `columns`. Returns `logits` itself if there are none."""
+    """Returns a float32 copy of `logits` [n_rows, vocab_size], changed by all options in `columns`.
+    If no option changes a logit, returns `logits` itself."""
     if columns.penalties is not None:
         logits = penalize(logits, columns.penalties)
     if columns.biases is not None:
@@ -57,8 +58,8 @@ def _keep_allowed(logits: Tensor, allowed: AllowedTokens) -> Tensor:
 
 
 def _banned(masks: Tensor) -> Tensor:
-    """Returns the inverted bits of `masks` [n, n_words] int32, one element for each bit and the
-    lowest bit of a word first: [n, 32 * n_words] uint8."""
+    """Returns the inverted bits of `masks` [n, n_words] int32, the lowest bit of a word first, one
+    element for each bit: [n, 32 * n_words] uint8."""
     of_bytes = masks.bitwise_not().view(torch.uint8)  # the lowest byte of a word first
     if of_bytes.is_cpu:  # NumPy has an operation that unpacks bits
         return torch.from_numpy(np.unpackbits(of_bytes.numpy(), axis=1, bitorder="little"))

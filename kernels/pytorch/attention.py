@@ -4,8 +4,8 @@ Attention is the only operation whose result for one token depends on other toke
 batching, OSDI'22 §3.2). A batch consists of spans. A span of one token is a decode; a longer span
 is a prompt, or a chunk of a prompt. The plan holds the position, length and block table of each
 span. The version in this file gathers the keys and values of a span from its blocks and computes
-the attention of the span in one call. It is used where neither the native library nor Triton is
-available; the native version takes plans of this type too.
+the attention of the span in one call. It is used if neither the native library nor Triton is
+available. The native version uses plans of this type, too.
 
 The keys and values of the batch's tokens must have been written to storage before. With a soft cap
 or sinks, attention is computed operation by operation; otherwise by PyTorch's fused function.
@@ -39,7 +39,7 @@ class AttentionSpans(AttentionPlan):
 
     @classmethod
     def of(cls, plan: AttentionPlan) -> AttentionSpans:
-        """Returns `plan`. Raises TypeError if the plan is of another type."""
+        """Returns `plan`. Raises TypeError if the plan is not of this class."""
         if not isinstance(plan, cls):
             raise TypeError(f"the batch was planned with other operations: {type(plan).__name__}")
         return plan
@@ -56,7 +56,8 @@ def plan_attention(
     uploads: Uploads,
     has_fixed_shape: bool = False,
 ) -> AttentionSpans:
-    """Implements `kernels.ops.PlanAttention`. The plan suits layers of any window and any heads.
+    """Makes the attention plan of a batch, as `kernels.ops.PlanAttention` describes. The plan suits
+    layers of any window and any heads.
 
     The plan may keep the arguments' arrays without a copy, so the caller must not write to the
     arrays before the last layer has run. `has_fixed_shape` has no effect: the shapes of the
@@ -77,7 +78,8 @@ def attention(
     form: AttentionForm = PLAIN,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Implements `ComputeAttention`. Raises TypeError for a plan of another type."""
+    """Computes attention span by span, as `kernels.ops.ComputeAttention` describes. Raises
+    TypeError for a plan of another type."""
     spans = AttentionSpans.of(plan)
     out = q.new_empty(*q.shape[:2], value_cache.shape[3])  # [n_tokens, n_heads, value_dim]
     starts, counts = spans.start_positions.tolist(), spans.n_tokens.tolist()
@@ -131,12 +133,13 @@ def _attend_span(
 
 
 def _gather(cache: Tensor, blocks: Tensor, n_keys: int) -> Tensor:
-    """Returns the first `n_keys` entries of a cache in `blocks`: [1, n_kv_heads, n_keys, size]."""
+    """Gathers the first `n_keys` entries of a sequence from its blocks in `cache`: [1, n_kv_heads,
+    n_keys, size]."""
     return cache.index_select(0, blocks).flatten(0, 1)[:n_keys].transpose(0, 1)[None]
 
 
 def _mask(start: int, n_keys: int, window: int | None, device: torch.device) -> Tensor:
-    """Returns a mask [n_queries, n_keys], True where a query may see a key.
+    """Returns a mask [n_queries, n_keys] that is True if a query may attend to a key.
 
     The queries are at the positions `start` to `n_keys - 1`, the keys at 0 to `n_keys - 1`.
     """
@@ -187,7 +190,8 @@ def _attend_in_steps(
     form: AttentionForm,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Computes `_attend` with one PyTorch operation per step. Scores and weights are float32."""
+    """Computes attention with one PyTorch operation for each step of the formula. Scores and
+    weights are float32."""
     scale = q.shape[-1] ** -0.5 if form.scale is None else form.scale
     # [1, n_kv_heads, group_size, n_queries, head_dim]
     grouped = q.reshape(1, k.shape[1], -1, *q.shape[2:])

@@ -1,4 +1,5 @@
-"""The part of a Gated DeltaNet layer between its projections (Yang et al., 2025).
+"""The recurrent part of a Gated DeltaNet layer, which is between its projections (Yang et al.,
+2025).
 
 Gated DeltaNet replaces attention over stored keys by a state of fixed size. A token's queries, keys
 and values pass through a convolution over the last tokens, independently for each channel, and
@@ -39,7 +40,8 @@ def delta_net(
     `projected` [n_tokens, n_channels + n_value_heads * (value_dim + 2)] holds, for each token, its
     queries, keys, values, z, b and a in this order. `inputs` [n_rows, kernel_size - 1, n_channels],
     of the type of `projected`, holds the queries, keys and values of the last tokens of each row.
-    `states` [n_rows, n_value_heads, key_dim, value_dim] is float32. Both are dense.
+    `states` [n_rows, n_value_heads, key_dim, value_dim] is float32. `inputs` and `states` are
+    dense.
     """
     out = projected.new_empty(len(projected), form.n_out)
     columns = (spans.first_tokens, spans.n_tokens, spans.rows, spans.start_positions)
@@ -83,6 +85,7 @@ def _run_span(projected: Tensor, inputs: Tensor, state: Tensor, form: DeltaNetFo
 
 
 def _unit_heads(x: Tensor, form: DeltaNetForm) -> Tensor:
-    """Returns queries or keys as heads [n_tokens, n_key_heads, key_dim], scaled to length 1."""
+    """Splits queries or keys into heads [n_tokens, n_key_heads, key_dim], and scales each head to
+    length 1."""
     heads = x.view(len(x), form.n_key_heads, form.key_dim)
     return heads * torch.rsqrt(heads.pow(2).sum(-1, keepdim=True) + LENGTH_EPS)

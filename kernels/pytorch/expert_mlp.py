@@ -1,4 +1,4 @@
-"""The gated MLPs of a mixture of experts, each run once over all tokens that chose it.
+"""Runs the gated MLPs of a mixture of experts, each of them once for all tokens that chose it.
 
 Tokens are sorted by expert. The tokens of one expert are then adjacent, and the expert's two matrix
 products are one call each for any number of tokens. Experts that no token chose are skipped. On a
@@ -25,7 +25,7 @@ def expert_mlp(
     weights: Tensor,
     form: ExpertForm = PLAIN_EXPERTS,
 ) -> Tensor:
-    """Implements `kernels.ops.RunExpertMLPs`."""
+    """Runs the experts of a layer one after the other, as `kernels.ops.RunExpertMLPs` describes."""
     gate = silu_and_mul if form.gate == "silu" else gelu_and_mul
     if form.clamp is not None:
         gate = partial(clamp_and_mul, clamp=form.clamp)

@@ -14,12 +14,13 @@ from kernels.ops import LayerKV, Ops, ProgramBatch, Ranks
 from kernels.program import Program
 
 NOTHING = torch.empty(0)
-"""The rows of a buffer before its first step and after its last one."""
+"""Placeholder for the rows of a buffer before the buffer's first step and after its last step."""
 
 
 @dataclass(slots=True)
 class Frame:
-    """The rows of all buffers in one run of a program, and the arguments of the run."""
+    """All values of one run of a program: the rows of every buffer, and the arguments of the
+    run."""
 
     program: Program
     ops: Ops
@@ -34,8 +35,8 @@ class Frame:
 
     @classmethod
     def of_head(cls, program: Program, ops: Ops, ranks: Ranks) -> Self:
-        """Returns the frame, which holds all values of a run, for a run of the head alone. The head
-        computes logits from hidden states."""
+        """Returns the frame for a run of the head alone, which computes logits from hidden
+        states."""
         return cls(program, ops, ranks, [NOTHING] * len(program.buffers))
 
     @classmethod
@@ -48,8 +49,8 @@ class Frame:
         kv: Sequence[LayerKV],
         sampled: Tensor = NOTHING,
     ) -> Self:
-        """Returns the frame, which holds all values of a run, for a run with the arguments of
-        `ProgramRunner.logits`."""
+        """Returns the frame for a run of the whole program. `ProgramRunner.logits` describes the
+        arguments."""
         rows = [NOTHING] * len(program.buffers)
         if program.inputs is not None:
             rows[program.inputs.index] = inputs
@@ -67,7 +68,7 @@ class Frame:
         )
 
     def group(self, layer: int) -> ProgramBatch:
-        """Returns the batch with the slots and attention plan of the K/V group of `layer`."""
+        """Returns the batch with the slots and the attention plan for the K/V group of `layer`."""
         return self.groups[self.program.group_of(layer)]
 
 

@@ -1,7 +1,7 @@
 """Activations, and the gates of gated MLPs.
 
-A tensor `gate_up` [n_tokens, 2 * size] holds in each row the gate and then the elements `up` that
-are gated.
+A tensor `gate_up` [n_tokens, 2 * size] holds in each row the elements `gate`, followed by the
+elements `up`, which are gated.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from kernels.weights.linear import Clamp
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Returns `x * Phi(x)`, of the shape of `x` [n_tokens, size] (GeLU; Hendrycks & Gimpel, 2016).
+    """Returns `x * Phi(x)`, in the shape of `x` [n_tokens, size] (GeLU; Hendrycks & Gimpel, 2016).
 
-    `Phi` is the standard normal distribution function.
+    `Phi` is the cumulative distribution function of the standard normal distribution.
     """
     return F.gelu(x)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """Returns GeLU in its tanh approximation, of the shape of `x` [n_tokens, size]."""
+    """Returns the tanh approximation of GeLU, in the shape of `x` [n_tokens, size]."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -46,8 +46,8 @@ def gelu_and_mul(gate_up: Tensor) -> Tensor:
 def clamp_and_mul(gate_up: Tensor, clamp: Clamp) -> Tensor:
     """Returns the clamped gate of `Clamp` applied to `gate_up`: [n_tokens, size].
 
-    A row of `gate_up` [n_tokens, 2 * size] holds the gate and then the elements that are gated. The
-    formula stands at `Clamp` and is computed in float32.
+    A row of `gate_up` [n_tokens, 2 * size] holds the gate and then the elements that are gated.
+    `Clamp` defines the formula, which is computed in float32.
     """
     gate, up = gate_up.float().chunk(2, -1)
     gate = gate.clamp(max=clamp.limit)

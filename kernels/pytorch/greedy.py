@@ -7,7 +7,7 @@ from torch import Tensor
 def greedy(logits: Tensor) -> Tensor:
     """Returns the argmax of each row of `logits` [n, vocab_size], [n] int64.
 
-    Of equal logits the one with the lowest id is chosen. The result of a row with a NaN or an
+    Among equal logits, the token with the lowest id is chosen. The result of a row with a NaN or an
     infinity is -1.
     """
     # A sum is finite only if all its terms are. It takes one pass and no tensor of flags.

@@ -10,8 +10,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PlainHeads:
-    """The matrices of all heads in one tensor, not packed. Calling the object with `x` [n_tokens,
-    n_heads, n_in] multiplies each head with its matrix."""
+    """The matrices of all heads in one unpacked tensor. Calling the object multiplies each head of
+    `x` [n_tokens, n_heads, n_in] with its matrix."""
 
     weight: Tensor  # [n_heads, n_out, n_in]
 

@@ -2,12 +2,12 @@
 tensor.
 
 The interpreter runs programs on a GPU, on a CPU without the native library, and with matrices or
-element types that the library does not have. Tests hold the native library to equal results, bit by
-bit. `run_step` has one function for each kind of step.
+element types that the library does not support. Tests check that the native library's results are
+bit-identical. `run_step` has one function for each kind of step.
 
-Some steps are described as in place. Such a step either overwrites the rows of its buffer, or puts
-a new tensor into the frame in place of the old one. If two buffers share memory and both are still
-in use, no step changes that memory.
+A step that is described as in place either overwrites the rows of its buffer, or replaces the
+buffer's tensor in the frame by a new one. Memory that two buffers share is never overwritten while
+both are in use.
 """
 
 from __future__ import annotations
@@ -65,15 +65,14 @@ from kernels.steps import (
 from kernels.weights.linear import Clamp, PlainWeight
 
 Run = Callable[[Any, Frame], None]
-"""A function that computes one step. It reads and writes rows of a frame, which holds the buffers
-of a batch."""
+"""A function that computes one step. It reads and writes the rows of buffers in a frame."""
 
 
 class Interpreter:
-    """Implements `kernels.ops.ProgramRunner` on any operations."""
+    """Runs a program step by step on any operations; implements `kernels.ops.ProgramRunner`."""
 
     def __init__(self, program: Program, ops: Ops) -> None:
-        """Looks up the function of every step. Raises TypeError for a step without one."""
+        """Looks up the function of every step. Raises TypeError for a step that has no function."""
         self.program = program
         self._ops = ops
         n_hidden = program.n_hidden_steps
@@ -87,7 +86,7 @@ class Interpreter:
         self._layers, self._head = compiled[: len(layers)], compiled[len(layers) :]
 
     def __call__(self, inputs: Tensor, batch: ProgramBatch, kv: Sequence[LayerKV]) -> Tensor:
-        """Implements `ProgramRunner.__call__`."""
+        """Runs the program up to the hidden states, as `ProgramRunner.__call__` describes."""
         at = Frame.of(self.program, self._ops, inputs, batch, kv)
         _run(self._layers, at)
         return at.rows[given(self.program.hidden).index]
@@ -95,7 +94,7 @@ class Interpreter:
     def logits(
         self, inputs: Tensor, batch: ProgramBatch, kv: Sequence[LayerKV], sampled: Tensor
     ) -> Logits:
-        """Implements `ProgramRunner.logits`."""
+        """Runs the whole program and returns logits, as `ProgramRunner.logits` describes."""
         logits = given(self.program.logits)
         at = Frame.of(self.program, self._ops, inputs, batch, kv, sampled)
         _run(self._layers, at)
@@ -103,7 +102,7 @@ class Interpreter:
         return Logits(at.rows[logits.index])
 
     def head(self, hidden: Tensor, ranks: Ranks) -> Tensor:
-        """Implements `ProgramRunner.head`."""
+        """Computes the logits of hidden states, as `ProgramRunner.head` describes."""
         logits = given(self.program.logits)
         at = Frame.of_head(self.program, self._ops, ranks)
         at.rows[given(self.program.selected).index] = hidden
@@ -112,7 +111,7 @@ class Interpreter:
 
 
 _Compiled = tuple[Run, object, tuple[int, ...]]
-"""The function of a step, the step, and the indices of buffers that are unused after the step."""
+"""The function of a step, the step itself, and the indices of buffers that no later step uses."""
 
 
 def _run(steps: Sequence[_Compiled], at: Frame) -> None:
@@ -136,7 +135,8 @@ def _ends(steps: Sequence[object], program: Program) -> list[tuple[int, ...]]:
 
 
 def given(buffer: Buffer | None) -> Buffer:
-    """Returns `buffer`. Raises ValueError if it is None because the program is not complete."""
+    """Returns `buffer`. Raises ValueError if it is None, which means that the program is
+    incomplete."""
     if buffer is None:
         raise ValueError(
             "the program has no such end: its layers have not ended, or it has no head"
@@ -145,7 +145,7 @@ def given(buffer: Buffer | None) -> Buffer:
 
 
 def function_of(step: object) -> Run:
-    """Returns the function that computes `step`. Raises TypeError if `run_step` has none."""
+    """Returns the function that computes `step`. Raises TypeError if there is no such function."""
     function = run_step.dispatch(type(step))
     if function is run_step.dispatch(object):
         raise TypeError(f"a program has a step that cannot be run: {type(step).__name__}")
@@ -178,7 +178,8 @@ def _(step: EmbedShare, at: Frame) -> None:
 
 
 def _own_rows(step: EmbedShare, ids: Tensor, ops: Ops) -> Tensor:
-    """Returns the rows of the tokens `ids` [n_tokens], with zeros for tokens of other ranks."""
+    """Looks up the rows of the tokens `ids` [n_tokens]. Tokens whose rows are on other ranks get
+    zeros."""
     if len(step.share) == step.vocab_size:
         return step.table.rows(ids)
     first = step.share.start
@@ -255,7 +256,8 @@ def _(step: ApplyGate, at: Frame) -> None:
 
 
 def _gate(form: GateForm, ops: Ops) -> Callable[[Tensor], Tensor]:
-    """Returns the operation of a gate. A row of its argument holds gates, then gated elements."""
+    """Returns the operation that applies a gate to rows. Each row holds gates, followed by the
+    elements that are gated."""
     name = GATES[form.function]
     if name == "clamp":
         clamp = Clamp(form.slope, form.limit)

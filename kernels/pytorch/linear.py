@@ -1,4 +1,4 @@
-"""Storage forms of a matrix for PyTorch's products by cuBLAS and by oneDNN."""
+"""Two storage forms of a matrix, for products by cuBLAS and by oneDNN."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels.weights.linear import PlainWeight
 
 @dataclass(frozen=True, slots=True)
 class CublasWeight(PlainWeight):
-    """A matrix that is not packed. A product with a residual overwrites the residual.
+    """An unpacked matrix for products by cuBLAS. A product with a residual overwrites the residual.
 
     cuBLAS adds the product to the residual in one launch.
     """
@@ -30,14 +30,14 @@ class CublasWeight(PlainWeight):
 
 @dataclass(frozen=True, slots=True)
 class OneDnnWeight:
-    """A matrix that oneDNN has packed in blocks of its choice."""
+    """A matrix that oneDNN has packed into blocks of its own choice."""
 
     weight: Tensor  # an opaque tensor, whose `shape` is [n_out, n_in]
 
     @classmethod
     def of(cls, weight: Tensor) -> OneDnnWeight:
-        """Packs `weight` [n_out, n_in], which is float32, or bfloat16 if the processor has
-        instructions for bfloat16."""
+        """Packs `weight` [n_out, n_in]. It must be float32 or, if the processor has instructions
+        for bfloat16, bfloat16."""
         # The function also accepts a batch size, which does not change the blocks.
         return cls(torch.ops.mkldnn._reorder_linear_weight(weight))
 

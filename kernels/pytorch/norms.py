@@ -9,9 +9,9 @@ from torch import Tensor
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Returns `x / rms(x) * weight` over the last dimension of `x` [..., size]. `weight` is [size].
 
-    The result has the type of `x`. `weight` may be of another type. In float32 the result equals
-    the reference bit by bit. In bfloat16 it is rounded once and the reference twice, so a quarter
-    of the elements differ in the last bit.
+    The result has the type of `x`. `weight` may be of another type. In float32 the result is
+    bit-identical to the reference. In bfloat16 the result is rounded once and the reference twice,
+    so a quarter of the elements differ in the last bit.
     """
     if weight.dtype != x.dtype:
         return F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)

@@ -1,4 +1,4 @@
-"""All operations of PyTorch as `Ops`."""
+"""PyTorch's versions of all operations, as `Ops`."""
 
 from kernels.ops import Ops
 from kernels.pytorch import (

@@ -27,8 +27,8 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def write_kv(k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
     """Stores `k` and `v` [n_tokens, n_kv_heads, head_dim] at `slots` [n_tokens], in place.
 
-    The caches are [n_blocks, block_size, n_kv_heads, head_dim] and contiguous. Slot s is entry
-    s % block_size of block s // block_size. No two tokens share a slot.
+    The caches are [n_blocks, block_size, n_kv_heads, head_dim] and contiguous. Slot s is entry s %
+    block_size of block s // block_size. Every token must have a slot of its own.
     """
     key_cache.flatten(0, 1).index_copy_(0, slots, k)
     value_cache.flatten(0, 1).index_copy_(0, slots, v)
@@ -48,7 +48,7 @@ def rotary_write_kv(
     head_dim].
 
     `qkv` [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim] holds the queries, keys and values of
-    each token in this order. It may be overwritten, and the result may be a view of it. With
+    each token in this order. `qkv` may be overwritten, and the result may be a view of `qkv`. With
     `norms`, each head of queries and keys is normalised before the rotation, and may be rounded in
     between. The other arguments are as in `Ops.rotary` and `Ops.write_kv`.
     """

@@ -1,4 +1,4 @@
-"""The choice of experts for each token of a batch (routing)."""
+"""Chooses the experts for each token of a batch (routing)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def route(scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tens
 
 
 def route_in_groups(logits: Tensor, form: RoutingForm) -> tuple[Tensor, Tensor]:
-    """Returns the weights and the experts of every token, [n_tokens, n_chosen] each, where groups
-    of experts are chosen before experts (DeepSeek-AI, 2024).
+    """Returns the weights and the experts of every token, [n_tokens, n_chosen] each. Groups of
+    experts are chosen first, then experts in these groups (DeepSeek-AI, 2024).
 
     `logits` are [n_tokens, n_experts]. Logits, scores and weights are float32. The score of a group
     is the sum of its `n_best` highest scores of experts. The groups with the highest scores are
     chosen, and then the experts with the highest scores in these groups. Of equal scores, any may
-    be chosen. The bias is added to scores only for the choice. Experts are int64, and all experts
-    of a token are different.
+    be chosen. The bias is added to scores only for choosing, not for the weights. Experts are
+    int64, and all experts of a token are different.
     """
     # PyTorch's sigmoid may round the last elements of a tensor differently from the others.
     sigmoid = torch.exp(-logits).add_(1).reciprocal_()
@@ -49,8 +49,8 @@ def route_in_groups(logits: Tensor, form: RoutingForm) -> tuple[Tensor, Tensor]:
 
 
 def _only_chosen(scores: Tensor, form: RoutingForm) -> Tensor:
-    """Returns `scores` [n_tokens, n_experts] with minus infinity for experts outside of the chosen
-    groups."""
+    """Returns `scores` [n_tokens, n_experts] with minus infinity for experts that are not in a
+    chosen group."""
     grouped = scores.view(len(scores), form.n_groups, -1)
     of_groups = grouped.topk(form.n_best).values.sum(-1)  # [n_tokens, n_groups]
     chosen = of_groups.topk(form.n_chosen_groups).indices

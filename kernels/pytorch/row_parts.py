@@ -1,9 +1,9 @@
 """Steps that write a part of each row, and the joining of such steps into one.
 
 Latent attention, for example, writes a product to the first elements of each head of a buffer and
-rotated elements to the other elements. A separate copy for each part would cost a launch per part
-on a GPU. So `joined` looks for neighbouring steps whose parts fill the rows, and replaces these
-steps by one that computes all parts and then concatenates them with one copy.
+rotated elements to the other elements. On a GPU, a separate copy for each part would cost a launch
+per part. So `joined` finds neighbouring steps whose parts together fill the rows. It replaces these
+steps by one step that computes all parts and then concatenates them with one copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ PartStep = RMSNormPart | TurnHeads | MultiplyHeads | CopyPart
 
 @dataclass(frozen=True, slots=True)
 class RowPart:
-    """The elements [first, end) of each head of a row of `out`; a row has `n_heads` equal heads."""
+    """The range of elements [first, end) in each head of the rows of the buffer `out`. A row has
+    `n_heads` heads of equal size."""
 
     out: Buffer
     n_heads: int
@@ -39,7 +40,7 @@ class RowPart:
 
 @dataclass(frozen=True, slots=True)
 class WritePart:
-    """A step that writes a part of rows, with the function that computes the part."""
+    """A step that writes a part of rows, and the function that computes the part."""
 
     place: RowPart
     buffers: tuple[Buffer, ...]  # the buffers that the step reads or writes
@@ -49,8 +50,8 @@ class WritePart:
 
 @dataclass(frozen=True, slots=True)
 class JoinParts:
-    """A step that computes parts which fill the rows of `out`. `parts` are in the order in which
-    they lie in a row."""
+    """A step that computes several parts, which together fill the rows of `out`. `parts` are in the
+    order in which they lie in a row."""
 
     out: Buffer
     buffers: tuple[Buffer, ...]  # the buffers that the parts' steps read or write
@@ -58,16 +59,16 @@ class JoinParts:
 
     @property
     def is_copied(self) -> bool:
-        """Whether the rows must be copied: several parts are concatenated, or the only part is a
-        view of other rows."""
+        """Whether the rows must be copied. They must be if several parts are concatenated, or if
+        the only part is a view of other rows."""
         return len(self.parts) > 1 or isinstance(self.parts[0].step, CopyPart)
 
 
 def joined(steps: Sequence[object]) -> Iterator[object]:
     """Yields steps that compute the results of `steps`.
 
-    Neighbouring steps whose parts fill rows are replaced by one `JoinParts`, and every other step
-    that writes a part of rows by a `WritePart`.
+    Neighbouring steps whose parts together fill rows are replaced by one `JoinParts`. Every other
+    step that writes a part of rows is replaced by a `WritePart`.
     """
     neighbours: list[PartStep] = []
     for step in steps:
@@ -82,7 +83,7 @@ def joined(steps: Sequence[object]) -> Iterator[object]:
 
 
 def write_part(part: WritePart, at: Frame) -> None:
-    """Computes a part and writes it into the rows of its buffer, which are created if needed."""
+    """Computes a part of rows and writes it into its buffer, whose rows are created if needed."""
     computed, place = part.compute(part.step, at), part.place
     index = place.out.index
     if at.rows[index] is NOTHING:
@@ -92,16 +93,16 @@ def write_part(part: WritePart, at: Frame) -> None:
 
 
 def join_parts(whole: JoinParts, at: Frame) -> None:
-    """Computes all parts of rows, and puts the whole rows into the frame, which has the rows of all
-    buffers."""
+    """Computes all parts of rows, and stores the complete rows in the frame."""
     computed = [part.compute(part.step, at) for part in whole.parts]
     rows = torch.cat(computed, -1) if whole.is_copied else computed[0]
     at.rows[whole.out.index] = rows.flatten(1)
 
 
 def _goes_with(neighbours: Sequence[PartStep], step: PartStep) -> bool:
-    """Returns whether `step` can be joined with `neighbours`. All must write different parts of the
-    heads of one buffer, and `step` must not read what the neighbours write."""
+    """Returns whether `step` can be joined with `neighbours`. All of them must write different
+    parts of the heads of one buffer, and `step` must not read anything that the neighbours write.
+    """
     place, others = place_of(step), [place_of(each) for each in neighbours]
     return all(
         (other.out, other.n_heads) == (place.out, place.n_heads)
@@ -111,7 +112,8 @@ def _goes_with(neighbours: Sequence[PartStep], step: PartStep) -> bool:
 
 
 def _at_once(neighbours: Sequence[PartStep]) -> Iterator[JoinParts | WritePart]:
-    """Yields one `JoinParts` if the parts of `neighbours` fill rows, otherwise each part alone."""
+    """Yields one `JoinParts` if the parts of `neighbours` together fill rows. Otherwise yields each
+    of them alone."""
     parts = [_part(step) for step in neighbours]
     in_order = tuple(sorted(parts, key=lambda part: part.place.first))
     places = [part.place for part in in_order]
@@ -129,7 +131,8 @@ def _part(step: PartStep) -> WritePart:
 
 @singledispatch
 def place_of(step: Any) -> RowPart:
-    """Returns which part of rows a step writes. Raises TypeError if the step writes whole rows."""
+    """Returns which part of rows a step writes. Raises TypeError for a step that writes whole
+    rows."""
     raise TypeError(f"{type(step).__name__} writes no part of a row")
 
 
@@ -158,7 +161,7 @@ def _(step: CopyPart) -> RowPart:
 @singledispatch
 def compute_part(step: Any, at: Frame) -> Tensor:
     """Returns the elements of the part that a step writes, [n_tokens, n_heads, size]. For a
-    `CopyPart` the result is a view of the rows that are copied."""
+    `CopyPart` the result is a view of the source rows."""
     raise TypeError(f"{type(step).__name__} writes no part of a row")
 
 

@@ -2,9 +2,10 @@
 
 Logits are adjusted first (`adjust`). Then the filters apply in this order: banned tokens are
 removed, the logits are divided by the temperature, `top_k` keeps the most likely tokens, `top_p`
-keeps the smallest set of these whose renormalised probabilities add up to at least `top_p`, and
-`min_p` drops tokens whose probability is below `min_p` times that of the most likely token. Of
-equally likely tokens, tokens with smaller ids come first, so `top_k = 1` equals the argmax.
+keeps the smallest set of the remaining tokens whose renormalised probabilities add up to at least
+`top_p`, and `min_p` drops tokens whose probability is below `min_p` times that of the most likely
+token. Of equally likely tokens, tokens with smaller ids come first, so `top_k = 1` equals the
+argmax.
 
 A token is sampled by looking up one uniform random number in the cumulative distribution over token
 ids. The token depends only on its own row, and so not on the other rows of the batch.
@@ -39,7 +40,7 @@ def sample(
     """Returns a token id for each row of `logits` [n_rows, vocab_size], [n_rows] int64.
 
     The result of a row with a NaN or an infinity is -1. `greedy` is the operation `Ops.greedy` for
-    the device of the logits. Only rows with sampling or banned tokens are read a second time.
+    the device of the logits. Greedy rows without banned tokens are read only once.
     """
     logits = adjust(logits, columns, penalize=penalize)
     tokens = greedy(logits)
@@ -54,8 +55,8 @@ def sample(
 
 
 def _sample_rows(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> Tensor:
-    """Returns the tokens [n] of some `rows` [n] of the batch. `logits` are the float32 logits of
-    these rows and may be overwritten."""
+    """Samples tokens [n] for the `rows` [n] of the batch. `logits` are the float32 logits of these
+    rows and may be overwritten."""
     _ban(logits, columns, rows)
     tokens = logits.argmax(-1)
     sampled = (columns.temperature[rows] > 0).nonzero()[:, 0]
@@ -66,10 +67,11 @@ def _sample_rows(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> Tens
 
 
 def token_weights(logits: Tensor, columns: SamplingColumns) -> Tensor:
-    """Returns the weights with which tokens are sampled, [n_rows, vocab_size], without `adjust`.
+    """Returns the weights with which tokens are sampled, [n_rows, vocab_size]. The changes by
+    `adjust` are not made here.
 
-    A weight is a probability divided by that of the row's most likely token, and 0 for tokens that
-    the filters drop. Every row's temperature must be above 0.
+    A weight is a token's probability divided by the probability of the row's most likely token. It
+    is 0 for tokens that the filters drop. Every row's temperature must be above 0.
     """
     rows = torch.arange(len(logits), device=logits.device)
     logits = logits.clone()
@@ -78,8 +80,8 @@ def token_weights(logits: Tensor, columns: SamplingColumns) -> Tensor:
 
 
 def _ban(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> None:
-    """Sets the logits of banned tokens to minus infinity. The rows of `logits` belong to the rows
-    `rows` of the batch, which are in ascending order."""
+    """Sets the logits of banned tokens to minus infinity. `rows` are the indices in the batch of
+    the rows of `logits`, in ascending order."""
     if not len(columns.banned_ids):
         return
     n_rows = len(columns.temperature)
@@ -91,7 +93,8 @@ def _ban(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> None:
 
 
 def _weights(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> Tensor:
-    """Returns the sampling weights of `logits` [n, vocab_size] of some `rows` [n] of the batch.
+    """Returns the sampling weights for `logits` [n, vocab_size], which are the logits of the `rows`
+    [n] of the batch.
 
     The result is [n, vocab_size rounded up to a multiple of CDF_BLOCK]. The most likely token of a
     row has the weight 1.
@@ -111,7 +114,7 @@ def _weights(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> Tensor:
 
 
 def _keep_most_likely(logits: Tensor, weights: Tensor, *, top_k: Tensor, top_p: Tensor) -> None:
-    """Sets the weights of tokens that `top_k` and `top_p` drop to 0, in place."""
+    """Sets the weights of tokens outside of `top_k` and `top_p` to 0, in place."""
     vocab_size = logits.shape[1]
     top_k = top_k.where((top_k > 0) & (top_k < vocab_size), vocab_size)
     limited = ((top_k < vocab_size) | (top_p < 1)).nonzero()[:, 0]
@@ -129,8 +132,8 @@ def _n_most_likely(
     """Returns the number of tokens of each row that are kept [n], and the smallest logit among the
     kept tokens [n].
 
-    Only the most likely tokens of a row are sorted. A row is settled when the sorted tokens include
-    all that `top_k` keeps, or when their probabilities add up to `top_p`.
+    Only the most likely tokens of a row are sorted. No more are needed when the sorted tokens
+    include all tokens that `top_k` keeps, or when their probabilities add up to `top_p`.
     """
     n, vocab_size = logits.shape
     n_kept = torch.zeros_like(top_k)
@@ -160,8 +163,8 @@ def _n_most_likely(
 
 
 def _largest(logits: Tensor, n_kept: Tensor, least: Tensor) -> Tensor:
-    """Returns a mask of the `n_kept` [n] largest logits of each row. `least` [n] is the smallest of
-    these."""
+    """Returns a mask of the `n_kept` [n] largest logits of each row. `least` [n] is the smallest
+    logit among them."""
     is_kept = logits >= least[:, None]
     surplus = is_kept.sum(-1) - n_kept
     if surplus.any():
@@ -176,9 +179,9 @@ def invert_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     """Returns the ids [n] at which the cumulative sums of `weights` [n, n_ids] exceed `uniform` [n]
     float64 times the total weight of the row.
 
-    `n_ids` is a multiple of CDF_BLOCK, and `uniform` lies in [0, 1). The id is the first one whose
-    cumulative weight is above the target, so its weight is never 0. The block of ids is found
-    first, then the id within the block.
+    `n_ids` is a multiple of CDF_BLOCK, and `uniform` lies in [0, 1). The result is the first id
+    whose cumulative weight is above the target, so the weight of this id is never 0. The block of
+    the id is found first, then the id within the block.
     """
     rows = torch.arange(len(weights), device=weights.device)
     blocks = weights.view(len(weights), -1, CDF_BLOCK)  # [n, n_blocks, block]

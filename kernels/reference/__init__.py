@@ -1,1 +1,1 @@
-"""The operations as slow and obvious code, which says what each of them computes."""
+"""The operations as slow and obvious code, which defines what each operation computes."""

@@ -1,6 +1,7 @@
 """A slow and obvious version of every operation, with which tests compare the fast versions.
 
-The code computes one request and one formula at a time, for a reader. Production does not use it.
+The code is written to be read: it computes one request and one formula at a time. The serving
+system does not use it.
 """
 
 import math
@@ -15,8 +16,8 @@ from kernels.weights.linear import Clamp
 
 
 def embedding(table: Tensor, token_ids: Tensor, first: int) -> Tensor:
-    """Returns each token's row of `table`, whose first row belongs to the token `first`. Returns
-    zeros for tokens outside of the table."""
+    """Returns each token's row of `table`, or zeros for a token that the table does not contain.
+    The table's first row belongs to the token `first`."""
     own = range(first, first + len(table))
     nothing = torch.zeros(table.shape[1], dtype=table.dtype, device=table.device)
     rows = [table[token - first] if token in own else nothing for token in token_ids.tolist()]
@@ -24,15 +25,16 @@ def embedding(table: Tensor, token_ids: Tensor, first: int) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Returns `x / sqrt(mean(x^2) + eps) * weight`, the quotient in float32. `x` is [..., size]."""
+    """Returns `x / sqrt(mean(x^2) + eps) * weight` for `x` [..., size]. The quotient is computed in
+    float32."""
     wide = x.float()
     normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * normal.to(x.dtype)
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Returns `x` with each pair (x[i], x[i + head_dim / 2]) rotated. `cos` and `sin` are as in
-    `Ops.rotary`."""
+    """Returns `x` with each pair (x[i], x[i + head_dim / 2]) rotated. `Ops.rotary` describes `cos`
+    and `sin`."""
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
     cos, sin = cos[..., half:], sin[..., half:]
@@ -47,7 +49,8 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def sigmoid_and_mul(gate: Tensor, x: Tensor) -> Tensor:
-    """Returns `sigmoid(gate) * x`. A gate of one element applies to the whole token."""
+    """Returns `sigmoid(gate) * x`. If a token has only one gate, the gate applies to all its
+    elements."""
     return (torch.sigmoid(gate.float()) * x.float()).to(x.dtype)
 
 
@@ -75,7 +78,8 @@ def attention(
     """Returns the attention of all spans, [n_tokens, n_heads, value_dim]. `q` is [n_tokens,
     n_heads, head_dim].
 
-    A head's entry of `sinks` [n_heads] is the score of one additional key, whose value is zero.
+    The sink of a head, an entry of `sinks` [n_heads], is the score of one additional key whose
+    value is zero.
     """
     n_heads, head_dim = q.shape[1:]
     group_size = n_heads // key_cache.shape[2]
@@ -113,7 +117,7 @@ def delta_net(projected: Tensor, form: DeltaNetForm) -> tuple[Tensor, Tensor, Te
     """Returns the output, the last inputs and the state of a whole sequence.
 
     Their shapes are [n_tokens, n_value_heads * value_dim], [kernel_size - 1, n_channels] and
-    [n_value_heads, key_dim, value_dim]. `projected` is as in `Ops.delta_net`.
+    [n_value_heads, key_dim, value_dim]. `Ops.delta_net` describes `projected`.
     """
     n_before, n_heads = form.kernel_size - 1, form.n_value_heads
     widths = [form.n_channels, form.n_out, n_heads, n_heads]
@@ -231,7 +235,8 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 
 
 def route(scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tensor]:
-    """Returns the weights and experts of each token. Of equal scores the first one is chosen."""
+    """Returns the weights and the experts of each token. Among experts with equal scores, the first
+    one is chosen."""
     weights, experts = [], []
     for row in scores.double().tolist():
         shares = [math.exp(score - max(row)) for score in row]
@@ -243,8 +248,8 @@ def route(scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tens
 
 
 def route_in_groups(logits: Tensor, form: RoutingForm) -> tuple[Tensor, Tensor]:
-    """Returns the weights and experts of each token. Of groups or experts with equal scores the
-    first one is chosen."""
+    """Returns the weights and the experts of each token. Among groups or experts with equal scores,
+    the first one is chosen."""
     n_experts = logits.shape[1]
     size = n_experts // form.n_groups
     bias = [0.0] * n_experts if form.bias is None else form.bias.double().tolist()

@@ -19,7 +19,7 @@ GATES = ("silu", "gelu_tanh", "clamp")
 
 @dataclass(frozen=True, slots=True)
 class GateForm:
-    """The function of a gate: an index of `GATES`, and the slope and the limit of a `Clamp`."""
+    """The function of a gate: its index in `GATES` and, for a `Clamp`, the slope and the limit."""
 
     function: int  # index of `GATES`
     slope: float = 0.0
@@ -44,7 +44,8 @@ class ApplyGate:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """The gate and up matrices of a gated MLP, with the gate function."""
+    """The gate and up matrices of a gated MLP, and the gate function that is applied after the
+    product."""
 
     weight: Matrix
     bias: Tensor | None
@@ -52,8 +53,8 @@ class Gated:
 
     @classmethod
     def of(cls, weight: GatedMatrix) -> Gated:
-        """Returns the description of a matrix, and of the gate function to apply after the product.
-        There is no function if the product applies it itself."""
+        """Returns the step's description of a gated matrix. It has no gate function if the product
+        itself applies the gate."""
         if isinstance(weight, GatedInTwo):
             return cls(weight.weight, weight.bias, GateForm.of(weight.gate))
         return cls(weight, None, None)
@@ -69,12 +70,13 @@ class Expert:
 
 
 ExpertMatrices = Sequence[Expert] | StackedExperts
-"""All experts of a layer: one by one on a CPU with the native library, else in stacked tensors."""
+"""All experts of a layer: separate matrices on a CPU with the native library, otherwise stacked
+tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Computes `Ops.route`."""
+    """A step that chooses experts by their scores (`Ops.route`)."""
 
     scores: Buffer
     normalises: int
@@ -84,7 +86,8 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class RouteInGroups:
-    """Computes `Ops.route_in_groups`."""
+    """A step that chooses groups of experts, then experts in these groups
+    (`Ops.route_in_groups`)."""
 
     logits: Buffer  # float32
     form: RoutingForm
@@ -110,7 +113,8 @@ class RunExperts:
 
 @dataclass(frozen=True, slots=True)
 class RunStackedExperts:
-    """Computes `Ops.expert_mlp`, the weighted sum of the outputs of the chosen experts."""
+    """A step that computes the weighted sum of the chosen experts' outputs from stacked matrices
+    (`Ops.expert_mlp`)."""
 
     x: Buffer
     experts: Buffer

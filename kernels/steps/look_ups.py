@@ -1,4 +1,5 @@
-"""Steps that look up or copy rows, such as the first steps of a program and of the head."""
+"""Steps that look up or copy rows. Such steps are, for example, at the beginning of a program and
+of the head."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class EmbedPacked:
-    """Looks up the rows of tokens in a packed matrix, which the head may multiply with, too."""
+    """Looks up the rows of tokens in a packed matrix, which may also be the matrix of the head."""
 
     table: TableWeight  # [vocab_size, width]
     out: Buffer
@@ -28,8 +29,8 @@ class EmbedPacked:
 
 @dataclass(frozen=True, slots=True)
 class EmbedShare:
-    """Looks up the rows of tokens in a rank's share of a table; the result is zeros for tokens
-    whose rows other ranks have."""
+    """Looks up the rows of tokens in a rank's share of a table. The result is zeros for tokens that
+    belong to other ranks."""
 
     table: TableWeight  # [len(share), width]
     share: range  # the tokens whose rows the table has
@@ -40,7 +41,7 @@ class EmbedShare:
 
 @dataclass(frozen=True, slots=True)
 class AddPositions:
-    """Adds the row of `table` at each token's position to the token's row of `x`, in place."""
+    """Adds to each token's row of `x` the row of `table` at the token's position, in place."""
 
     table: Tensor  # [n_positions, width]
     x: Buffer
@@ -57,8 +58,8 @@ class LookUpAngles:
 
 @dataclass(frozen=True, slots=True)
 class CopyPart:
-    """Copies the elements `first : first + size` of each row of `x` to the elements
-    `out_first : out_first + size` of the row of `out`."""
+    """Copies the elements `first : first + size` of each row of `x` to the elements `out_first :
+    out_first + size` of the same row of `out`."""
 
     x: Buffer
     first: int

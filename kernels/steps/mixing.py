@@ -1,4 +1,4 @@
-"""Steps of attention and of Gated DeltaNet, most of which read or write the storage of a layer."""
+"""Steps of attention and of Gated DeltaNet. Most of them read or write the storage of a layer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kernels.weights.head_products import HeadProducts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """The heads in a row of a fused projection, which holds a token's queries, then keys, then
-    values."""
+    """How many heads a row of a fused projection has. The row holds a token's queries, then keys,
+    then values."""
 
     n_heads: int
     n_kv_heads: int
@@ -25,7 +25,8 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class RotaryWriteKV:
-    """Computes `Ops.rotary_write_kv`; the rotated queries replace the queries in `qkv`."""
+    """Rotates queries and keys in `qkv`, and stores keys and values (`Ops.rotary_write_kv`). The
+    rotated queries replace the queries in `qkv`."""
 
     qkv: Buffer
     cos: Buffer
@@ -37,7 +38,7 @@ class RotaryWriteKV:
 
 @dataclass(frozen=True, slots=True)
 class WriteKV:
-    """Computes `Ops.write_kv`."""
+    """Stores the keys and values in `qkv` in the storage of a layer (`Ops.write_kv`)."""
 
     qkv: Buffer
     heads: Heads
@@ -59,7 +60,7 @@ class Attend:
 
 @dataclass(frozen=True, slots=True)
 class TurnHeads:
-    """Computes `Ops.rotary` of the last elements of each head of `x`, and writes the result to the
+    """Rotates the last elements of each head of `x` (`Ops.rotary`), and writes the result to the
     last elements of each head of `out`, which may be `x`."""
 
     x: Buffer
@@ -71,8 +72,8 @@ class TurnHeads:
 
 @dataclass(frozen=True, slots=True)
 class MultiplyHeads:
-    """Computes `HeadProducts` of the first elements of each head of `x`, and writes the products to
-    the first elements of each head of `out`."""
+    """Multiplies the first elements of each head of `x` by the head's matrix (`HeadProducts`), and
+    writes the products to the first elements of each head of `out`."""
 
     x: Buffer
     weight: HeadProducts
@@ -81,7 +82,7 @@ class MultiplyHeads:
 
 @dataclass(frozen=True, slots=True)
 class WriteLatents:
-    """Stores each row of `x` as the key of a layer's only K/V head, without a value."""
+    """Stores each row of `x` as a key of a layer that has one K/V head and no separate values."""
 
     x: Buffer
     layer: int
@@ -89,7 +90,8 @@ class WriteLatents:
 
 @dataclass(frozen=True, slots=True)
 class RunDeltaNet:
-    """Computes `Ops.delta_net`, and updates the states in the storage of a layer."""
+    """Computes the recurrent part of a Gated DeltaNet layer (`Ops.delta_net`), and updates the
+    states in the layer's storage."""
 
     projected: Buffer
     form: DeltaNetForm

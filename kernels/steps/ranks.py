@@ -18,8 +18,8 @@ class AllReduce:
 class AllGather:
     """Joins the rows of all ranks side by side, in the order of the ranks.
 
-    The rows of each rank are padded to `size` elements before. Elements of the joined rows beyond
-    the width of `out` are dropped.
+    Before joining, the rows of each rank are padded to `size` elements. Elements of the joined rows
+    beyond the width of `out` are dropped.
     """
 
     x: Buffer

@@ -15,7 +15,7 @@ ACTIVATIONS = ("relu", "gelu", "gelu_tanh")
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
-    """Computes `Ops.rms_norm`."""
+    """Normalises rows by their root mean square (`Ops.rms_norm`)."""
 
     x: Buffer
     weight: Tensor
@@ -25,7 +25,7 @@ class RMSNorm:
 
 @dataclass(frozen=True, slots=True)
 class RMSNormPart:
-    """Computes `Ops.rms_norm` of `n` parts of each row, in place.
+    """Normalises `n` parts of each row by their root mean square (`Ops.rms_norm`), in place.
 
     Each part has `size` elements. The parts are adjacent and begin at the element `first` of a row.
     """
@@ -40,7 +40,7 @@ class RMSNormPart:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """Computes `Ops.layer_norm`."""
+    """Applies layer normalisation to rows (`Ops.layer_norm`)."""
 
     x: Buffer
     weight: Tensor
@@ -74,7 +74,7 @@ class Activate:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Computes `Ops.add_scaled`, in place."""
+    """Adds `factor * y` to `x` (`Ops.add_scaled`), in place."""
 
     x: Buffer
     y: Buffer
@@ -91,7 +91,8 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class ScaleByPosition:
-    """Multiplies the first elements of each row by the factor of the token's position, in place."""
+    """Multiplies the first elements of each row by a factor that depends on the token's position,
+    in place."""
 
     x: Buffer
     size: int  # number of elements of each row that are multiplied
@@ -109,7 +110,7 @@ class Widen:
 
 @dataclass(frozen=True, slots=True)
 class SoftCap:
-    """Computes `Ops.soft_cap`."""
+    """Limits elements smoothly to a cap (`Ops.soft_cap`)."""
 
     x: Buffer
     cap: float
@@ -118,8 +119,8 @@ class SoftCap:
 
 @dataclass(frozen=True, slots=True)
 class Mul:
-    """Multiplies each row of `x` by the elements of the row of `y` from the element `first` on, in
-    place."""
+    """Multiplies each row of `x` elementwise by a part of the row of `y`, which begins at the
+    element `first`, in place."""
 
     x: Buffer
     y: Buffer
@@ -128,8 +129,8 @@ class Mul:
 
 @dataclass(frozen=True, slots=True)
 class SigmoidAndMul:
-    """Computes `Ops.sigmoid_and_mul`, in place. The gates of a row begin at the element `first` of
-    the row of `gates`."""
+    """Multiplies `x` by the sigmoid of gates (`Ops.sigmoid_and_mul`), in place. The gates of a row
+    begin at the element `first` of the row of `gates`."""
 
     gates: Buffer
     first: int

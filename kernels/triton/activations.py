@@ -1,4 +1,4 @@
-"""The functions of gates in float32, for kernels that call them on values in registers."""
+"""Gate functions in float32, which kernels apply to values in registers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ def silu(x):
 
 @triton.jit
 def gelu(x):
-    """Returns the tanh approximation of GeLU. Its factor `(1 + tanh(u)) / 2` is computed as
-    `sigmoid(2 * u)`, which is equal."""
+    """Returns the tanh approximation of GeLU. The factor `(1 + tanh(u)) / 2` in its formula is
+    computed as the equal `sigmoid(2 * u)`."""
     twice = 1.5957691216057308 * (x + 0.044715 * x * x * x)  # 2 * sqrt(2 / pi)
     return x * sigmoid(twice)
 
 
 @triton.jit
 def clamped(gate, up, slope, limit):
-    """Returns the gated value that `kernels.weights.linear.Clamp` defines."""
+    """Returns `up` gated by `gate`, both clamped. `kernels.weights.linear.Clamp` defines the
+    formula."""
     gate = tl.minimum(gate, limit)
     up = tl.maximum(tl.minimum(up, limit), -limit)
     return (up + 1.0) * gate * sigmoid(slope * gate)
@@ -30,6 +31,6 @@ def clamped(gate, up, slope, limit):
 
 @triton.jit
 def sigmoid(x):
-    """Returns `1 / (1 + exp(-x))`, computed from `exp(-abs(x))`, which cannot overflow."""
+    """Returns `1 / (1 + exp(-x))`. It is computed from `exp(-abs(x))`, which cannot overflow."""
     power = tl.exp(-tl.abs(x))
     return tl.where(x < 0, power, 1.0) / (1.0 + power)

@@ -4,18 +4,18 @@
 queries of one span with the keys that the tile attends to, or with a part of these keys. A program
 computes one item for one group of query heads that share a K/V head. Each token of a tile has one
 row for each head of the group, so that a decode of a model with grouped queries fills the 16 rows
-of the matrix unit. Heads that are too many for a tile form several groups. The program loops over
-the keys with the running softmax of FlashAttention (Dao et al., 2022), in base 2. Tiles have two
-sizes, one for decodes and one for longer spans. Both sizes run in one launch, so that neither waits
-for the other.
+of the matrix unit. If the heads are too many for one tile, they form several groups. The program
+loops over the keys with the running softmax of FlashAttention (Dao et al., 2022), in base 2. Tiles
+have two sizes, one for decodes and one for longer spans. Both sizes run in one launch, so that
+neither waits for the other.
 
 Bytes: each tile reads 2 * n_kv_heads * head_dim elements per token of context, which limits
 decodes. FLOPs: 4 * n_heads * head_dim per pair of a query and a key, which limits prompts.
 
-Keys lie in blocks at any place of storage: a step loads the block ids of its keys and gathers whole
-rows of a head. Only keys that a query of the tile sees are read, so unused storage may hold any
-bits. Large tiles compute masks only in steps that contain the causal diagonal, the edge of the
-window or the last key.
+The keys of a sequence lie in blocks that may be anywhere in storage. A step of the loop loads the
+block ids of its keys and gathers whole rows of a head. Only keys to which a query of the tile
+attends are read, so unused storage may contain any bits. Large tiles compute masks only in steps
+that contain the causal diagonal, the edge of the window or the last key.
 
 If an item has only a part of a tile's keys, the program writes its float32 result and the log of
 its sum of weights. A second small launch combines the parts (Dao et al., Flash-Decoding, 2023).
@@ -73,7 +73,7 @@ _LOG2_E = tl.constexpr(math.log2(math.e))
 
 @triton.jit
 def _masked(scores, keys, positions, last_key, window, HAS_WINDOW: tl.constexpr):
-    """Returns `scores` [ROWS, KEYS] with minus infinity for keys that a row does not see."""
+    """Returns `scores` [ROWS, KEYS] with minus infinity for keys to which a row must not attend."""
     is_seen = keys[None, :] <= tl.minimum(positions, last_key)[:, None]
     if HAS_WINDOW:
         is_seen &= keys[None, :] > (positions - window)[:, None]
@@ -111,11 +111,11 @@ def _walk(
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Attends to the keys [begin, end). Keys after `last_key` must not be read.
+    """Computes attention to the keys [begin, end). Keys after `last_key` are not read.
 
     Returns the updated `totals` (weighted sums of values), `sums` of weights and `peaks` (largest
-    scores) of each row. All rows see the keys in [inner_begin, inner_end), so steps within this
-    range are not masked. These steps share a loop with the masked ones, because with a second loop
+    scores) of each row. All rows attend to all keys in [inner_begin, inner_end), so steps within
+    this range need no mask. Steps with and without a mask share one loop, because in two loops
     ptxas would wait for each matrix instruction (wgmma).
     """
     dims = tl.arange(0, DIMS)
@@ -173,7 +173,7 @@ def _walk(
 def _sink_weights(sinks, peaks):
     """Returns the weights of sinks, relative to the weight 1 of the key with the score `peaks`.
 
-    Weights are limited to 2^126, beside which the weights of keys vanish anyway.
+    Weights are limited to 2^126. Beside such a weight, the weights of keys are negligible anyway.
     """
     return tl.exp2(tl.minimum(tl.load(sinks) * _LOG2_E - peaks, 126.0))
 
@@ -211,7 +211,7 @@ def _attend(
     STAGES: tl.constexpr,
     IS_LARGE: tl.constexpr,
 ):
-    """Computes one work item for the group of heads with the index `head`."""
+    """Computes one item of attention for the group of heads with the index `head`."""
     first_row = tl.load(item + _ROW)
     n_queries = tl.load(item + _N_QUERIES)
     position = tl.load(item + _POSITION)
@@ -306,7 +306,8 @@ def _attention_kernel(
     LARGE_KEYS: tl.constexpr,
     LARGE_STAGES: tl.constexpr,
 ):
-    """Computes one item for one group of heads. The groups of an item have adjacent programs.
+    """Computes one item for one group of heads. The programs for the groups of an item are
+    adjacent.
 
     LARGE_ROWS is 0 if the batch has no large tiles.
     """
@@ -364,7 +365,8 @@ def _combine_kernel(
     DIMS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Combines the parts of one head of one token whose keys are divided."""
+    """Combines the partial results of one head of one token whose keys are divided among several
+    items."""
     program = tl.program_id(0)
     head = program % N_HEADS
     token = divided + (program // N_HEADS) * _DIVIDED_STRIDE
@@ -405,7 +407,7 @@ def attention(
     form: AttentionForm = PLAIN,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Implements `ComputeAttention`.
+    """Launches attention for a batch, as `kernels.ops.ComputeAttention` describes.
 
     Raises:
         TypeError: `plan` is of another type.

@@ -1,11 +1,11 @@
 """Cuts the attention of one mixed batch into items of work.
 
-An item is a tile of neighbouring queries of one span, with all keys that these queries see or with
-a part of the keys. A span that fits the small tile is one tile: decodes and very short prompts. The
-keys of a tile are divided among several items so that no tile runs on when the rest of the device
-is idle. An item has at most an equal share of the keys of all tiles, with several shares per
-multiprocessor. Parts have a minimum length, below which combining them would cost more than they
-save. Items with more keys start first.
+An item is a tile of neighbouring queries of one span, with all keys to which these queries attend
+or with a part of the keys. A decode or a very short prompt is one small tile. The keys of a tile
+are divided among several items if one item would still run when the rest of the device is idle. An
+item has at most an equal share of the keys of all tiles, with several shares per multiprocessor.
+Parts have a minimum length, because combining shorter parts would cost more than it saves. Items
+with more keys start first.
 
 All layers with an equal number and size of K/V heads share a table of items; a layer with a sliding
 window skips the keys before the window. Layers with other heads have another table.
@@ -46,7 +46,7 @@ class Column(IntEnum):
 
 
 class DividedColumn(IntEnum):
-    """The columns of the table of tokens whose keys are divided."""
+    """The columns of the table of divided tokens, whose keys are divided among several items."""
 
     ROW = 0  # row of q that holds the token's query
     PART = 1  # row of the token's first part in the table of parts
@@ -73,7 +73,7 @@ _PART_STEP = 64
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The parameters that decide how a batch is cut into items."""
+    """The parameters that determine how a batch is divided into items."""
 
     small: Tiles  # for decodes
     large: Tiles  # for longer spans
@@ -85,18 +85,19 @@ class Cut:
 
     @property
     def small_tokens(self) -> int:
-        """The number of queries that fit a small tile."""
+        """The number of queries in a small tile."""
         return self.small.rows // self.group_size
 
     @property
     def large_tokens(self) -> int:
-        """The number of queries that fit a large tile."""
+        """The number of queries in a large tile."""
         return self.large.rows // self.group_size
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionItems(AttentionPlan):
-    """The items of one batch, and the tokens whose keys are divided among several items."""
+    """The items of one batch, and the table of the tokens whose keys are divided among several
+    items."""
 
     items: Tensor  # [n_items, N_COLUMNS] int32
     block_tables: Tensor  # [n_spans, n_columns] int32
@@ -109,7 +110,8 @@ class AttentionItems(AttentionPlan):
 
 @dataclass(frozen=True, slots=True)
 class ItemsOfKinds(AttentionPlan):
-    """The items of one batch for a model whose layers differ in their K/V heads."""
+    """The items of one batch for a model with several kinds of K/V heads: one table of items for
+    each kind."""
 
     of_kind: Mapping[tuple[int, int], AttentionItems]  # by number of K/V heads and head size
 
@@ -135,8 +137,8 @@ def plan_attention(
     uploads: Uploads,
     has_fixed_shape: bool = False,
 ) -> AttentionPlan:
-    """Implements `kernels.ops.PlanAttention`. The plan suits every window up to the widest of
-    `windows`.
+    """Makes the attention plan of a batch, as `kernels.ops.PlanAttention` describes. The plan suits
+    every window up to the widest of `windows`.
 
     With `has_fixed_shape` every span must be one token. All shapes and launches then depend only on
     the number of spans and the width of `block_tables`.
@@ -160,8 +162,8 @@ def plan_attention(
 
 
 def items_for(plan: AttentionPlan, key_cache: Tensor) -> AttentionItems:
-    """Returns the work items of `plan` for a layer with the given `key_cache`. Raises TypeError for
-    a plan of another type."""
+    """Returns the items of `plan` for a layer with the given `key_cache`. Raises TypeError for a
+    plan of another type."""
     if isinstance(plan, ItemsOfKinds):
         n_kv_heads, head_dim = key_cache.shape[2:]
         return plan.of_kind[n_kv_heads, head_dim]
@@ -173,8 +175,8 @@ def items_for(plan: AttentionPlan, key_cache: Tensor) -> AttentionItems:
 def cut_for(
     n_sharing: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, device: Device
 ) -> Cut:
-    """Returns the parameters for dividing batches into work items. They depend on the device and on
-    the model, in which `n_sharing` query heads share a K/V head."""
+    """Returns the parameters for dividing batches into items. They depend on the device and on the
+    model, in which `n_sharing` query heads share a K/V head."""
     large = tiles_for(Kind.SPANS, head_dim, dtype, device)
     group_size = max(n for n in range(1, large.rows + 1) if n_sharing % n == 0)
     shares = device.n_multiprocessors / (n_kv_heads * (n_sharing // group_size))
@@ -188,7 +190,7 @@ def cut_for(
 
 
 def _holding(group_size: int, tiles: Tiles) -> Tiles:
-    """Returns tile sizes like `tiles`, but with at least `group_size` rows. A tile needs one row
+    """Returns `tiles`, enlarged to at least `group_size` rows if necessary. A tile needs one row
     for each query head of a token that shares a K/V head."""
     if tiles.rows >= group_size:
         return tiles
@@ -206,8 +208,8 @@ def cut_batch(
     uploads: Uploads,
     has_fixed_shape: bool,
 ) -> AttentionItems:
-    """Returns the work items of a batch for the parameters `cut`. `plan_attention` describes the
-    other arguments."""
+    """Divides a batch into items by the parameters `cut`. `plan_attention` describes the other
+    arguments."""
     widest = None if None in windows else max(w for w in windows if w is not None)
     n_columns = block_tables.shape[1]
     if not has_fixed_shape:
@@ -247,8 +249,8 @@ def _tables(starts: Ints, n_tokens: Ints, widest: int | None, cut: Cut) -> _Tabl
 
 
 def _tiles(starts: Ints, n_tokens: Ints, cut: Cut) -> tuple[Ints, NDArray[np.bool_]]:
-    """Returns the tiles of a batch, and a mask that is true for large tiles. Each tile has all
-    keys up to its last query."""
+    """Returns the tiles of a batch, and a mask that is true for large tiles. The keys of a tile are
+    all keys up to its last query."""
     n_spans = len(n_tokens)
     is_large = n_tokens > cut.small_tokens
     first_rows = np.cumsum(n_tokens) - n_tokens
@@ -273,7 +275,7 @@ def _tiles(starts: Ints, n_tokens: Ints, cut: Cut) -> tuple[Ints, NDArray[np.boo
 
 
 def _part_keys(n_keys: Ints, is_large: NDArray[np.bool_], cut: Cut) -> Ints:
-    """Returns the maximum number of keys that an item of each tile may have."""
+    """Returns, for each tile, the largest number of keys of one item."""
     n_all = int(n_keys.sum())
     small = max(cut.min_small_part, math.ceil(n_all / cut.small_shares))
     large = max(cut.min_large_part, math.ceil(n_all / cut.large_shares))
@@ -281,9 +283,11 @@ def _part_keys(n_keys: Ints, is_large: NDArray[np.bool_], cut: Cut) -> Ints:
 
 
 def _divide(tiles: Ints, n_parts: Ints) -> tuple[NDArray[np.int32], int]:
-    """Numbers the parts of tiles that are divided into several parts (column PART).
+    """Numbers the parts of every tile that is divided into several items, in the column PART of
+    `tiles`.
 
-    Returns the table of divided tokens and the total number of rows of parts.
+    Returns the table of divided tokens, and the number of rows that all parts need for their
+    results.
     """
     several = np.flatnonzero(n_parts > 1)
     n_queries = tiles[several, Column.N_QUERIES]
@@ -302,7 +306,7 @@ def _divide(tiles: Ints, n_parts: Ints) -> tuple[NDArray[np.int32], int]:
 def _parts(tiles: Ints, part_keys: Ints, n_parts: Ints) -> tuple[Ints, Ints]:
     """Returns the items of all tiles and the number of keys of each item.
 
-    An item of a tile has `part_keys` keys, the last one possibly fewer.
+    An item of a tile has `part_keys` keys. The last item of a tile may have fewer.
     """
     of_part = np.repeat(np.arange(len(tiles)), n_parts)  # the tile of each part
     places = np.arange(len(of_part)) - np.repeat(np.cumsum(n_parts) - n_parts, n_parts)
@@ -316,8 +320,8 @@ def _parts(tiles: Ints, part_keys: Ints, n_parts: Ints) -> tuple[Ints, Ints]:
 
 
 def _with_fixed_shape(tables: _Tables, n_spans: int, n_keys: int, cut: Cut) -> _Tables:
-    """Returns `tables` padded to the size that suffices for any `n_spans` decodes of up to `n_keys`
-    keys each."""
+    """Pads `tables` to a size that suffices for any `n_spans` decodes of up to `n_keys` keys
+    each."""
     most_parts = -(-n_keys // cut.min_small_part)
     n_more = min(math.floor(cut.small_shares), n_spans * (most_parts - 1))
     n_divided = min(n_spans, n_more)  # each divided span has at least one additional item

@@ -7,8 +7,9 @@ cache, and computes 7 operations per element of the state. Decodes are limited b
 the states. A long prompt is limited by its length, because its tokens are computed one after the
 other. Spans, heads and columns run in parallel.
 
-A second launch normalises and gates the output of each head, for which it needs all columns. A
-third launch stores the last inputs, after all programs of the first launch have read the old ones.
+A second launch normalises and gates the output of each head. It is needed because the norm covers
+all columns. A third launch stores the last inputs, after all programs of the first launch have read
+the old ones.
 """
 
 from __future__ import annotations
@@ -220,7 +221,7 @@ def delta_net(
     spans: StateSpans,
     form: DeltaNetForm,
 ) -> Tensor:
-    """Implements `Ops.delta_net`."""
+    """Launches the recurrent part of a Gated DeltaNet layer, as `Ops.delta_net` describes."""
     projected = projected.contiguous()
     (n_tokens, width), device = projected.shape, projected.device
     reads = torch.empty((n_tokens, form.n_out), dtype=torch.float32, device=device)

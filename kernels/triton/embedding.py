@@ -1,4 +1,4 @@
-"""Look-up of tokens in one rank's share of an embedding table on a GPU, in one launch.
+"""Looks up tokens in one rank's share of an embedding table on a GPU, in one launch.
 
 Each row is read once and written once: 4 * size bytes per token in bfloat16. For the tokens of
 other ranks the launch writes zeros and reads no row.
@@ -28,7 +28,8 @@ def _embedding(
 
 
 def embedding(table: Tensor, token_ids: Tensor, first: int) -> Tensor:
-    """Implements `Ops.embedding`. The elements of a row of `table` must be contiguous."""
+    """Looks up tokens, as `Ops.embedding` describes. The elements of a row of `table` must be
+    contiguous."""
     n_rows, size = table.shape
     n_tokens = len(token_ids)
     out = torch.empty((n_tokens, size), dtype=table.dtype, device=table.device)

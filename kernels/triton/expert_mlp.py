@@ -42,7 +42,8 @@ _SUM_BLOCK = 1024  # elements of a token that a program of `_sum` computes
 
 
 class _Tiles(NamedTuple):
-    """The size of the tile of a product that a program computes, and the program's parameters."""
+    """The tile size of a product, and the numbers of warps and pipeline stages of the program that
+    computes a tile."""
 
     choices: int
     outputs: int  # in the first product, number of outputs of each of the two matrices
@@ -52,7 +53,7 @@ class _Tiles(NamedTuple):
 
 
 class _Launch(NamedTuple):
-    """The tiles of the two products, which must have an equal number of choices."""
+    """The tiles of the two products. Both must have the same number of choices per tile."""
 
     gate_up: _Tiles
     down: _Tiles
@@ -189,7 +190,8 @@ def _multiply(
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Multiplies rows of `x` with the matrices of their experts. A row has N_PER_ROW choices."""
+    """Multiplies rows of `x` with the matrices of their experts. Each row of `x` belongs to
+    N_PER_ROW choices."""
     N_BLOCKS: tl.constexpr = (N_OUT + OUTPUTS - 1) // OUTPUTS
     program = tl.program_id(0)
     n_tiles = tl.load(tiles)
@@ -262,7 +264,8 @@ def expert_mlp(
     weights: Tensor,
     form: ExpertForm = PLAIN_EXPERTS,
 ) -> Tensor:
-    """Implements `Ops.expert_mlp`. `gate_up`, `down` and the biases must be contiguous."""
+    """Runs the experts of a layer, as `Ops.expert_mlp` describes. `gate_up`, `down` and the biases
+    must be contiguous."""
     if x.stride(1) != 1:
         x = x.contiguous()
     n_tokens, hidden_size = x.shape

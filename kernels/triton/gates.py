@@ -32,7 +32,7 @@ def _silu_and_mul(gate_up, out, row_stride, SIZE: tl.constexpr, BLOCK: tl.conste
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """Implements `Ops.silu_and_mul`."""
+    """Returns `silu(gate) * up`, as `Ops.silu_and_mul` describes."""
     return _gated(_silu_and_mul, gate_up)
 
 
@@ -48,7 +48,7 @@ def _gelu_and_mul(gate_up, out, row_stride, SIZE: tl.constexpr, BLOCK: tl.conste
 
 
 def gelu_and_mul(gate_up: Tensor) -> Tensor:
-    """Implements `Ops.gelu_and_mul`."""
+    """Returns `gelu_tanh(gate) * up`, as `Ops.gelu_and_mul` describes."""
     return _gated(_gelu_and_mul, gate_up)
 
 
@@ -78,7 +78,7 @@ def _sigmoid_and_mul(
 
 
 def sigmoid_and_mul(gate: Tensor, x: Tensor) -> Tensor:
-    """Implements `Ops.sigmoid_and_mul`."""
+    """Returns `sigmoid(gate) * x`, as `Ops.sigmoid_and_mul` describes."""
     if gate.stride(1) != 1:
         gate = gate.contiguous()
     x = x.contiguous()

@@ -84,7 +84,7 @@ def _parts(size: int) -> tuple[int, int]:
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """Implements `Ops.greedy`."""
+    """Returns the argmax of each row of logits, as `Ops.greedy` describes."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     n_rows, size = logits.shape

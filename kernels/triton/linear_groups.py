@@ -1,10 +1,10 @@
 """Linear layers on a GPU with weights of 4 or 8 bits and a scale for each group of inputs.
 
-Weights stay quantised in memory. In registers a number becomes the weight
-`value * scale + offset` in float32, which is rounded to the element type of tokens and multiplied
-by the matrix units. The result equals that of the dequantised matrix. If a step of the sum lies
-within one group, each output has one scale in the step. Otherwise each number looks up its scale,
-mostly in the first-level cache.
+Weights stay quantised in memory. In registers a number becomes the weight `value * scale + offset`
+in float32, which is rounded to the element type of tokens and multiplied by the matrix units. The
+result equals the product with the dequantised matrix. If a step of the sum lies within one group,
+each output has one scale in the step. Otherwise each number looks up its scale, mostly in the
+first-level cache.
 
 Two numbers of four bits share a byte. They are 16 inputs apart, so that the lower halves of
 neighbouring bytes belong to neighbouring inputs, and so do the upper halves. A step is therefore
@@ -54,10 +54,11 @@ def _weights(
     SIZE: tl.constexpr,
     N_GROUPS: tl.constexpr,
 ):
-    """Returns the weights [OUTPUTS, n] in float32 of the numbers in `bytes_` [OUTPUTS, n].
+    """Dequantises the numbers in `bytes_` [OUTPUTS, n] and returns the weights [OUTPUTS, n] in
+    float32.
 
-    `columns` has the input of each number, [1, n], or one input of the group, [1, 1], if all
-    numbers belong to one group.
+    `columns` has the index of each number's input, [1, n]. If all numbers belong to one group, it
+    may have the index of one input of that group, [1, 1].
     """
     if BITS == 8:
         numbers = bytes_.to(tl.float32)
@@ -96,8 +97,8 @@ def _sums_of(
     INPUTS: tl.constexpr,
     N_STEPS: tl.constexpr,
 ):
-    """Returns the sums [OUTPUTS, TOKENS] of a tile for the matrix rows `rows`, over N_STEPS *
-    INPUTS inputs from `begin` on."""
+    """Returns the sums [OUTPUTS, TOKENS] of a tile for the matrix rows `rows`. The sums are over
+    N_STEPS * INPUTS inputs, beginning with the input `begin`."""
     N_BYTES: tl.constexpr = INPUTS * BITS // 8
     IS_ONE_GROUP: tl.constexpr = SIZE % INPUTS == 0
     byte = tl.arange(0, N_BYTES)
@@ -169,8 +170,8 @@ def _multiply(
     N_STEPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Computes a tile of the product for a part of the inputs. If gated, first with the gate's
-    matrix and then with the matrix of the gated elements."""
+    """Computes a tile of the product for a part of the inputs. If the product is gated, computes it
+    first with the gate's matrix and then with the up matrix."""
     part = tl.program_id(1)
     token, output = tile_of(tl.program_id(0), n_tokens, N_OUT, TOKENS, OUTPUTS, GROUP)
     is_token = token < n_tokens
@@ -256,7 +257,8 @@ def can_take(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PackedGroups:
-    """A matrix quantised in groups, packed for the kernel, with the counts of `KernelMatrix`."""
+    """A matrix quantised in groups, packed for the kernel, with the counters that `KernelMatrix`
+    requires."""
 
     packed: Tensor  # [n_out, bytes of a row], uint8 with two numbers each or int8 with one
     scales: Tensor  # [n_out, n_groups], float16 or float32
@@ -268,7 +270,7 @@ class PackedGroups:
 
     @classmethod
     def of(cls, matrix: GroupedMatrix, dtype: torch.dtype) -> PackedGroups:
-        """Packs `matrix` for tokens of `dtype`, which decides the type of the scales."""
+        """Packs `matrix` for tokens of `dtype`, which also determines the type of the scales."""
         matrix = matrix.without_zeros()
         scale_type, device = matrix.scale_type(dtype), matrix.numbers.device
         packed = F.pad(matrix.numbers, (0, -matrix.shape[1] % _ALIGNMENT))
@@ -326,7 +328,7 @@ class TritonGroupsWeight(QuantisedWeight[PackedGroups]):
 
     @classmethod
     def of(cls, matrix: GroupedMatrix, dtype: torch.dtype) -> TritonGroupsWeight:
-        """Packs `matrix` for tokens of `dtype`. `can_take` must be true."""
+        """Packs `matrix` for tokens of `dtype`. `can_take` must be true for them."""
         return cls(PackedGroups.of(matrix, dtype), dtype)
 
     def rows(self, indices: Tensor) -> Tensor:
@@ -336,7 +338,7 @@ class TritonGroupsWeight(QuantisedWeight[PackedGroups]):
 
 @dataclass(frozen=True, slots=True)
 class TritonGroupsGatedWeight(QuantisedGatedWeight[PackedGroups]):
-    """The gate and up matrices of a gated MLP, quantised in groups, and the gate."""
+    """The gate and up matrices of a gated MLP, quantised in groups, with the gate function."""
 
     @classmethod
     def of(cls, matrix: GroupedMatrix, dtype: torch.dtype, gate: Gate) -> TritonGroupsGatedWeight:

@@ -5,10 +5,10 @@ registers a weight is converted to the element type of tokens, which is exact fo
 sign, and is multiplied by the matrix units. Sums are float32. They are scaled once, then gated, or
 a bias and a residual are added, and then rounded.
 
-Bytes: n_out * n_in for the weights, half of those in bfloat16, and 2 * (n_in + n_out) for each
-token, with a residual 2 * n_out more. FLOPs: 2 * n_tokens * n_out * n_in. Up to about a hundred
-tokens a product is limited by memory, above that by the matrix units, whose speed is that of
-bfloat16 weights. `quantised_product` divides products into tiles and launches the kernel.
+Bytes: n_out * n_in for the weights, which is half of a bfloat16 matrix, and 2 * (n_in + n_out) for
+each token, plus 2 * n_out if there is a residual. FLOPs: 2 * n_tokens * n_out * n_in. Up to about a
+hundred tokens a product is limited by memory, above that by the matrix units, which are as fast as
+with bfloat16 weights. `quantised_product` divides products into tiles and launches the kernel.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _sums_of(
     N_STEPS: tl.constexpr,
 ):
     """Returns the sums [OUTPUTS, TOKENS] over the inputs from `begin` on. If IS_GATED, also returns
-    the sums for a second matrix, which begins BETWEEN numbers after the first."""
+    the sums for a second matrix, whose numbers begin BETWEEN elements after the first matrix."""
     sums = tl.zeros((OUTPUTS, TOKENS), tl.float32)
     gated_sums = tl.zeros((OUTPUTS, TOKENS), tl.float32)
     for first in range(begin, begin + N_STEPS * INPUTS, INPUTS):
@@ -99,7 +99,8 @@ def _multiply(
     N_STEPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Computes a tile of the product, or of both products if gated, for a part of the inputs."""
+    """Computes a tile of the product for a part of the inputs. If the product is gated, computes
+    the tile of both products."""
     part = tl.program_id(1)
     token, output = tile_of(tl.program_id(0), n_tokens, N_OUT, TOKENS, OUTPUTS, GROUP)
     # Past the end the last output is computed again, and the result is not written.
@@ -149,7 +150,8 @@ def can_quantise(weight: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Int8Matrix:
-    """A quantised matrix, with the counts of `KernelMatrix`."""
+    """An int8 matrix with a scale for each output, and the counters that `KernelMatrix`
+    requires."""
 
     whole: Tensor  # [n_out, n_in padded to _ALIGNMENT_BYTES], int8
     scales: Tensor  # [n_out], float32
@@ -186,7 +188,7 @@ class TritonInt8Weight(QuantisedWeight[Int8Matrix]):
 
 @dataclass(frozen=True, slots=True)
 class TritonInt8GatedWeight(QuantisedGatedWeight[Int8Matrix]):
-    """The gate and up matrices of a gated MLP in int8, and the gate."""
+    """The gate and up matrices of a gated MLP in int8, with the gate function."""
 
     @classmethod
     def of(cls, weight: Tensor, gate: Gate) -> TritonInt8GatedWeight:

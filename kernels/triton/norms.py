@@ -44,7 +44,7 @@ def _rms_norm(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Implements `Ops.rms_norm`."""
+    """Normalises rows by their root mean square, as `Ops.rms_norm` describes."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     size = x.shape[-1]
     rows = rows_of(x)
@@ -97,7 +97,7 @@ def _layer_norm(
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Implements `Ops.layer_norm`."""
+    """Applies layer normalisation to rows, as `Ops.layer_norm` describes."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     size = x.shape[-1]
     rows = rows_of(x)

@@ -11,7 +11,7 @@ from kernels.pytorch.operations import TORCH
 
 @cache
 def triton_ops() -> Ops | None:
-    """Returns the operations of a CUDA device. Returns None if Triton is not installed."""
+    """Returns the operations for CUDA devices, or None if Triton is not installed."""
     if find_spec("triton") is None:
         return None
     # Imported here because Triton may be absent, and because loading it costs a rank on a CPU

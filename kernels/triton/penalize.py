@@ -1,8 +1,8 @@
 """Penalties of tokens that have occurred, on a GPU (see `kernels.pytorch.penalize`).
 
-All logits are copied, then one launch changes the rows that are penalised. A program has a block of
-a row. It reads 4 bytes for each token's count, and reads the logits only if a token of the block
-has occurred.
+All logits are copied, then one launch changes the rows that are penalised. Each program of the
+launch handles a block of a row. It reads the 4-byte count of each token, and reads the logits only
+if a token of the block has occurred.
 """
 
 from __future__ import annotations

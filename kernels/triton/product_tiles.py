@@ -17,10 +17,10 @@ import triton
 from kernels.triton.tuning import Device, measured
 
 MAX_DIVIDED = 512
-"""Maximum number of tiles of a product whose inputs are divided into parts."""
+"""Largest number of tiles of a product whose inputs may be divided among several programs."""
 
 MAX_TOKENS = 128
-"""Maximum number of tokens of a tile."""
+"""Largest number of tokens of a tile."""
 
 _MIN_TOKENS = 16  # minimum number of tokens of a tile
 _MIN_STEPS = 4  # minimum number of steps of a part, whose sums must be written and read
@@ -28,7 +28,7 @@ _MIN_STEPS = 4  # minimum number of steps of a part, whose sums must be written 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The shape and type of a product, without the number of tokens."""
+    """The shape and the type of a product, except its number of tokens."""
 
     n_out: int  # if gated, number of outputs of each of the two matrices
     n_in: int
@@ -38,7 +38,8 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
-    """The size of the tile that a program computes, and the program's parameters."""
+    """The tile size of a product, and the numbers of programs, warps and pipeline stages with which
+    tiles are computed."""
 
     tokens: int
     outputs: int  # if gated, number of outputs of each of the two matrices
@@ -50,7 +51,8 @@ class ProductTiles:
 
 @dataclass(frozen=True, slots=True)
 class ProductCut:
-    """The division of a product: its tiles, and the parts of the inputs of each tile."""
+    """The division of a product: its tiles, and into how many parts the inputs of each tile are
+    divided."""
 
     tiles: ProductTiles
     n_tiles: int  # number of tiles of outputs and tokens
@@ -92,8 +94,7 @@ def cut_product(product: Product, n_tokens: int, device: Device) -> ProductCut:
 
 
 def cut_with(tiles: ProductTiles, product: Product, n_tokens: int, device: Device) -> ProductCut:
-    """Returns the division of `product` with `n_tokens` tokens on `device` into tiles of the given
-    size."""
+    """Divides `product` for `n_tokens` tokens on `device` into tiles of the given size."""
     n_tiles = triton.cdiv(product.n_out, tiles.outputs) * triton.cdiv(n_tokens, tiles.tokens)
     n_steps = triton.cdiv(product.n_in, tiles.inputs)
     n_parts = 1
@@ -109,18 +110,20 @@ def cut_with(tiles: ProductTiles, product: Product, n_tokens: int, device: Devic
 
 
 def default_tiles(product: Product, n_tokens: int) -> ProductTiles:
-    """Returns tiles for a product that was not measured, for 99 KiB or more of shared memory."""
+    """Returns the tiles for a product that was not measured. They need at most 99 KiB of shared
+    memory."""
     return _DEFAULTS[product.dtype.itemsize, product.is_gated, tokens_up_to(n_tokens)]
 
 
 def tokens_up_to(n_tokens: int) -> int:
-    """Returns the number of tokens by which tiles for `n_tokens` are looked up: `n_tokens` rounded
-    up to a power of two, at least 16 and at most MAX_TOKENS."""
+    """Returns the rounded number of tokens under which tiles for `n_tokens` tokens are stored: the
+    next power of two, at least 16 and at most MAX_TOKENS."""
     return min(MAX_TOKENS, max(_MIN_TOKENS, 1 << (n_tokens - 1).bit_length()))
 
 
 def entry(product: Product, n_tokens: int) -> str:
-    """Returns the name of a product's measurement in the file of measurements."""
+    """Returns the key under which the measurement of a product is stored in the file of
+    measurements."""
     kind = "int8 gated" if product.is_gated else "int8"
     dtype = str(product.dtype).removeprefix("torch.")
     return f"{kind} {product.n_out}x{product.n_in} {tokens_up_to(n_tokens)} {dtype}"

@@ -88,7 +88,8 @@ def _with_other_parts(
     OUTPUTS: tl.constexpr,
     N_PARTS: tl.constexpr,
 ):
-    """Writes the sums of a program's part of the inputs. Returns sums, gated sums and `is_last`.
+    """Writes the sums of a program's part of the inputs. Returns the sums, the gated sums and
+    `is_last`.
 
     `is_last` is true for the last program of the tile that writes. Only then are the returned sums
     totals over all parts.
@@ -129,7 +130,8 @@ def finish(
     OUTPUTS: tl.constexpr,
     N_PARTS: tl.constexpr,
 ):
-    """Finishes a program, whose sums over its part of the inputs are [OUTPUTS, TOKENS].
+    """Completes the work of a program, whose sums over its part of the inputs are [OUTPUTS,
+    TOKENS].
 
     The last program of a tile adds up all parts, applies the scales of outputs if HAS_SCALES, then
     the gate, the bias and the residual, and writes the result.
@@ -171,7 +173,7 @@ def finish(
 
 
 class Operand(NamedTuple):
-    """The kernel for a matrix, and the arguments of the kernel that depend on the matrix."""
+    """The kernel for a matrix, and those arguments of the kernel that depend on the matrix."""
 
     kernel: Any
     tensors: tuple[Tensor, ...]  # positional arguments between the tokens and the bias
@@ -187,22 +189,23 @@ class KernelMatrix(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of memory of the matrix."""
+        """Number of bytes that the matrix takes in memory."""
 
     @property
     def arrivals(self) -> Tensor:
-        """Number of programs that have written their part, for each tile, [MAX_DIVIDED] int32. The
-        numbers are 0 between calls."""
+        """For each tile, the number of programs that have written their part, [MAX_DIVIDED] int32.
+        All numbers are 0 between calls."""
 
     def operand(self) -> Operand:
-        """Returns the kernel, and the kernel's arguments for this matrix."""
+        """Returns the kernel for this matrix, and the kernel's arguments that depend on the
+        matrix."""
 
 
 AnyMatrix = TypeVar("AnyMatrix", bound=KernelMatrix)
 
 
 def no_arrivals(device: torch.device) -> Tensor:
-    """Returns the initial `KernelMatrix.arrivals`: zeros [MAX_DIVIDED] int32."""
+    """Returns the initial value of `KernelMatrix.arrivals`: zeros [MAX_DIVIDED] int32."""
     return torch.zeros(MAX_DIVIDED, dtype=torch.int32, device=device)
 
 
@@ -233,14 +236,14 @@ class QuantisedWeight(Generic[AnyMatrix]):
 
 @dataclass(frozen=True, slots=True)
 class QuantisedGatedWeight(Generic[AnyMatrix]):
-    """The gate and up matrices of a gated MLP as one quantised matrix, and the gate."""
+    """The gate and up matrices of a gated MLP as one quantised matrix, with the gate function."""
 
     matrix: AnyMatrix  # [2 * n_out, n_in], the gate's rows first
     gate: int  # a value of GATES
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The sizes n_out and n_in of both matrices together."""
+        """The sizes 2 * n_out and n_in of the gate and up matrices together."""
         return self.matrix.shape
 
     @property

@@ -12,7 +12,7 @@ once: queries in place, keys and values into the token's slot. That moves 4 * he
 head in bfloat16. Separate rotation, slicing and storing would move keys twice and need five
 launches. A norm adds only the squares of a head, which is in registers as a whole, and the reading
 of two weights from the cache; nothing is rounded in between. A program has some heads of one token,
-which may be queries, keys or values. Each of the three has a masked store.
+which may be queries, keys or values. Queries, keys and values each have a masked store.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def head_form(n_heads: int, half: int) -> tuple[int, int]:
 
 @triton.jit
 def turn(first, second, cos, sin):
-    """Returns both halves of heads [n, pairs], rotated by the angles [pairs] of the second half."""
+    """Rotates heads by angles and returns both halves of the heads, [n, pairs] each. `cos` and
+    `sin` [pairs] are the angles of the second half."""
     return first * cos - second * sin, second * cos + first * sin
 
 
@@ -75,7 +76,7 @@ def _rotary(
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Implements `Ops.rotary`."""
+    """Rotates heads, as `Ops.rotary` describes."""
     if x.stride(2) != 1:
         x = x.contiguous()
     n_tokens, n_heads, head_dim = x.shape
@@ -127,7 +128,7 @@ def _write_kv(
 
 
 def write_kv(k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
-    """Implements `Ops.write_kv`."""
+    """Stores keys and values, as `Ops.write_kv` describes."""
     if k.stride(2) != 1 or v.stride(2) != 1:
         k, v = k.contiguous(), v.contiguous()
     n_tokens, n_kv_heads, head_dim = k.shape
@@ -151,8 +152,8 @@ def write_kv(k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slots
 
 @triton.jit
 def _weights(q_norm, k_norm, place, is_there, is_query):
-    """Returns the norms' weights [n, pairs] of n heads, for the elements `place` [1, pairs]. Heads
-    are queries where `is_query` [n, 1] is true, and keys elsewhere."""
+    """Returns the norms' weights [n, pairs] of n heads, for the elements `place` [1, pairs]. A head
+    is a query if `is_query` [n, 1] is true, otherwise a key."""
     of_q = tl.load(q_norm + place, is_there, 0.0).to(tl.float32)
     of_k = tl.load(k_norm + place, is_there, 0.0).to(tl.float32)
     return tl.where(is_query, of_q, of_k)
@@ -223,7 +224,8 @@ def rotary_write_kv(
     n_heads: int,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """Implements `Ops.rotary_write_kv`. The result is a view of `qkv`."""
+    """Rotates queries and keys and stores keys and values, as `Ops.rotary_write_kv` describes. The
+    result is a view of `qkv`."""
     n_kv_heads, head_dim = key_cache.shape[2:]
     qkv = qkv.contiguous()
     n_tokens = qkv.shape[0]

@@ -1,4 +1,4 @@
-"""The rows of a tensor, for kernels that compute over the last dimension."""
+"""Describes the rows of a tensor for kernels that compute over the last dimension."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _MIN_ELEMENTS = 2048
 
 
 class TensorRows(NamedTuple):
-    """The rows of a tensor `x`. Row r begins at the element
-    `r // n_inner * outer_stride + r % n_inner * inner_stride` and is contiguous."""
+    """The layout of the rows of a tensor `x`. Row r begins at the element `r // n_inner *
+    outer_stride + r % n_inner * inner_stride` and is contiguous."""
 
     x: Tensor
     n_rows: int
@@ -28,7 +28,8 @@ class TensorRows(NamedTuple):
 
 
 def rows_of(x: Tensor) -> TensorRows:
-    """Returns the rows of `x` [..., size], copied if `TensorRows` cannot describe its layout."""
+    """Returns the layout of the rows of `x` [..., size]. If `TensorRows` cannot describe it, `x` is
+    copied first."""
     if x.dim() == 2 and x.stride(1) == 1:
         return TensorRows(x, x.shape[0], 1, x.stride(0), 0)
     if x.dim() == 3 and x.stride(2) == 1:
@@ -40,8 +41,8 @@ def rows_of(x: Tensor) -> TensorRows:
 
 @cache
 def row_form(size: int) -> tuple[int, int, int]:
-    """Returns three numbers for rows of `size` elements: the rows of one program, the elements to
-    which a row is padded, and the warps of a program."""
+    """Returns three numbers for a kernel over rows of `size` elements: the number of rows per
+    program, the padded number of elements of a row, and the number of warps per program."""
     padded = triton.next_power_of_2(size)
     n_rows = max(1, _MIN_ELEMENTS // padded)
     return n_rows, padded, min(_MAX_WARPS, max(1, n_rows * padded // _WARP_ELEMENTS))

@@ -1,18 +1,18 @@
 """Chooses tokens from logits on a GPU, with one launch for a batch and one program for each row.
 
 The filters are those of `Ops.sample`, but no row is sorted. A filter is a threshold: the largest
-value for which enough logits are at or above the value. "Enough" means a number of logits for
-`top_k`, and a sum of weights for `top_p`. The threshold is found by bisection over the bit patterns
-of the logits, which have the order of their values, so it is exact. Of the logits that are equal to
-the threshold, only the first ones are kept, up to the number that is needed.
+value for which enough logits are at or above the value. For `top_k`, "enough" is a number of
+logits; for `top_p`, it is a sum of weights. The threshold is found by bisection over the bit
+patterns of the logits, which have the order of their values, so it is exact. Of the logits that are
+equal to the threshold, only the first ones are kept, up to the number that is needed.
 
     look       reads the row once: the largest logit of each lane of the program, and of the row.
                A greedy row is finished with this step.
     gather     reads the row again if it has a limit, and writes the logits that reach a bound. With
                `top_k` the bound is the `top_k`-th largest of the lanes' maxima: all of the `top_k`
                largest logits reach it, and few others. With `top_p` alone the bound is the median
-               of the maxima, which a few thousand logits reach. If these suffice, the next steps
-               read only these.
+               of the maxima, which a few thousand logits reach. If the gathered logits suffice, the
+               next steps read no others.
     threshold  bisects: at most 16 steps for bfloat16 and 32 for float32, usually half of that.
     invert     sums the weights of all blocks, then reads the block that contains the target.
 
@@ -57,8 +57,8 @@ _UNUSED_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
 
 @triton.jit
 def _order_of(value, SHIFT: tl.constexpr):
-    """Returns integers that have the same order as the float32 numbers `value`. The SHIFT lowest
-    bits of `value` must be zero."""
+    """Maps the float32 numbers `value` to integers with the same order. The SHIFT lowest bits of
+    `value` must be zero."""
     bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)  # -0 is 0
     order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (order >> SHIFT).to(tl.int64)
@@ -66,7 +66,7 @@ def _order_of(value, SHIFT: tl.constexpr):
 
 @triton.jit
 def _value_of(order, SHIFT: tl.constexpr):
-    """Returns the float32 numbers of integers from `_order_of`."""
+    """Converts integers from `_order_of` back to float32 numbers."""
     low_bits = tl.where(order < 0, (1 << SHIFT) - 1, 0)
     order = ((order << SHIFT) + low_bits).to(tl.int32)
     return tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.float32, bitcast=True)
@@ -112,7 +112,7 @@ def _look(row, N, LANES: tl.constexpr, STAGES: tl.constexpr):
 @triton.jit
 def _bound(peaks, largest, n_wanted, SHIFT: tl.constexpr):
     """Returns a lower bound for the `n_wanted` largest logits. At least `n_wanted` lanes have a
-    peak that reaches the bound. More lanes do so only if peaks are equal."""
+    peak (largest logit) that reaches the bound, and more lanes only if peaks are equal."""
     low, high = _order_of(tl.min(peaks, 0), SHIFT), _order_of(largest, SHIFT) + 1
     n_reached = n_wanted + 1
     while (high - low > 1) & (n_reached != n_wanted):
@@ -138,8 +138,8 @@ def _gather(
     ROOM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Writes the values and ids of logits that reach `bound`, up to ROOM of them, in the order of
-    their ids.
+    """Writes the values and ids of the first ROOM logits that reach `bound`, in the order of their
+    ids.
 
     Returns the number of logits that reach `bound`, and the weight of the whole row if
     `needs_total`.
@@ -196,7 +196,8 @@ def _weigh(
 
 @triton.jit
 def _goal(top_p, total):
-    """Returns the smallest integer that is at least `top_p * total`, within 1 to `total`."""
+    """Returns the smallest integer that is at least `top_p * total`, limited to the range from 1 to
+    `total`."""
     goal = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
     return tl.minimum(tl.maximum(goal, 1), total)
 
@@ -213,7 +214,7 @@ def _limit_count(
     LANES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Applies `top_k`: returns a bound, the number of kept logits that are equal to the bound, and
+    """Applies `top_k`. Returns a bound, the number of kept logits that are equal to the bound, and
     the weight of all kept logits.
 
     All logits above the bound are kept. At least `n_wanted` logits must reach `low`.
@@ -246,7 +247,7 @@ def _limit_weight(
     LANES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Applies `top_p`: returns a bound, and the number of kept logits that are equal to the bound.
+    """Applies `top_p`. Returns a bound, and the number of kept logits that are equal to the bound.
 
     All logits above the bound are kept. The logits above `low`, together with the first `n_kept`
     logits equal to `low`, must have a weight of at least `goal`.
@@ -338,7 +339,8 @@ def _choose(
     BLOCKS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Returns the sampled index of a row. The limits must drop all logits below `low`."""
+    """Returns the sampled index of a row. `low` must be so low that the limits drop all logits
+    below it."""
     bound, n_kept = low, tl.full((), 0x7FFFFFFF, tl.int64)
     if n_wanted <= N:
         bound, n_kept, total = _limit_count(
@@ -437,7 +439,8 @@ def _sample(
 
 
 def sample(logits: Tensor, columns: SamplingColumns, *, n_lanes: int = _N_LANES) -> Tensor:
-    """Implements `Ops.sample`. The host does not wait for the device.
+    """Samples a token for each row of logits, as `Ops.sample` describes. The host does not wait for
+    the device.
 
     `n_lanes`, a power of two, is the number of logits that a program reads in one step.
     """

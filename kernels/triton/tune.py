@@ -3,9 +3,9 @@
 For each head size and element type the program times attention with every candidate, over a batch
 of decodes and over a batch of prompts and chunks. It saves the fastest tiles in the file that
 `kernels.triton.tuning` reads, so that processes that start later use them. The heads and batches
-are those of a common model, because only the order of the candidates matters. Products with int8
-weights are measured for the given sizes of matrices, for each number of tokens that has tiles of
-its own:
+are typical of common models. Other models can use the results, because only the order of the
+candidates matters. Products with int8 weights are measured for the given sizes of matrices, for
+each number of tokens that has tiles of its own:
 
     python -m kernels.triton.tune --int8 6144x4096 4096x4096 4096x14336 --int8-gated 14336x4096
 """
@@ -64,12 +64,12 @@ def candidates(kind: Kind) -> Iterator[Tiles]:
 
 
 def with_tiles(cut: Cut, kind: Kind, tiles: Tiles) -> Cut:
-    """Returns the parameters `cut` with the tile sizes `tiles` for batches of one kind."""
+    """Returns `cut` with the tile sizes `tiles` for items of one kind."""
     return replace(cut, small=tiles) if kind is Kind.DECODES else replace(cut, large=tiles)
 
 
 class AttentionBench:
-    """Measures attention over a batch of one kind, with random keys and values."""
+    """Measures the speed of attention over a batch of one kind, with random keys and values."""
 
     def __init__(self, kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> None:
         self._kind = kind
@@ -86,8 +86,8 @@ class AttentionBench:
         self._q = torch.randn(n_tokens, n_heads, head_dim, dtype=dtype, device="cuda")
 
     def time_ms(self, tiles: Tiles) -> float:
-        """Returns the median time of a call with `tiles` in milliseconds. The result is infinite if
-        the tiles do not fit the device."""
+        """Returns the median time of a call with `tiles` in milliseconds, or infinity if the tiles
+        do not fit the device."""
         uploads = uploads_for(self._q.device)
         plan = cut_batch(
             self._starts,
@@ -110,7 +110,7 @@ class AttentionBench:
 
 
 def fastest(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
-    """Measures all candidates and returns the fastest tile sizes for work items of `kind`."""
+    """Measures all candidates and returns the fastest tile sizes for items of `kind`."""
     bench = AttentionBench(kind, head_dim, dtype, device)
     times = {tiles: bench.time_ms(tiles) for tiles in candidates(kind)}
     best = min(times, key=times.__getitem__)
@@ -132,7 +132,8 @@ def product_candidates(n_tokens: int, dtype: torch.dtype) -> Iterator[ProductTil
 
 
 class ProductBench:
-    """Measures a product of random tokens with a random matrix, which is not in the cache."""
+    """Measures the speed of a product of random tokens with a random matrix that is not in the
+    cache."""
 
     def __init__(self, product: Product, n_tokens: int, device: Device) -> None:
         self._product, self._device = product, device
@@ -143,8 +144,8 @@ class ProductBench:
         self._out = self._x.new_empty(n_tokens, product.n_out)
 
     def time_ms(self, tiles: ProductTiles) -> float:
-        """Returns the median time of a call with `tiles` in milliseconds. The result is infinite if
-        the tiles do not fit the device."""
+        """Returns the median time of a call with `tiles` in milliseconds, or infinity if the tiles
+        do not fit the device."""
         cut = cut_with(tiles, self._product, len(self._x), self._device)
         gate = int(self._product.is_gated)
         try:

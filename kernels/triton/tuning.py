@@ -1,8 +1,8 @@
-"""The tiles of attention on a device, by head size, element type and kind of item.
+"""The tile sizes of attention on a device, by head size, element type and kind of item.
 
 `tiles_for` returns the fastest tiles that `python -m kernels.triton.tune` has measured on a device
-of this name, or a default for the device's compute capability. Measurements are a JSON file per
-device in the user's cache (XDG_CACHE_HOME, else `~/.cache`); a process reads the file once. The
+with the same name, or a default for the device's compute capability. Measurements are a JSON file
+per device in the user's cache (XDG_CACHE_HOME, else `~/.cache`); a process reads the file once. The
 file also holds the measurements of `kernels.triton.product_tiles`.
 """
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """The two kinds of items, whose time is limited by different parts of a device."""
+    """The two kinds of items of attention. Their speed is limited by different parts of a
+    device."""
 
     DECODES = "decodes"  # few rows, limited by memory
     SPANS = "spans"  # many rows, limited by the matrix units
@@ -35,7 +36,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The size of the tile that a program computes, and the program's parameters."""
+    """The tile size of attention, and the numbers of warps and pipeline stages of the program that
+    computes a tile."""
 
     rows: int  # maximum number of queries times heads that share a K/V head
     keys: int  # keys of one step
@@ -45,7 +47,7 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The properties of a device on which the choice of tiles depends."""
+    """The properties of a GPU that determine which tiles are chosen."""
 
     name: str
     capability: int  # 10 * major + minor
@@ -75,14 +77,15 @@ def device_of(device: torch.device) -> Device:
 
 @cache
 def tiles_for(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
-    """Returns the measured tile sizes for work items of `kind`, or else the default sizes."""
+    """Returns the measured tile sizes for items of `kind`, or the default sizes if nothing was
+    measured."""
     found = measured(device.name).get(entry(kind, head_dim, dtype))
     return Tiles(**found) if found else default_tiles(kind, head_dim, dtype, device)
 
 
 def default_tiles(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
-    """Returns default tile sizes for the compute capability of `device`, for kernels and shapes
-    that have no measured sizes."""
+    """Returns the default tile sizes for the compute capability of `device`. They are used if
+    nothing was measured."""
     n_dims = triton.next_power_of_2(head_dim)
     if n_dims > 256:
         return _wide_tiles(kind, dtype, device)
@@ -101,8 +104,8 @@ def default_tiles(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device)
 
 
 def _wide_tiles(kind: Kind, dtype: torch.dtype, device: Device) -> Tiles:
-    """Returns tiles for heads of more than 256 elements, for example latents, whose sums take most
-    of the registers."""
+    """Returns the tile sizes for heads of more than 256 elements, for example latents. The sums of
+    such heads take most of the registers."""
     if dtype == torch.float32:
         return Tiles(rows=16, keys=16, n_warps=8, n_stages=1)  # two stages take over 99 KiB
     if device.capability < 90:
@@ -111,12 +114,12 @@ def _wide_tiles(kind: Kind, dtype: torch.dtype, device: Device) -> Tiles:
 
 
 def entry(kind: Kind, head_dim: int, dtype: torch.dtype) -> str:
-    """Returns the name of a measurement in the file of measurements."""
+    """Returns the key under which a measurement is stored in the file of measurements."""
     return f"{kind} {head_dim} {str(dtype).removeprefix('torch.')}"
 
 
 def measurements_path(device_name: str) -> Path:
-    """Returns the path of the file of measurements for devices of the given name."""
+    """Returns the path of the file with the measurements for devices of the given name."""
     cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     name = re.sub(r"[^\w.-]+", "_", device_name)
     return Path(cache_home, "orcinus", "tuning", f"{name}.json")
@@ -124,7 +127,7 @@ def measurements_path(device_name: str) -> Path:
 
 @cache
 def measured(device_name: str) -> Mapping[str, Mapping[str, int]]:
-    """Returns the measured tiles for devices of the given name: for each entry, the fields of
+    """Returns the measured tiles for devices of the given name. Each entry has the fields of
     `Tiles` or `ProductTiles`."""
     return _read(device_name)
 
@@ -136,7 +139,7 @@ def _read(device_name: str) -> Mapping[str, Mapping[str, int]]:
 
 
 def save(device_name: str, tiles: Mapping[str, DataclassInstance]) -> Path:
-    """Adds `tiles`, by entry, to the file of measurements for devices of the given name.
+    """Adds `tiles`, by their keys, to the file of measurements for devices of the given name.
 
     Returns the path of the file. Processes that have read the file do not see the change.
     """

@@ -1,1 +1,1 @@
-"""The interfaces of matrices that tokens are multiplied with, and the quantisation of matrices."""
+"""The interfaces of matrices by which tokens are multiplied, and the quantisation of matrices."""

@@ -11,8 +11,8 @@ from kernels.weights.linear import Clamp, Gate, GatedWeight, LinearWeight
 
 @dataclass(frozen=True, slots=True)
 class GatedInTwo:
-    """The gate and up matrices of a gated MLP in one matrix; the gate function is applied to the
-    product in a second operation."""
+    """The gate and up matrices of a gated MLP in one matrix. The gate function is applied to the
+    product by a second operation."""
 
     weight: LinearWeight  # [2 * n_out, n_in], the gate's rows first
     gate: Gate | Clamp
@@ -25,4 +25,5 @@ class GatedInTwo:
 
 
 GatedMatrix = GatedWeight | GatedInTwo
-"""The gate and up matrices of a gated MLP with the gate function, fused or in two operations."""
+"""The gate and up matrices of a gated MLP with the gate function, which is fused with the product
+or a second operation."""

@@ -4,7 +4,7 @@ A weight is `value * scale + offset`. A number of eight bits is the value itself
 bits is the index of one of sixteen values, by default -8 to 7. All layouts of quantised checkpoints
 can be converted to this form: a zero point or a minimum becomes an offset.
 
-Each number takes a byte here, also a number of four bits. `kernels.native.groups` and
+Here each number takes a byte, even a number of four bits. `kernels.native.groups` and
 `kernels.triton.linear_groups` pack the numbers for products.
 """
 
@@ -24,18 +24,19 @@ WHOLE = tuple(range(-8, 8))
 """The default values of numbers of four bits: -8 to 7."""
 
 MULTIPLE = 8
-"""Number that divides the number of inputs of a group in every packed form."""
+"""A group's number of inputs must be a multiple of this number in every packed form."""
 
 LONGEST = 128
-"""Largest number of inputs of a group in a packed form; a longer group is stored as several."""
+"""Largest number of inputs of a group in a packed form. A longer group is stored as several
+groups."""
 
 HALF_STEP = 2.0**-11
-"""Largest relative error of rounding to float16."""
+"""Largest relative error of rounding a number to float16."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupForm:
-    """The meaning of a matrix's numbers, and how many inputs share a scale."""
+    """How the numbers of a matrix are to be read, and how many inputs share a scale."""
 
     bits: Bits
     size: int  # inputs of a group; the last group may have fewer
@@ -68,7 +69,7 @@ class GroupedMatrix:
         return weight if self.offsets is None else weight + self.offsets[:, groups]
 
     def values(self) -> Tensor:
-        """Returns the values of all numbers, [n_out, n_in] int8."""
+        """Returns the value that each number stands for, [n_out, n_in] int8."""
         if self.form.bits == 8:
             return self.numbers
         table = torch.tensor(self.form.values, dtype=torch.int8, device=self.numbers.device)
@@ -85,19 +86,19 @@ class GroupedMatrix:
         )
 
     def rows(self, order: Tensor | slice) -> GroupedMatrix:
-        """Returns the matrix of some of the outputs. `order` has their indices in the wanted
-        order."""
+        """Returns a matrix with some of the outputs. `order` has the indices of these outputs, in
+        the wanted order."""
         offsets = None if self.offsets is None else self.offsets[order]
         return replace(
             self, numbers=self.numbers[order], scales=self.scales[order], offsets=offsets
         )
 
     def without_zeros(self) -> GroupedMatrix:
-        """Returns the matrix with `offsets` None if all offsets are zero."""
+        """Returns the matrix, with `offsets` set to None if all offsets are zero."""
         return self if self.offsets is None or self.offsets.any() else replace(self, offsets=None)
 
     def in_groups_of(self, size: int) -> GroupedMatrix:
-        """Returns the matrix with its groups split into groups of `size` inputs.
+        """Returns the matrix with each group split into groups of `size` inputs.
 
         `size` must divide the present size of groups, unless each output has only one group.
         """
@@ -123,10 +124,10 @@ class GroupedMatrix:
         return self.in_groups_of(LONGEST if size % LONGEST == 0 else size)
 
     def scale_type(self, dtype: torch.dtype) -> torch.dtype:
-        """Returns the type in which scales and offsets are to be stored, for tokens of `dtype`.
+        """Returns the type in which scales and offsets should be stored, for tokens of `dtype`.
 
-        The type is float16 if `fits_half` accepts scales and offsets, else float32. For tokens of
-        float32 rounding to float16 must change no number.
+        The type is float16 if `fits_half` accepts scales and offsets, else float32. For float32
+        tokens, float16 is used only if it represents every number exactly.
         """
         tolerance = 0.0 if dtype == torch.float32 else HALF_STEP
         numbers = [self.scales] if self.offsets is None else [self.scales, self.offsets]
@@ -136,9 +137,9 @@ class GroupedMatrix:
 def joined(parts: Sequence[GroupedMatrix]) -> GroupedMatrix:
     """Returns the matrices joined along their outputs, without any loss of precision.
 
-    All parts must have an equal number of inputs. If parts have different values of numbers, all
-    numbers become numbers of eight bits. The size of groups becomes the greatest common divisor of
-    the parts' sizes.
+    All parts must have an equal number of inputs. If the numbers of the parts stand for different
+    values, all numbers are converted to eight bits. The size of groups becomes the greatest common
+    divisor of the parts' sizes.
     """
     n_in = parts[0].shape[1]
     sizes = {part.form.size if part.form.n_groups(n_in) > 1 else 0 for part in parts}
@@ -166,7 +167,7 @@ def _widened(matrix: GroupedMatrix) -> GroupedMatrix:
 
 
 def fits_half(numbers: Tensor, tolerance: float = HALF_STEP) -> bool:
-    """Whether `numbers` [n_out, n_groups] are precise enough in float16.
+    """Returns whether float16 is precise enough for `numbers` [n_out, n_groups].
 
     No rounding error may be larger than `tolerance` times the largest absolute number of the same
     output.

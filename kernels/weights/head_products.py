@@ -1,4 +1,4 @@
-"""Products of every head's vector with a matrix of the head, which latent attention needs.
+"""Products of each head's vector with a matrix of that head. Latent attention needs such products.
 
 `kernels.pytorch.heads` and `kernels.native.heads` implement the products; `kernels.packing.heads`
 chooses between the two.
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class HeadProducts(Protocol):
-    """A matrix [n_out, n_in] for each head, with which the head's vectors are multiplied."""
+    """For each head a matrix [n_out, n_in], by which the head's vectors are multiplied."""
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -29,7 +29,7 @@ class Clamp:
 
 @runtime_checkable
 class LinearWeight(Protocol):
-    """A matrix [n_out, n_in] in any form, with which tokens are multiplied."""
+    """A matrix [n_out, n_in] in any form, by which tokens are multiplied."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -50,25 +50,25 @@ class LinearWeight(Protocol):
 
 
 class TableWeight(LinearWeight, Protocol):
-    """A matrix that tokens can be multiplied with and whose rows can be looked up; embedding and
+    """A matrix by which tokens can be multiplied, and whose rows can be looked up. Embedding and
     head may share such a matrix."""
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Returns the rows of the matrix at `indices` [n], [n, n_in]."""
+        """Returns the rows of the matrix with the indices `indices` [n], as [n, n_in]."""
 
 
 @runtime_checkable
 class PanelTable(TableWeight, Protocol):
     """A table that is packed for the native library, in panels.
 
-    A panel is a group of rows that are stored interleaved: one 32-bit word of each row after the
-    other.
+    A panel is a group of rows that are stored interleaved: the first 32-bit word of each row, then
+    the second word of each row, and so on.
     """
 
     @property
     def packed(self) -> Tensor:
-        """The rows in panels, which are blocks of `panel` adjacent rows: [n_panels, n_steps, panel,
-        inputs]. A word has `inputs` elements."""
+        """The rows in panels, [n_panels, n_steps, panel, inputs]. A panel is a block of `panel`
+        adjacent rows, and a 32-bit word has `inputs` elements."""
 
 
 class GatedWeight(Protocol):
@@ -87,7 +87,7 @@ class GatedWeight(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlainWeight:
-    """A matrix in PyTorch's own layout."""
+    """A matrix in PyTorch's own layout, neither packed nor quantised."""
 
     weight: Tensor  # [n_out, n_in]
 

@@ -1,10 +1,10 @@
 """Symmetric quantisation of a matrix, with a scale for each output or for each group of inputs.
 
 With a scale for each output (`quantised`), the scale is the output's largest absolute weight
-divided by 127. All forms of int8 weights that quantise inputs as well use this quantisation. With a
-scale for each group (`in_groups`), a scale for eight bits is the group's largest absolute weight
-divided by 127. For four bits several scales are tried, and the scale with the smallest sum of
-squared errors is taken. The modules of the packed forms describe the products.
+divided by 127. This quantisation is used by all int8 weights whose products also quantise inputs.
+With a scale for each group (`in_groups`), a scale for eight bits is the group's largest absolute
+weight divided by 127. For four bits several scales are tried, and the scale with the smallest sum
+of squared errors is taken. The modules of the packed forms describe the products.
 """
 
 import torch
@@ -15,7 +15,7 @@ from kernels.weights.groups import Bits, GroupedMatrix, GroupForm, fits_half
 LARGEST = 127  # the largest int8 whose negative is an int8, too
 
 GROUP_SIZES: dict[Bits, int] = {4: 32, 8: 128}
-"""Number of inputs of a group, for each number of bits."""
+"""Number of inputs that share a scale, for each number of bits."""
 
 _NOTHING = 1e-30  # a row whose absolute weights are all at most this becomes zeros
 _ROWS_AT_ONCE = 1024
@@ -57,8 +57,8 @@ def in_groups(weight: Tensor, bits: Bits) -> GroupedMatrix:
 
 
 def _in_groups(rows: Tensor, form: GroupForm) -> tuple[Tensor, Tensor]:
-    """Returns the quantised numbers [n_rows, n_in] of `rows` [n_rows, n_in], and the scales of the
-    groups, [n_rows, n_groups] in float32."""
+    """Quantises `rows` [n_rows, n_in] in groups. Returns the numbers [n_rows, n_in], and the scales
+    of the groups, [n_rows, n_groups] in float32."""
     n_rows, n_in = rows.shape
     missing = -n_in % form.size
     groups = torch.nn.functional.pad(rows, (0, missing)).view(n_rows, -1, form.size)
@@ -72,9 +72,9 @@ def _in_groups(rows: Tensor, form: GroupForm) -> tuple[Tensor, Tensor]:
 
 
 def _four_bit_scales(groups: Tensor) -> Tensor:
-    """Returns the scales [n_rows, n_groups] with the smallest squared errors for `groups`
-    [n_rows, n_groups, size]. A scale may be negative. The scale of a group that is not finite is
-    not finite either, so that no result of the group is."""
+    """Returns the scales [n_rows, n_groups] with the smallest squared errors for `groups` [n_rows,
+    n_groups, size]. A scale may be negative. If a group contains a number that is not finite, its
+    scale is not finite, so that its results are not finite either."""
     places = groups.abs().argmax(2, keepdim=True)
     largest = groups.gather(2, places).squeeze(2)  # NaN counts as the largest
     best, best_gain = torch.zeros_like(largest), torch.zeros_like(largest)
@@ -91,7 +91,7 @@ def _four_bit_scales(groups: Tensor) -> Tensor:
 
 
 def _rounded(groups: Tensor, scales: Tensor, bits: Bits) -> Tensor:
-    """Returns groups divided by their scales and rounded to whole numbers within the range of
+    """Divides groups by their scales, and rounds the quotients to whole numbers within the range of
     `bits`, [n_rows, n_groups, size]."""
     steps = torch.where(scales.abs() > _NOTHING, 1 / scales, 0.0)
     low, high = (-8, 7) if bits == 4 else (-LARGEST, LARGEST)

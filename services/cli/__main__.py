@@ -1,4 +1,4 @@
-"""The command `orcinus`, which is also `python -m services.cli`."""
+"""The command `orcinus`. It can also be run as `python -m services.cli`."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from services.console import __main__ as console
 
 INTERRUPTED = 130
 LAST_BYTES_S = 2.0
-"""Seconds that threads which still download get to stop before the process ends anyway."""
+"""Seconds that downloading threads have to stop before the process ends anyway."""
 
 
 def watch(arguments: Sequence[str]) -> int:
@@ -26,7 +26,7 @@ class Command:
     """One subcommand of `orcinus`."""
 
     main: Callable[[Sequence[str]], int]
-    """A function from the arguments after the subcommand to the exit status."""
+    """A function that takes the arguments after the subcommand and returns the exit status."""
     summary: str
 
 
@@ -41,7 +41,7 @@ COMMANDS: Mapping[str, Command] = {
 
 
 def usage() -> str:
-    """Returns the text about the usage, with a line for each subcommand."""
+    """Returns the help text of the command, with a line for each subcommand."""
     lines = [f"  {name:<8} {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [

@@ -1,4 +1,4 @@
-"""Parsers of the values of options on the command line."""
+"""Functions that parse the values of command-line options."""
 
 import argparse
 
@@ -9,7 +9,7 @@ def count(text: str) -> int:
     """Returns the whole number in a text.
 
     Raises:
-        argparse.ArgumentTypeError: the text is no whole number of at least 1.
+        argparse.ArgumentTypeError: the text is not a whole number, or is below 1.
     """
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
@@ -17,10 +17,10 @@ def count(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """Returns the number of bytes that a text such as `512MiB` means.
+    """Returns the number of bytes that a text such as `512MiB` stands for.
 
     Raises:
-        argparse.ArgumentTypeError: the text is no size.
+        argparse.ArgumentTypeError: the text is not a size.
     """
     try:
         return int(TypeAdapter(ByteSize).validate_python(text))

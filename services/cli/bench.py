@@ -19,7 +19,7 @@ from services.common.http_api import ApiError
 
 PERCENTILES = (50, 90, 99)
 TEXT = "The quick brown fox jumps over the lazy dog. Pack my box with five dozen liquor jugs."
-"""A text whose tokens are drawn at random to make the prompts."""
+"""Prompts are made of tokens of this text, in random order."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,10 +62,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def measure(target: Target, options: argparse.Namespace) -> list[Answered]:
-    """Sends the requests and returns the result of each.
-
-    One request is sent before as a warm-up, and is not in the results.
-    """
+    """Sends a warm-up request, then all requests of the benchmark. Returns the result of each,
+    without the warm-up."""
     vocabulary = sorted(set(target.api.post("/tokenize", {"prompt": TEXT})["tokens"]))
 
     def load(n_requests: int, seed: int) -> Load:
@@ -86,7 +84,7 @@ def measure(target: Target, options: argparse.Namespace) -> list[Answered]:
 
 
 def figures(answered: Sequence[Answered]) -> dict[str, Any]:
-    """Returns the figures that are computed from the results of requests.
+    """Computes the figures of a benchmark from the results of its requests.
 
     Throughput is in tokens and requests per second. Latencies are percentiles in seconds. Failed
     requests are counted but are not part of throughput and latencies.
@@ -107,8 +105,8 @@ def figures(answered: Sequence[Answered]) -> dict[str, Any]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Returns the percentiles `PERCENTILES` of the values by nearest rank. The result is empty
-    without values."""
+    """Returns the percentiles in `PERCENTILES` of the values, by the nearest-rank method. The
+    result is empty if there are no values."""
     ordered = sorted(values)
     return {f"p{p}": ordered[-(-p * len(ordered) // 100) - 1] for p in PERCENTILES if ordered}
 

@@ -29,9 +29,9 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """A piece of an answer, or a piece of the reasoning before the answer.
+    """A piece of an answer, or a piece of the reasoning that precedes an answer.
 
-    The conversation does not keep reasoning.
+    Reasoning is not kept in the conversation.
     """
 
     text: str
@@ -51,14 +51,14 @@ class ChatSession:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all messages but the system message."""
+        """Forgets all messages except the system message."""
         self.messages = list(self._beginning)
 
     def say(self, text: str) -> Generator[AnswerPart]:
-        """Sends a text of the user, and yields the pieces of the answer.
+        """Sends a message of the user, and yields the pieces of the answer.
 
         If the caller stops reading before the end, the part of the answer that was read stays in
-        the conversation. If the call fails, the text of the user is removed from the conversation.
+        the conversation. If the call fails, the user's message is removed from the conversation.
 
         Raises:
             ApiError: the server refuses the call, or the connection is lost.

@@ -1,7 +1,7 @@
 """`orcinus check MODEL`: prints whether a checkpoint can be served, its properties and its memory.
 
-The exit status is 0 if the checkpoint can be served with the given options. Otherwise the status is
-1 and the output has the reasons. Only the headers of files are read, and no weights.
+The exit status is 0 if the checkpoint can be served with the given options. Otherwise it is 1, and
+the output explains why. Only the headers of files are read, and no weights.
 """
 
 import argparse
@@ -149,7 +149,7 @@ def _text_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def counted(n: int) -> str:
-    """Returns a large number as a text such as 1.5 billion."""
+    """Returns a large number as text with a word, such as "1.5 billion"."""
     for unit, name in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
         if n >= unit:
             return f"{n / unit:.3g} {name}"
@@ -157,7 +157,7 @@ def counted(n: int) -> str:
 
 
 def human(n_bytes: int) -> str:
-    """Returns a number of bytes in the largest fitting binary unit, like 1.5 GiB."""
+    """Returns a number of bytes as text in the largest fitting binary unit, such as "1.5 GiB"."""
     n, unit = float(n_bytes), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if n < _KIB:

@@ -1,8 +1,8 @@
 """`python -m services.cli.inspection MODEL …`: prints the facts about a checkpoint as JSON.
 
 The checkpoint is read with the code of stages and frontends, but no weights are read. The program
-runs in a process of its own because it needs PyTorch. PyTorch takes seconds to import, and memory
-that the other commands of `orcinus` do not need.
+runs in a process of its own because it needs PyTorch. Importing PyTorch takes seconds and much
+memory, which the other commands of `orcinus` avoid.
 """
 
 import argparse
@@ -43,26 +43,26 @@ from services.worker.models.tensor_files import CheckpointError, TensorFiles
 from services.worker.models.weights import Part, WantedTensors
 
 MAX_TP = 64
-"""Largest number of ranks for which the program checks whether a stage can be divided so."""
+"""Largest number of ranks of a stage that the program considers."""
 _CPU = torch.device("cpu")
 _SCALE_BITS = 16
 _ELEMENT_BITS: Mapping[Quantization, float] = {
     "int8": 8 + _SCALE_BITS / GROUP_SIZES[8],
     "int4": 4 + _SCALE_BITS / GROUP_SIZES[4],
 }
-"""Bits for one element of a quantized matrix, including a part of the scale of the element's group.
-"""
+"""Bits of memory for one element of a quantised matrix, including the element's share of its
+group's scale."""
 
 
 Grouped = Callable[[Sequence[Part]], int | None]
-"""Type of a function that returns the number of bytes of a matrix that is quantized in the files of
-a checkpoint; None for any other matrix."""
+"""A function that returns the number of bytes of a matrix if the checkpoint's files store it
+quantised, otherwise None."""
 
 
 class _Counted(WantedTensors):
-    """The tensors that a rank wants, with a list of the matrices that are made of them.
+    """The tensors that a rank wants, and a list of the matrices that are made of them.
 
-    Matrices may be quantized, so their bytes are counted apart from other tensors.
+    Matrices may be quantised, so their bytes are counted separately from other tensors.
     """
 
     def __init__(self, tp_rank: int, tp_size: int) -> None:
@@ -105,7 +105,8 @@ def inspect(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the facts about a checkpoint.
 
     The list under the key `refused` has the reasons why the checkpoint cannot be served, and the
-    list under `advice` what to do about each. They are empty for a checkpoint that can be served.
+    list under `advice` says what to do about each reason. Both lists are empty if the checkpoint
+    can be served.
     """
     facts: dict[str, Any] = {"refused": [], "advice": []}
     for read in (_model, _layout, _report, _text):
@@ -120,7 +121,7 @@ def inspect(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _advice(error: Exception) -> str:
-    """Returns what a person can do about an error."""
+    """Returns a text that says how an operator can resolve an error."""
     if isinstance(error, CheckpointError):
         return "the files do not fit together: fetch the checkpoint again, or convert it again"
     if isinstance(error, UnsupportedModel):
@@ -160,7 +161,7 @@ def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _report(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns where values come from, and what is ignored."""
+    """Returns the part of the facts that says where values come from, and what is ignored."""
     opened = open_checkpoint(path, load_format=options.load_format)
     if options.load_format == "random":
         return CheckpointReport(opened.derived).facts()
@@ -169,7 +170,8 @@ def _report(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the memory that each rank of the pipeline needs, and the room for tokens."""
+    """Returns the part of the facts about memory: what each rank of the pipeline needs, and how
+    many tokens fit."""
     opened = open_checkpoint(path, load_format=options.load_format)
     config, files = opened.config, opened.files
     dtype, n_stages = config.resolve_dtype(options.dtype), options.stages
@@ -207,9 +209,9 @@ def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _room(stages: Sequence[Division]) -> dict[str, Any]:
-    """Returns the room of the whole pipeline: the smallest room of any stage.
+    """Returns the capacity of the whole pipeline, which is the smallest capacity of any stage.
 
-    The room is a number of tokens and, for models with recurrent states, a number of requests.
+    The capacity is a number of tokens and, for models with recurrent states, a number of requests.
     """
     n_rows = [stage.n_state_rows for stage in stages if stage.n_state_rows]
     return {
@@ -257,8 +259,8 @@ def _grouped(
     dtype: torch.dtype,
     options: argparse.Namespace,
 ) -> Grouped:
-    """Returns the function for the sizes of matrices that are quantized in the files. Random
-    weights need no files, and are never quantized in files.
+    """Returns the function that computes the sizes of matrices that are stored quantised. With
+    random weights there are no files, so no matrix is stored quantised.
 
     Raises:
         CheckpointError: a tensor in the files has another form than the model wants.
@@ -280,10 +282,8 @@ def _grouped(
 def _bytes_of(
     share: _Counted, grouped: Grouped, dtype: torch.dtype, quantization: Quantization
 ) -> int:
-    """Returns the number of bytes of a rank's weights in memory.
-
-    Quantized matrices count with their quantized size.
-    """
+    """Returns the number of bytes of a rank's weights in memory. For quantised matrices, the
+    quantised size is used."""
     n_plain = sum(part.n_elements for part in share.parts)
     n_bytes = 0
     for parts in share.matrices:

@@ -1,4 +1,5 @@
-"""A small load generator: a number of users, of which each sends one request after the other.
+"""A small load generator: simulates a number of users, each of which sends one request after the
+other.
 
 A user sends the next request as soon as the previous answer is complete. Such a closed loop shows
 how a server performs for a number of users, not how the server behaves when it is overloaded. If
@@ -21,23 +22,24 @@ PATH = "/v1/completions"
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The result of a request; all times are seconds of the clock of the event loop."""
+    """The result of a request. All times are seconds on the event loop's clock."""
 
     sent: float
     first: float | None
-    """Time of the first token; None if no token came."""
+    """Time of the first token; None if no token arrived."""
     last: float
     n_tokens: int
     error: str = ""
 
     @property
     def ttft_s(self) -> float:
-        """Seconds from sending the request to the first token, or to the end if no token came."""
+        """Seconds from sending the request to its first token, or to its end if no token
+        arrived."""
         return (self.last if self.first is None else self.first) - self.sent
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean seconds for each token after the first, or None for fewer than two tokens."""
+        """Mean seconds for each token after the first. None if there are fewer than two tokens."""
         if self.first is None or self.n_tokens < 2:
             return None
         return (self.last - self.first) / (self.n_tokens - 1)
@@ -45,20 +47,20 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load on a server: requests of equal lengths, with random prompts."""
+    """The load on a server: requests with random prompts, all of the same length."""
 
     url: str
     model: str
     api_key: str | None
     vocabulary: Sequence[int]
-    """Ids of the tokens from which prompts are drawn at random."""
+    """Ids of the tokens from which prompts are made by choosing at random."""
     n_users: int
     n_requests: int
     n_prompt_tokens: int
     n_output_tokens: int
     seed: int = 0
     limit_s: float = 600.0
-    """Seconds after which a request that is not complete counts as failed."""
+    """Timeout in seconds for a request. A request that is not complete by then counts as failed."""
 
     async def run(self) -> list[Answered]:
         """Sends all requests, and returns the result of each."""
@@ -127,7 +129,8 @@ class Load:
 
 
 class _StreamedAnswer:
-    """An answer that is being received. Its number of tokens comes from the server, at the end."""
+    """An answer that is being received. The server reports the answer's number of tokens at the
+    end."""
 
     def __init__(self) -> None:
         self.is_complete = False
@@ -140,19 +143,19 @@ class _StreamedAnswer:
         self._rest = b""
 
     def feed(self, data: bytes, now: float) -> None:
-        """Takes bytes of the HTTP answer that arrived at the time `now`."""
+        """Processes bytes of the HTTP answer that arrived at the time `now`."""
         self._now = now
         self._parser.feed_data(data)
 
     def on_body(self, body: bytes) -> None:
-        """Takes a part of the body of the answer. This method is called by httptools."""
+        """Processes a part of the answer's body. This method is called by httptools."""
         *lines, self._rest = (self._rest + body).split(b"\n")
         for line in lines:
             if line.startswith(b"data: {"):
                 self._take(json.loads(line.removeprefix(b"data: ")))
 
     def on_message_complete(self) -> None:
-        """Notes the end of the answer. This method is called by httptools."""
+        """Records that the answer is complete. This method is called by httptools."""
         self.is_complete = True
         if self._parser.get_status_code() != 200:
             text = self._rest.decode(errors="replace")

@@ -1,4 +1,5 @@
-"""A local system for one command: `services.local` on free ports, stopped when the command ends."""
+"""Starts a local system for one command: runs `services.local` on free ports, and stops it when the
+command ends."""
 
 import re
 import subprocess
@@ -10,21 +11,21 @@ from contextlib import contextmanager
 from services.common.process import die_with_parent
 
 READY = re.compile(r"Orcinus serves .*: OpenAI (https?://\S+)/v1 ")
-"""The line in which `services.local` prints the address at which it serves."""
+"""Pattern of the line in which `services.local` prints the address at which it serves."""
 START_LIMIT_S = 1800.0
 """Seconds after which a system that has not started to serve is killed."""
 STOP_LIMIT_S = 30.0
 
 
 class DoesNotServe(Exception):
-    """The system ended, or did not serve in time; standard error has the reason."""
+    """The system ended, or did not serve in time. The reason has been written to standard error."""
 
 
 @contextmanager
 def serving(options: Sequence[str]) -> Iterator[str]:
-    """Starts `services.local` with the given options, and yields the URL of the HTTP API.
+    """Starts `services.local` with the given options, and yields the URL of its HTTP API.
 
-    No process of the system is left after this process has ended, even if this process is killed.
+    No process of the system survives this process, even if this process is killed.
 
     Raises:
         DoesNotServe: the system ended before it served, or did not serve in time.

@@ -11,7 +11,7 @@ KINDS = f"a directory, a .gguf file, {FORMS}"
 
 
 class NoModel(Exception):
-    """There is no such model, or it cannot be fetched; the message says why."""
+    """The model does not exist or cannot be fetched. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class FoundModel:
 
 
 def find(text: str) -> FoundModel:
-    """Returns the model that a text names. A model of a remote source is fetched first if needed.
+    """Returns the model that a text names. If the text names a remote source, the model is fetched
+    first if needed.
 
     Raises:
         NoModel: there is no such model, or it cannot be fetched.

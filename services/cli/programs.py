@@ -1,6 +1,7 @@
 """Commands that run a program with a model as first argument: `orcinus serve` and `orcinus tune`.
 
-The program replaces this process. So signals reach the program, and its exit status is returned.
+The program replaces this process. So signals reach the program, and its exit status is the exit
+status of the command.
 """
 
 import os
@@ -17,7 +18,8 @@ _NAME_OPTION = "--served-model-name"
 def serve(arguments: Sequence[str]) -> int:
     """Replaces this process by `python -m services.local`, which serves a model.
 
-    A fetched model is served under its name at the source, unless the settings give a name.
+    If the model was fetched from a remote source, it is served under its name there, unless the
+    settings give another name.
     """
     return _become("serve", "services.local", arguments, is_named=True)
 
@@ -46,9 +48,9 @@ def _become(command: str, module: str, arguments: Sequence[str], *, is_named: bo
 def options_for(arguments: Sequence[str], *, is_named: bool) -> list[str]:
     """Returns the options for a program that uses a model.
 
-    The first of `arguments` names the model and becomes `--model`. The other arguments follow as
-    they are. With `is_named`, the options also have the model's name at its source, unless the
-    arguments or the environment set a name.
+    The first of `arguments` names the model and becomes the option `--model`. The other arguments
+    are appended unchanged. With `is_named`, an option for the model's name at its remote source is
+    added, unless the arguments or the environment set a name.
 
     Raises:
         NoModel: there is no such model.

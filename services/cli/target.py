@@ -1,4 +1,5 @@
-"""The target of a command: a system that serves at a URL, or a local system started for a model."""
+"""The target of a command: a running server at a URL, or a local system that is started for a
+model."""
 
 import argparse
 import os
@@ -13,12 +14,12 @@ from services.common.http_api import ApiError, HttpApi
 
 URL = "http://localhost:8000"
 ANSWER_LIMIT_S = 600.0
-"""Seconds without a byte from the server after which a call fails."""
+"""Seconds without a received byte from the server after which a call fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An API, and the model that it serves."""
+    """The API to call, and the name of the model that it serves."""
 
     api: HttpApi
     model: str
@@ -26,7 +27,7 @@ class Target:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that choose a target to a parser."""
+    """Adds the command-line options that choose a target to `parser`."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -40,7 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def parsed(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:
-    """Returns the options of a command, and the remaining options, which are for `services.local`.
+    """Parses a command line. Returns the options of the command, and the remaining options, which
+    are for `services.local`.
 
     The process ends with an error if there are remaining options without a MODEL, if both a MODEL
     and a URL are given, or if the variable for the API key is not set.

@@ -1,4 +1,4 @@
-"""Network addresses, `host:port`: how they are read and written, and where servers listen.
+"""Network addresses, `host:port`: parsing, formatting, and the sockets of servers.
 
 A host is an IPv4 address, an IPv6 address, or a name; before a port, an IPv6 address stands in
 brackets. Two hosts stand for several addresses of a machine, for every port of every process:
@@ -8,8 +8,9 @@ brackets. Two hosts stand for several addresses of a machine, for every port of 
 | `::`, `0.0.0.0`, or nothing | all addresses of the machine, IPv4 and IPv6 |
 | `localhost` | both addresses of loopback, `127.0.0.1` and `::1` |
 
-A family that the machine lacks is left out. A client that comes by IPv4 to a socket of IPv6 has the
-address `::ffff:…` there; here it has its IPv4 address, so that a client has one address.
+If the machine lacks IPv4 or IPv6, that family is left out. A client that connects by IPv4 to an
+IPv6 socket appears there as `::ffff:…`. This module converts such an address to IPv4, so that every
+client has one address.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ _PATTERN = re.compile(r"(?:\[(?P<ipv6>[^]\s]*)]|(?P<host>[^]\[\s:/]*)):(?P<port>
 _IPV6_WITHOUT_BRACKETS = re.compile(r"[0-9a-fA-F.:]*:[0-9a-fA-F.]*:[^]\[\s]*")
 _MAPPED = "::ffff:"
 _ABSENT = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
-"""Errors of binding to an address that is not one of this machine's."""
+"""Errors that `bind` raises for an address that this machine does not have."""
 
 
 class Address(NamedTuple):
@@ -66,7 +67,7 @@ def parse(text: str) -> Address:
 
 
 def parse_host(text: str) -> str:
-    """Returns a host without brackets. The text may have brackets around the host.
+    """Returns the host that `text` names. Brackets around the host are removed.
 
     Raises:
         ValueError: the text is neither an IP address nor a name.
@@ -83,14 +84,14 @@ def loopback() -> str:
     the machine has no IPv4.
 
     Raises:
-        OSError: the machine has neither.
+        OSError: the machine has neither of the two addresses.
     """
     return _here(LOOPBACKS)[0]
 
 
 def own_ip(host: str) -> str:
-    """Returns the IP address of this machine to which a setting refers. Other processes can connect
-    to this address. `localhost` means the loopback address.
+    """Returns the IP address of this machine that a setting names, such that other processes can
+    connect to it. `localhost` means the loopback address.
 
     Raises:
         ValueError: the host is a name, or stands for several addresses.
@@ -108,8 +109,7 @@ def own_ip(host: str) -> str:
 
 
 def reachable(address: Address) -> Address:
-    """Returns an address at which clients on this machine reach a server. The server listens on
-    `address`.
+    """Returns an address at which clients on this machine reach a server that listens on `address`.
 
     Raises:
         OSError: the server listens on loopback, and the machine has none.
@@ -120,8 +120,8 @@ def reachable(address: Address) -> Address:
 
 def places(address: Address) -> list[Address]:
     """Returns the IP addresses on which a server must listen so that clients reach it at `address`.
-    All have one port. With port 0, a single address keeps port 0, and several addresses get a port
-    that is free on each.
+    All have the same port. If the port is 0, a single address keeps port 0, and several addresses
+    get a port that is free on each of them.
 
     Raises:
         OSError: a name has no address of this machine.
@@ -152,14 +152,14 @@ def listen(address: str, *, backlog: int = 128) -> list[socket.socket]:
 
 
 def bound_address(listeners: Sequence[socket.socket], address: str) -> str:
-    """Returns the `host:port` of listeners for clients. The host is that of `address`, and the port
-    is the actual one."""
+    """Returns the `host:port` at which clients reach `listeners`. The host is taken from `address`,
+    and the port from the sockets."""
     return str(parse(address)._replace(port=listeners[0].getsockname()[1]))
 
 
 def reason_of(error: OSError) -> str:
-    """Returns the operating system's message for an error, without the address that asyncio and
-    sockets add."""
+    """Returns the operating system's message for an error. The address that asyncio and sockets
+    append to the message is left out."""
     if isinstance(error, socket.gaierror) or not error.errno:
         return error.strerror or str(error)
     return os.strerror(error.errno)
@@ -171,15 +171,15 @@ def of_socket(name: Any) -> Address:
 
 
 def of_grpc_peer(peer: str) -> Address | None:
-    """Returns the address of a client from gRPC's name of the client, such as `ipv4:127.0.0.1:80`
-    or `ipv6:%5B::1%5D:80`. Returns None for a client of a Unix socket, which has no address."""
+    """Converts gRPC's name of a client, such as `ipv4:127.0.0.1:80` or `ipv6:%5B::1%5D:80`, to the
+    client's address. Returns None for a client of a Unix socket, which has no address."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     return Address(_plain(host.strip("[]")), int(port)) if port.isdecimal() else None
 
 
 def _plain(host: str) -> str:
-    """Returns an address without the zone of a link-local address, and an IPv4 address that is
-    written as one of IPv6 as an IPv4 address."""
+    """Removes the zone from a link-local address, and converts an IPv4 address that is written as
+    IPv6 to IPv4. Returns the result."""
     host = host.partition("%")[0]
     return host[len(_MAPPED) :] if host.startswith(_MAPPED) and "." in host else host
 
@@ -201,7 +201,7 @@ def _is_ip(host: str) -> bool:
 
 
 def _hosts(host: str) -> list[str]:
-    """Returns the IP addresses to listen on for a host."""
+    """Returns the IP addresses on which a server must listen for `host`."""
     if host in WILDCARDS:
         return [EVERY_IPV6 if _has_dual_stack() else EVERY_IPV4]
     if host == LOCALHOST:
@@ -213,10 +213,10 @@ def _hosts(host: str) -> list[str]:
 
 
 def _here(hosts: Iterable[str]) -> list[str]:
-    """Returns the IP addresses of this machine among the given ones.
+    """Returns those of `hosts` that are IP addresses of this machine.
 
     Raises:
-        OSError: none is.
+        OSError: none of them is.
     """
     found = [host for host in hosts if _is_here(host)]
     if not found:
@@ -236,12 +236,12 @@ def _is_here(host: str) -> bool:
 
 
 def _has_dual_stack() -> bool:
-    """Returns whether one socket can take connections of both families."""
+    """Returns whether one socket can accept connections of both IPv4 and IPv6."""
     return socket.has_dualstack_ipv6() and _is_here(EVERY_IPV6)
 
 
 def _free_port(hosts: Sequence[str]) -> int:
-    """Returns a port that is free on all of several addresses.
+    """Returns a port that is free on all addresses in `hosts`.
 
     Raises:
         OSError: no such port was found.

@@ -1,7 +1,7 @@
 """Reads the small files of a checkpoint, and never more bytes than such a file should have.
 
-A checkpoint may come from a stranger. A file that is far too large, or nested so deeply that no
-parser follows, is refused with its name and takes no memory.
+A checkpoint may come from an untrusted source. A file that is far too large, or nested too deeply
+for a parser, is refused before it takes memory, with an error that names the file.
 """
 
 import json
@@ -14,7 +14,7 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file has more than `max_bytes`.
+        ValueError: the file has more than `max_bytes` bytes.
     """
     with path.open("rb") as file:
         content = file.read(max_bytes + 1)
@@ -28,7 +28,7 @@ def read_json_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file has more than `max_bytes`, or holds anything but a JSON object.
+        ValueError: the file has more than `max_bytes` bytes, or is not a JSON object.
     """
     content = read_bytes(path, max_bytes=max_bytes)
     try:

@@ -1,8 +1,10 @@
-"""The error of a service that cannot start with its settings."""
+"""The error that a service raises when it cannot start because of its settings, files or
+devices."""
 
 
 class CannotStart(ValueError):
-    """A setting, a file or a device prevents a service from starting; the message names it.
+    """A setting, a file or a device prevents a service from starting. The message names it.
 
-    The operator can correct such an error. A bug is another kind of error, and keeps its traceback.
+    The operator can correct the cause of this error. A bug raises other errors, which are shown
+    with their traceback.
     """

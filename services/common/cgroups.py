@@ -1,8 +1,8 @@
 """The control groups that limit this process.
 
-A container usually sees its own group at the root of the mount. Outside containers, the group of a
-process lies deeper: a service manager or a batch system has made it. Each of the groups above it
-may have a limit too, and the lowest limit counts.
+In a container, the process's own group is usually the root of the mounted directory. Outside
+containers, it is deeper in the tree, where a service manager or a batch system has made it. The
+groups above may have limits too, and the lowest limit applies.
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 def groups_of(
     controller: str, *, cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP
 ) -> Iterator[Path]:
-    """Returns the directories of all groups of this process, for one controller such as `cpu`. The
-    groups of version 2 come first, then those of version 1, the innermost first.
+    """Returns the directories of all groups of this process, for one controller such as `cpu`.
+    Groups of cgroups version 2 precede groups of version 1, and inner groups precede outer ones.
 
-    `cgroups` is the directory at which groups are mounted, and `membership` the file in which the
+    `cgroups` is the directory at which groups are mounted. `membership` is the file in which the
     kernel names this process's groups. A group whose directory is not mounted is left out.
     """
     own = _own_paths(membership)
@@ -33,8 +33,8 @@ def groups_of(
 
 
 def _own_paths(membership: Path) -> dict[str, str]:
-    """Returns the path of this process's group, by the name of the controller. The empty name
-    stands for version 2, which has one group for all controllers."""
+    """Returns the path of this process's group for each controller, by the controller's name. The
+    empty name stands for version 2, which has one group for all controllers."""
     if not membership.is_file():
         return {}
     lines = [line.split(":", 2) for line in membership.read_text().splitlines()]

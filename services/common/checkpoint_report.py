@@ -1,8 +1,9 @@
-"""What a checkpoint is taken for: values and their sources, forms of layers, and what is ignored.
+"""The report about how a checkpoint is understood: values and their sources, forms of layers, and
+what is ignored.
 
 `orcinus check` and the start of a pipeline print the same rows. The workers and the inspection make
-the report, since they read checkpoints. It is JSON on its way to programs that know no tensors:
-whole for `check`, and as rows for the launcher.
+the report, since they read checkpoints. Programs that know no tensors receive the report as JSON.
+`orcinus check` receives the whole report, and the launcher receives only the rows.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from services.common.derived import Derived
 from services.common.errors import shortened
 
 _MAX_NAMED = 4
-"""Number of things of one kind that a line names."""
+"""Largest number of names of one kind that a row lists."""
 
 _MAX_TEXT = 500
-"""Largest number of characters of a row: rows travel on a pipe whose lines are short."""
+"""Largest number of characters of a row. Rows are sent over a pipe, whose lines must be short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +27,24 @@ class CheckpointReport:
     """A report about a checkpoint that can be served."""
 
     derived: Mapping[str, Derived[Any]] = field(default_factory=dict)
-    """Values that several files or keys may state, by what they are, such as "context"."""
+    """Values that several files or keys may state, by the name of the value, such as "context"."""
 
     layers: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The kinds of matrices, such as `mlp.down_proj`, by the form in which they are in memory."""
+    """The names of matrices, such as `mlp.down_proj`, by the form that the matrices have in memory.
+    """
 
     ignored: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What nothing is read from, by what it is: files, keys of config.json, tensors."""
+    """The names of parts of the checkpoint that are not used, by their kind: files, keys of
+    config.json, tensors."""
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> Self:
-        """Returns the report that `facts` returned."""
+        """Returns the report from `facts`, the result of the method `facts`."""
         derived = {name: Derived(**value) for name, value in facts.get("derived", {}).items()}
         return cls(derived, facts.get("layers", {}), facts.get("ignored", {}))
 
     def facts(self) -> dict[str, Any]:
-        """Returns the report in the types of JSON."""
+        """Returns the report as an object that can be written as JSON."""
         return {
             "derived": {name: asdict(value) for name, value in self.derived.items()},
             "layers": {form: list(kinds) for form, kinds in self.layers.items()},
@@ -49,7 +52,7 @@ class CheckpointReport:
         }
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns the report as pairs of what is said and the text about it."""
+        """Returns the report as rows, which are pairs of a label and a text."""
         values = [
             (name, f"{_in_words(value.value)} ({value.source})")
             for name, value in self.derived.items()

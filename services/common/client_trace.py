@@ -1,8 +1,8 @@
 """The trace context that a client names in HTTP headers or gRPC metadata.
 
 The form of the context is chosen by `OTEL_PROPAGATORS`. Two rules of W3C Trace Context apply. A
-list that comes in several headers is one list, in the order of the headers. A header that may come
-once and comes several times is ambiguous, so the request begins a new trace.
+list may be divided among several headers, and is joined in their order. If a header that may occur
+only once occurs several times, the context is ambiguous and the request begins a new trace.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,13 +20,13 @@ DEFAULT = "tracecontext,baggage"
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A form in which clients name a context, and its headers."""
+    """A format in which clients send a trace context, and the headers of the format."""
 
     propagator: Callable[[], TextMapPropagator]
     once: frozenset[str] = frozenset()
-    """Headers that may come once."""
+    """Names of headers that may occur only once."""
     lists: frozenset[str] = frozenset()
-    """Headers whose values are lists, separated by commas."""
+    """Names of headers whose values are lists, separated by commas."""
 
 
 _B3 = frozenset({"b3", "x-b3-traceid", "x-b3-spanid", "x-b3-sampled", "x-b3-flags"})
@@ -38,26 +38,28 @@ FORMS: Mapping[str, _Form] = {
     "b3": _Form(B3SingleFormat, _B3),
     "b3multi": _Form(B3MultiFormat, _B3),
 }
-"""The forms by the names that `OTEL_PROPAGATORS` has for them."""
+"""The formats, by their names in `OTEL_PROPAGATORS`."""
 
 
 class ClientTrace:
-    """Reads the trace context of clients in certain forms."""
+    """Reads the trace contexts of clients, in the formats that were chosen."""
 
     def __init__(self, names: str = DEFAULT) -> None:
-        """`names` is a value of `OTEL_PROPAGATORS`: names of forms, or `none`."""
+        """`names` is a value of `OTEL_PROPAGATORS`: names of formats, separated by commas, or
+        `none`."""
         wanted = [name.strip().lower() for name in names.split(",")]
         forms = [] if "none" in wanted else [FORMS[name] for name in wanted]
         self._propagator = CompositePropagator([form.propagator() for form in forms])
         self._once = frozenset[str]().union(*(form.once for form in forms))
         self.headers = self._once.union(*(form.lists for form in forms))
-        """Names of the headers that are read, in lower case."""
+        """Names of the headers that are read. The names are in lower case."""
 
     def parent_in(self, headers: Iterable[tuple[str, str]]) -> Context:
-        """Returns the trace context that a client sends in headers or metadata. `headers` are
-        names, in lower case, with their values, in the order of their arrival.
+        """Returns the trace context that a client sends in its HTTP headers or gRPC metadata.
+        `headers` are pairs of a name, in lower case, and a value, in the order of their arrival.
 
-        The context is empty, so that a new trace begins, if the client sends none or more than one.
+        If the client sends no context, or an ambiguous one, the result is empty. The request then
+        begins a new trace.
         """
         carrier: dict[str, Sequence[str]] = {}
         for name, value in headers:

@@ -4,9 +4,9 @@ The length bounds the characters of a prompt, and so the memory of a frontend, b
 serves the model. The pipeline may serve a shorter context.
 
 Two keys may state the length: `max_position_embeddings`, and a rotary setting that stretches an
-original length by a factor. Many model cards advise to add such a setting and nothing else, so the
-longer of the two counts, as in vLLM. For "yarn" and "linear" the stretched length is the original
-one times the factor. The other types never mean more than `max_position_embeddings`.
+original length by a factor. Many model cards advise to add only such a setting, so the longer of
+the two lengths is used, as in vLLM. For the types "yarn" and "linear" the stretched length is the
+original length times the factor. For other types it never exceeds `max_position_embeddings`.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,17 +23,18 @@ MAX_CONFIG_BYTES = 16 << 20
 """Largest size of a `config.json` in bytes."""
 
 NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len")
-"""Names that families of models give to the length of the context in `config.json`."""
+"""Keys of `config.json` in which families of models state the length of the context."""
 
 MAX_LENGTH = 2**31 - 1
 """Longest context in tokens: positions are 32-bit integers."""
 
 STRETCHING, GGUF_STRETCHING = ("yarn", "linear"), ("yarn",)
 """Types of rotary settings whose factor lengthens the context, in `config.json` and in GGUF files.
-The length in a GGUF file counts the factor of "linear"."""
+In a GGUF file, the stated length already includes the factor of "linear"."""
 
 _LONGEST = "model_max_length"
-"""Length in the `config.json` of Command R, whose `max_position_embeddings` are fewer."""
+"""Key of `config.json` in which Command R states its length. Its `max_position_embeddings` are
+shorter."""
 _ORIGINAL = "original_max_position_embeddings"
 _LONGROPE = ("longrope", "su")  # "su" in older files
 _COUNTED = "gemma3"  # models whose `max_position_embeddings` counts the factor
@@ -41,7 +42,7 @@ _COUNTED = "gemma3"  # models whose `max_position_embeddings` counts the factor
 
 def context_length(model: Path) -> int | None:
     """Returns the number of tokens of the context of a checkpoint's directory or a GGUF file.
-    Returns None if the files are not there, are broken, or do not state the number."""
+    Returns None if the files are missing or broken, or do not state the number."""
     try:
         if is_gguf(model):
             stated = stated_context(_gguf_config(read_header(model).metadata), GGUF_STRETCHING)
@@ -55,8 +56,8 @@ def context_length(model: Path) -> int | None:
 
 
 def default_context(config: Mapping[str, Any]) -> int | None:
-    """Returns the context that is served of a `config.json` unless the operator sets another one:
-    the stated one, or for "longrope" the original one. None if no key states a context."""
+    """Returns the context that is served by default: the context that a `config.json` states, or
+    the original context for "longrope". Returns None if no key states a context."""
     stated = stated_context(config)
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if stated is None:
@@ -70,7 +71,7 @@ def default_context(config: Mapping[str, Any]) -> int | None:
 
 
 def _gguf_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keys of `config.json` that state the context, from a GGUF file's metadata."""
+    """Converts the entries about the context in a GGUF file's metadata to keys of `config.json`."""
     prefix = f"{metadata.get('general.architecture')}"
     rope = {
         "rope_type": metadata.get(f"{prefix}.rope.scaling.type"),
@@ -83,7 +84,7 @@ def _gguf_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def stated_context(
     config: Mapping[str, Any], stretching: Collection[str] = STRETCHING
 ) -> Derived[int] | None:
-    """Returns the longest context that a `config.json` states; None if no key states one.
+    """Returns the longest context that a `config.json` states, or None if no key states one.
 
     `stretching` are the types of rotary settings whose factor lengthens the context.
     """
@@ -101,8 +102,8 @@ def stated_context(
 def _stretched(
     config: Mapping[str, Any], plain: Derived[int] | None, stretching: Collection[str]
 ) -> Derived[int] | None:
-    """Returns the original context times the factor of the rotary setting, if the type of the
-    setting stretches the context."""
+    """Returns the original context times the factor of the rotary setting. Returns None if the type
+    of the setting does not stretch the context."""
     if str(config.get("model_type")).startswith(_COUNTED):
         return None
     key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"

@@ -2,8 +2,8 @@
 
 In a container this number is often smaller than the number of processors of the machine: the
 scheduler affinity names the usable processors, and the quota of a control group limits the time on
-them. With a compute thread for each core of the machine, the kernel would throttle some threads in
-the middle of their work, and the other threads would wait for these.
+them. If there were a compute thread for each core of the machine, the kernel would throttle some
+threads in the middle of their work, and the other threads would wait for the throttled ones.
 """
 
 import os
@@ -16,8 +16,8 @@ def usable_cpus(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
     """Returns the number of CPUs that this process may use, at least 1. The number is the size of
     the process's affinity, or the lowest quota of its control groups if that is smaller.
 
-    A quota that is no whole number is rounded down: one thread more than the quota has CPUs would
-    be throttled, and all others with it. The arguments are those of `groups_of`.
+    A quota that is not a whole number is rounded down, because one thread too many would be
+    throttled and make all others wait. `groups_of` explains the arguments.
     """
     groups = groups_of("cpu", cgroups=cgroups, membership=membership)
     quotas = [quota for group in groups if (quota := _quota(group)) is not None]
@@ -25,7 +25,8 @@ def usable_cpus(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
 
 
 def _quota(group: Path) -> float | None:
-    """Returns the CPU time that a group may use, in CPUs. Returns None without a limit."""
+    """Returns the CPU time that a control group may use, as a number of CPUs. Returns None if the
+    group has no limit."""
     unified = group / "cpu.max"  # version 2: "max 100000" or "150000 100000", in microseconds
     if unified.is_file():
         quota, period = unified.read_text().split()

@@ -1,4 +1,4 @@
-"""A value that is derived from a checkpoint's files, together with its source."""
+"""A value that is derived from a checkpoint's files, together with its origin."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -8,7 +8,7 @@ Value = TypeVar("Value", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Derived(Generic[Value]):
-    """A value and where it comes from: files, keys and, where they need one, the rule.
+    """A value and its origin: the files and keys, and the rule if the value was computed.
 
     For example `Derived(8192, "max_position_embeddings 4096 times rope_scaling.factor 2")`.
     """

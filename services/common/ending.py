@@ -1,9 +1,9 @@
-"""The one line that a service prints last when it cannot start or go on.
+"""Prints or reports one line when a service cannot start or cannot go on.
 
     error: num_attention_heads: 9 cannot be divided among tp_size 2 ranks
 
 A service that runs alone prints the line. A service with a launcher reports the line on its pipe,
-and the launcher prints it once for all services when they have ended.
+and the launcher prints the line once, when all services have ended.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ READY_FD = "--ready-fd="
 
 
 def give_up(reason: object, *, ready_fd: int | None, log_format: LogFormat = "text") -> int:
-    """Reports on one line why the service ends. Returns its exit status, 1."""
+    """Reports in one line why the service ends. Returns the service's exit status, which is 1."""
     text = str(reason)
     if isinstance(reason, OSError) and reason.filename is not None:
         text = f"{reason.filename}: {reason.strerror}"
@@ -38,7 +38,7 @@ def give_up(reason: object, *, ready_fd: int | None, log_format: LogFormat = "te
 
 
 def refuse(reason: str, *, ready_fd: int | None) -> NoReturn:
-    """Ends a service whose settings are wrong, with a line about each wrong setting."""
+    """Ends a service whose settings are wrong. `reason` has a line about each wrong setting."""
     raise SystemExit(f"{ERROR}{reason}" if ready_fd is None else give_up(reason, ready_fd=ready_fd))
 
 
@@ -49,9 +49,10 @@ def print_error(line: str) -> None:
 
 
 def ready_fd_of(arguments: Sequence[str]) -> int | None:
-    """Returns the launcher's pipe from a command line whose other options may be wrong.
+    """Returns the file descriptor of the launcher's pipe from a command line whose other options
+    may be wrong.
 
-    The option is recognised only as launchers write it.
+    The option is recognised only in the spelling that launchers use.
     """
     given = [argument.removeprefix(READY_FD) for argument in arguments if READY_FD in argument]
     return int(given[-1]) if given and given[-1].isdecimal() else None

@@ -23,18 +23,19 @@ process.
 from typing import Self
 
 MAX_MESSAGE_LENGTH = 1000
-"""Maximum number of characters of an error, including any text of the client that it repeats."""
+"""Largest number of characters of an error's message, including any text of the client that the
+message repeats."""
 
 RETRY_AFTER_S = 1.0
-"""Seconds after which a client may try again that was refused because of too many requests, unless
-the refusal sets another number. A few short answers take this time."""
+"""Seconds after which a client that was refused because of too many requests may try again, unless
+the refusal names another time. In this time a few short answers are completed."""
 
 MAX_QUOTE_LENGTH = 80
-"""Maximum number of characters of a client's own text that an error repeats."""
+"""Largest number of characters of a client's own text that an error's message repeats."""
 
 
 def shortened(text: str, max_length: int = MAX_QUOTE_LENGTH) -> str:
-    """Returns a text. A long text is cut off."""
+    """Returns `text`, cut off after `max_length` characters."""
     return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
@@ -47,14 +48,15 @@ class OrcinusError(Exception):
 
 
 class InvalidRequest(OrcinusError):
-    """The request breaks a rule; `field` is the field as the client spells it."""
+    """The request breaks a rule. `field` is the name of the wrong field, as the client spells
+    it."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
 
     def renamed(self, field: str) -> Self:
-        """Returns the error with another name of the field."""
+        """Returns this error with another name for the field."""
         renamed = type(self).__new__(type(self))
         renamed.__dict__.update(self.__dict__)
         InvalidRequest.__init__(renamed, field, self.message.removeprefix(f"{self.field}: "))
@@ -65,7 +67,7 @@ class ContextOverflow(InvalidRequest):
     """The prompt leaves no room for an answer in the model's context, or not enough room for the
     wanted answer.
 
-    Agents recognise the error, and shorten the conversation.
+    Agents (clients with long conversations) recognise this error and shorten the conversation.
     """
 
     def __init__(
@@ -73,8 +75,8 @@ class ContextOverflow(InvalidRequest):
     ) -> None:
         """`context` is the number of tokens that prompt and answer may have together. `n_prompt` is
         the number of tokens of the prompt, or 0 if only the number of characters is known.
-        `n_answer` is the number of tokens of the wanted answer if only the answer does not fit,
-        else 0."""
+        `n_answer` is the number of tokens of the requested answer if the prompt fits and only the
+        answer does not, otherwise 0."""
         super().__init__(field, message)
         self.context = context
         self.n_prompt = n_prompt
@@ -82,7 +84,7 @@ class ContextOverflow(InvalidRequest):
 
 
 class TooLarge(InvalidRequest):
-    """The request is larger than any request may be, and was not read to its end."""
+    """The request is larger than any request may be. It was not read to its end."""
 
 
 class Unsupported(InvalidRequest):
@@ -97,27 +99,25 @@ class UnknownModel(InvalidRequest):
 
 
 class TimedOut(OrcinusError):
-    """The client did not send or read in time, or its call took longer than a call may."""
+    """The client did not send or read in time, or its call exceeded the time limit of calls."""
 
     def __init__(self, message: str, *, may_retry: bool = True) -> None:
-        """`may_retry` says whether trying again may help.
-
-        Trying again does not help a client whose own deadline was too short.
-        """
+        """`may_retry` says whether trying again may help. It is false, for example, if the client's
+        own deadline was too short."""
         super().__init__(message)
         self.may_retry = may_retry
 
 
 class Unauthenticated(OrcinusError):
-    """The caller shows no key, or a key that is not known."""
+    """The caller presents no API key, or an unknown one."""
 
 
 class PermissionDenied(OrcinusError):
-    """The caller is known, but is not allowed to make this call."""
+    """The caller is known but not allowed to make this call."""
 
 
 class PoolFull(OrcinusError):
-    """The request pool, or the part of it that one client may use, is full."""
+    """The request pool is full, or one client has used up its part of the pool."""
 
     def __init__(self, message: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
         super().__init__(message)
@@ -134,7 +134,7 @@ class RequestFailed(OrcinusError):
 
 
 class StaleEpoch(OrcinusError):
-    """The sender belongs to an epoch that is over."""
+    """The sender of a message belongs to an epoch that is over."""
 
 
 class RequestCancelled(OrcinusError):

@@ -1,9 +1,9 @@
 """Receives and sends the messages of one gRPC call, and limits the time that each message may take.
 
-gRPC has no timeout for a request that does not come or for a client that does not read, and Python
-cannot cancel a server's call. So a call whose client does not read is aborted: the resources of the
-call's method are released at once, and the status of the call waits in gRPC until the client reads
-or disconnects.
+gRPC has no timeout for a request that does not arrive or for a client that does not read, and
+Python cannot cancel a server's call. So if a client does not read, its call is aborted: the
+resources of the call's method are released at once, and the status of the call waits in gRPC until
+the client reads or disconnects.
 """
 
 import asyncio
@@ -20,46 +20,48 @@ Metadata = Sequence[tuple[str, str]]
 """Metadata of a gRPC call, as pairs of a name and a value."""
 
 N_TURNS = 4
-"""Number of turns of the event loop into which a `LoopTimer` divides its time."""
+"""Number of turns of the event loop into which a `LoopTimer` divides its time limit."""
 
 
 class Exchange:
-    """The messages of one call, without timeouts; used for callers that are trusted."""
+    """Receives and sends the messages of one call without timeouts, for trusted callers."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
 
     async def receive(self, _: type[Message]) -> Any:
-        """Returns the bytes of the call's next request, or gRPC's EOF. Ignores the type."""
+        """Returns the bytes of the call's next request, or gRPC's EOF. The argument, a message
+        type, is ignored."""
         return await self._context.read()
 
     async def write(self, message: Any) -> None:
-        """Sends an answer. Returns when gRPC has sent it, or has room for it."""
+        """Sends an answer. Returns when gRPC has sent the answer, or has room for it."""
         await self._context.write(message)
 
     def hand_over(self, _: Any) -> None:
-        """Notes the only answer of a call, which gRPC sends when the call's method has ended."""
+        """Called with the only answer of a call before gRPC sends it, which happens when the call's
+        method has ended."""
 
     async def send_metadata(self) -> None:
         """Sends the metadata that precedes the only answer of a call, if there is any."""
 
     def close(self, _: object = None) -> None:
-        """Releases the resources that the messages hold. This method is called when the call's task
-        has ended and the call's status is sent."""
+        """Releases the resources that the messages hold. This method is called after the call's
+        task has ended and the call's status has been sent."""
 
 
 class LoopTimer:
     """A timer that counts down a few waits of the event loop, named turns, instead of reading a
     clock.
 
-    Time in which the event loop did not run, because the process got no processor or was stopped,
-    counts as one turn only, so that such time does not count against a client. The timer may be
-    late by a turn.
+    If the event loop does not run for a while, because the process got no processor or was stopped,
+    this time counts as one turn only. So the client does not lose this time. The timer may be late
+    by one turn.
     """
 
     def __init__(self, limit_s: float, on_limit: Callable[[], None]) -> None:
-        """Starts the timer. After `limit_s` seconds, `on_limit` is called, which may restart the
-        timer."""
+        """Starts the timer. After `limit_s` seconds, `on_limit` is called. That function may
+        restart the timer."""
         self._loop = asyncio.get_running_loop()
         self._turn_s = limit_s / N_TURNS
         self._on_limit = on_limit
@@ -67,7 +69,7 @@ class LoopTimer:
         self._handle = self._loop.call_later(self._turn_s, self._turn)
 
     def restart(self) -> None:
-        """Begins to count anew."""
+        """Starts the time limit again from zero."""
         self._n_left = N_TURNS + 1  # the first may be nearly over
 
     def cancel(self) -> None:
@@ -83,7 +85,7 @@ class LoopTimer:
 
 
 class TimedExchange(Exchange):
-    """The messages of one call, each with a timeout.
+    """Receives and sends the messages of one call, each with a timeout.
 
     One timer watches all writes of a call; each message restarts the timer. An object of this class
     must be made, and used, in the task that answers the call.
@@ -97,7 +99,7 @@ class TimedExchange(Exchange):
         send_limit_s: float,
         metadata: Metadata = (),
     ) -> None:
-        """Prepares for the messages of a call. `metadata` is sent before the first answer."""
+        """Makes the exchange for one call. `metadata` is sent before the first answer."""
         super().__init__(context)
         self._metadata = metadata
         self._receive_limit_s = receive_limit_s
@@ -111,7 +113,7 @@ class TimedExchange(Exchange):
         """Returns the bytes of the call's next request, or gRPC's EOF.
 
         Raises:
-            TimedOut: the request did not come in time.
+            TimedOut: the request did not arrive in time.
         """
         try:
             async with asyncio.timeout(self._receive_limit_s):
@@ -148,10 +150,10 @@ class TimedExchange(Exchange):
                 await self._context.send_initial_metadata(self._metadata)
 
     def note_unread(self, _: Any) -> None:
-        """Called when an answer was not read in time. gRPC still holds the answer."""
+        """Called when an answer was not read within the timeout. gRPC still holds the answer."""
 
     def close(self, _: object = None) -> None:
-        """Stops the timer."""
+        """Stops the timer of the call."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -6,10 +6,10 @@
 | `liveness` | the process makes progress; never depends on other processes |
 | `readiness` | the process could take work now |
 | the API's name, and the empty name | calls of that API are taken |
-| `serving` | requests that come now get tokens (`serving.py`); schedulers and frontends only |
+| `serving` | requests that arrive now get tokens (`serving.py`); schedulers and frontends only |
 
-Probes ask on a separate port, which has no TLS, since Kubernetes cannot present a certificate, and
-which serves nothing else.
+Probes use a separate port, which serves nothing else. The port has no TLS, since Kubernetes cannot
+present a certificate.
 """
 
 from functools import partial
@@ -27,59 +27,61 @@ READINESS = "readiness"
 SERVING = "serving"
 
 _TIMED = partial(TimedExchange, receive_limit_s=10.0, send_limit_s=30.0)
-"""Exchange with timeouts for messages of a few bytes, which are fast unless the peer hangs."""
+"""Makes an exchange with timeouts. The messages have a few bytes, so they are slow only if the peer
+hangs."""
 
 
 class Health:
-    """The standard gRPC health service of one process. At first the process is alive, not started
-    and not ready."""
+    """The standard gRPC health service of one process. At the start, the process is alive, not
+    started and not ready."""
 
     def __init__(self, api: str) -> None:
         self._api = api
         self._statuses = HealthStatuses()
 
     async def start(self) -> None:
-        """Gives every name its first status."""
+        """Sets the first status of every name."""
         await self._set(True, LIVENESS)
         await self._set(False, STARTUP, READINESS, "", self._api)
 
     async def set_started(self) -> None:
-        """Notes that startup is over."""
+        """Sets the status to started: the start is complete."""
         await self._set(True, STARTUP)
 
     async def set_alive(self, is_alive: bool) -> None:
-        """Notes whether this process makes progress. If not, Kubernetes restarts it."""
+        """Sets whether this process makes progress. If it does not, Kubernetes restarts it."""
         await self._set(is_alive, LIVENESS)
 
     async def set_ready(self, is_ready: bool) -> None:
-        """Notes whether this process could take work."""
+        """Sets whether this process could take work."""
         await self._set(is_ready, READINESS)
 
     async def set_serving(self, is_serving: bool) -> None:
-        """Notes whether calls of the API are taken."""
+        """Sets whether calls of the API are taken."""
         await self._set(is_serving, "", self._api)
 
     async def set_giving_tokens(self, is_giving: bool) -> None:
-        """Notes whether requests that come now get tokens."""
+        """Sets whether requests that arrive now get tokens."""
         await self._set(is_giving, SERVING)
 
     def end(self) -> None:
-        """Ends all watches after the last status, so that a server that waits for its calls to end
-        does not wait for the watches."""
+        """Ends all open watches after the last status. Otherwise a server that waits for its calls
+        to end would wait for the watches."""
         self._statuses.end()
 
     def add_to(
         self, server: grpc.aio.Server, *, exchange: rpc_handlers.MakeExchange = _TIMED
     ) -> None:
         """Adds the health service to a server. Each server has watches of its own. `exchange` makes
-        how calls' messages come and go."""
+        the object that receives and sends the messages of a call."""
         handler = rpc_handlers.service_handler(
             SERVICE, HealthServicer(self._statuses), exchange=exchange
         )
         server.add_generic_rpc_handlers((handler,))
 
     async def listen(self, address: str | None) -> grpc.aio.Server | None:
-        """Starts a server for probes with nothing else on it, if an address is given."""
+        """Starts a server for probes on `address`, which serves only health, and returns it.
+        Returns None without an address."""
         if address is None:
             return None
         server = rpc.create_server(rpc.PROBE_SERVER_OPTIONS)

@@ -1,9 +1,9 @@
-"""The standard gRPC health service, whose statuses never wait for a client.
+"""The standard gRPC health service, in which a slow client never delays a change of status.
 
 The implementation of grpcio-health-checking holds a lock while it writes to a watcher: a client
-that does not read keeps the process from saying that it stops. Here each watch takes the latest
-status when its client has read the one before; statuses in between are lost, as the protocol
-allows.
+that does not read would prevent the process from reporting that it stops. Here each watch sends the
+latest status when its client has read the previous one. Statuses in between are skipped, as the
+protocol allows.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from services.common import errors
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 MAX_WATCHES = 1024
-"""Largest number of watches that a server has at a time. A client that watches the health has one
-watch for each connection.
+"""Largest number of watches that a server has at a time. A client of the health service needs one
+watch for each of its connections.
 
 Each watch takes about 12 KB, whether it is read or not.
 """
@@ -33,13 +33,13 @@ Status = int
 
 
 class HealthStatuses:
-    """The status of each name, and an event for the tasks that wait for the next change."""
+    """The health status of each name, and an event for the tasks that wait for the next change."""
 
     def __init__(self) -> None:
         self._statuses: dict[str, Status] = {}
         self._changed: asyncio.Future[None] | None = None
         self.has_ended = False
-        """Whether no status changes any more, since the process is about to end."""
+        """Whether the statuses are final, because the process is about to end."""
 
     def get(self, name: str) -> Status | None:
         """Returns the status of a name. Returns None if it was never set."""
@@ -50,14 +50,14 @@ class HealthStatuses:
         return dict(self._statuses)
 
     def set(self, name: str, status: Status) -> None:
-        """Sets a status and wakes the tasks that wait for a change. Never waits itself."""
+        """Sets a status and wakes the tasks that wait for a change. This method never waits."""
         if self._statuses.get(name) == status:
             return
         self._statuses[name] = status
         self._wake()
 
     def end(self) -> None:
-        """Notes that no status changes any more."""
+        """Makes the statuses final: no status changes any more."""
         self.has_ended = True
         self._wake()
 
@@ -80,13 +80,12 @@ class HealthServicer:
         self._statuses = statuses
         self._max_watches = max_watches
         self.n_watches = 0
-        """Number of watches that are open."""
+        """Number of open watches."""
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> health_pb2.HealthCheckResponse:
-        """Answers with the status of a name. The answer is NOT_FOUND if the status was never
-        set."""
+        """Answers with the status of a name. Ends with NOT_FOUND if the status was never set."""
         status = self._statuses.get(request.service)
         if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no health is told under this name")
@@ -105,7 +104,7 @@ class HealthServicer:
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         """Answers with the status of a name, now and at each change, until the process is about to
-        end; SERVICE_UNKNOWN until a status is set.
+        end. The answer is SERVICE_UNKNOWN until the status is set.
 
         Raises:
             InvalidRequest: the name is longer than any name may be.

@@ -1,9 +1,9 @@
 """`python -m services.common.healthcheck HOST:PORT SERVICE`: asks a process for its health, for
 probes that run a command.
 
-Exits 0 if the service is serving; otherwise 1, with the reason on standard error. Asks without TLS,
-so HOST:PORT must be the address that serves only health. A probe starts this program every few
-seconds. Most of the program's cost is imports, so there are few.
+The exit status is 0 if the service is serving. Otherwise it is 1, with the reason on standard
+error. The program does not use TLS, so HOST:PORT must be the address that serves only health. A
+probe starts this program every few seconds, so it imports few modules.
 """
 
 import argparse
@@ -13,7 +13,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 DIRECTLY = [("grpc.enable_http_proxy", 0)]
-"""Options of the channel: it goes through no proxy, whatever the environment says."""
+"""Options of the gRPC channel. The channel uses no proxy, even if environment variables name one.
+"""
 
 
 def reason_against(address: str, service: str, timeout_s: float) -> str | None:
@@ -31,7 +32,7 @@ def reason_against(address: str, service: str, timeout_s: float) -> str | None:
 
 
 def main() -> int:
-    """Asks once for the health and returns the exit status."""
+    """Asks for the health once and returns the exit status of the program."""
     parser = argparse.ArgumentParser(prog="healthcheck", description="Asks for a service's health.")
     parser.add_argument("address", metavar="HOST:PORT", help="where health is told, without TLS")
     parser.add_argument("service", help="name that the process tells its health under")

@@ -19,8 +19,8 @@ DONE = "[DONE]"
 
 
 class ApiError(Exception):
-    """A call that failed. The message gives the reason. `status` is the HTTP status, or 0 if there
-    was no answer."""
+    """A call of the HTTP API failed. The message gives the reason. `status` is the HTTP status, or
+    0 if there was no answer."""
 
     def __init__(self, message: str, *, status: int = 0) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class HttpApi:
     """A client of the HTTP API at a URL."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 30.0) -> None:
-        """`timeout_s` is the limit for a connection, and for each wait for bytes.
+        """`timeout_s` limits the time for making a connection, and for each wait for bytes.
 
         Raises:
             ValueError: the URL is neither http nor https.
@@ -48,12 +48,13 @@ class HttpApi:
         self._timeout_s = timeout_s
 
     def get(self, path: str) -> Any:
-        """Returns the JSON of a path. Raises ApiError."""
+        """Returns the JSON answer to a GET of `path`. Raises ApiError if the call fails."""
         with self._called("GET", path, None) as response:
             return _json(response.read(MAX_ANSWER_BYTES))
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Posts a body and returns the JSON of the answer. Raises ApiError."""
+        """Posts `body` as JSON to `path` and returns the JSON answer. Raises ApiError if the call
+        fails."""
         with self._called("POST", path, body) as response:
             return _json(response.read(MAX_ANSWER_BYTES))
 
@@ -63,7 +64,8 @@ class HttpApi:
     ) -> Iterator[Iterator[dict[str, Any]]]:
         """Yields the events of a call, each an object. The call is a POST if there is a body.
 
-        The end of the block ends the call. Raises ApiError, also while events are read.
+        The call is ended when the `with` block ends. ApiError may be raised at the start and while
+        events are read.
         """
         with self._called("GET" if body is None else "POST", path, body) as response:
             yield self._events(response)
@@ -122,7 +124,8 @@ def _json(content: bytes) -> Any:
 
 
 def _refusal(response: http.client.HTTPResponse) -> ApiError:
-    """Returns the server's explanation of a failed call, or the status if there is none."""
+    """Returns an ApiError with the server's explanation of a failed call, or with the HTTP status
+    if there is no explanation."""
     content = response.read(MAX_ANSWER_BYTES)
     message = ""
     try:

@@ -3,9 +3,9 @@
 The limit follows the measured times of iterations: it is a floor plus a multiple of the expected
 time, and at most a ceiling. The expected time is the sum of two estimates: one by the number of
 tokens of the batch, and one by the number of pairs of tokens that attend to each other. Each
-estimate is learned from iterations of about the same size. Both overestimate: an iteration of few
-tokens takes more time per token than an iteration of many, and each estimate alone is learned from
-the whole time of iterations.
+estimate is learned from iterations of about the same size. Both estimates are too high rather than
+too low: an iteration of few tokens takes more time per token than an iteration of many, and each of
+the two estimates is learned from the whole time of iterations.
 """
 
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from operator import mul
 
 MULTIPLE = 10.0
-"""Factor by which an iteration may take longer than expected."""
+"""Number of times the expected time that an iteration may take."""
 
 SUSPICION_S = 1.5
 """Seconds beyond ten times the expected time after which an iteration is suspiciously late."""
 
 FIRST_S = 30.0
 FIRST_TOKEN_S = 0.25
-"""Expected seconds for an iteration, and for each of its tokens, before any iteration was
-measured."""
+"""Seconds that are expected before any iteration has been measured: `FIRST_S` for an iteration, and
+`FIRST_TOKEN_S` more for each of its tokens."""
 
 MAX_BITS = 64
-"""Number of bits of the largest size of an iteration."""
+"""Number of bits of the largest size that an iteration may have."""
 
 DECAY = 0.9
 """Factor by which the longest time of a size decays with each iteration of about that size."""
@@ -38,12 +38,13 @@ class IterationSize:
     n_attended: int
     """Number of pairs of tokens in which the first token attends to the second.
 
-    Each token of a span is counted as if it were the span's last.
+    For simplicity, each token of a span is counted as if it were the last token of the span.
     """
 
     @classmethod
     def of(cls, start_position: Sequence[int], n_tokens: Sequence[int]) -> "IterationSize":
-        """Returns the size of an iteration of spans that begin at `start_position`."""
+        """Returns the size of an iteration. Its spans begin at the positions `start_position` and
+        have `n_tokens` tokens each."""
         lengths = list(n_tokens)  # columns of a message are slow to go through
         n_all = sum(lengths)
         if n_all == len(lengths):  # decodes
@@ -53,20 +54,23 @@ class IterationSize:
 
 
 class IterationLimit:
-    """The limit for each iteration of one rank, or of one pipeline.
+    """The time limit for each iteration of one rank or of one pipeline, derived from measured
+    times.
 
     One thread may call `of` while another thread calls `learn`.
     """
 
     def __init__(self, *, floor_s: float, ceiling_s: float) -> None:
-        """If the ceiling is lower than the floor, the limit is the ceiling."""
+        """`floor_s` and `ceiling_s` are the lowest and the highest limit in seconds. If the ceiling
+        is lower than the floor, the limit is the ceiling."""
         self.ceiling_s = ceiling_s
         self.floor_s = min(floor_s, ceiling_s)
         self._by_tokens = _LongestTimes()
         self._by_attended = _LongestTimes()
 
     def learn(self, work: IterationSize, elapsed_s: float) -> None:
-        """Updates the expected time for iterations of this size with a measured time."""
+        """Updates the expected time for iterations of the size `work` with the measured time
+        `elapsed_s`."""
         self._by_tokens.learn(work.n_tokens, elapsed_s)
         self._by_attended.learn(work.n_attended, elapsed_s)
 
@@ -91,7 +95,7 @@ class IterationLimit:
 
 
 class _LongestTimes:
-    """The longest recent time of iterations, by powers of two of their size."""
+    """The longest recent times of iterations, one for each power of two of the size."""
 
     def __init__(self) -> None:
         self._longest_s: list[float | None] = [None] * MAX_BITS  # by the number of bits of the size
@@ -102,7 +106,8 @@ class _LongestTimes:
         self._longest_s[n_bits] = max(elapsed_s, DECAY * (before_s or 0.0))
 
     def expected_s(self, size: int) -> float | None:
-        """Returns a time that grows with the size. Returns None before anything was measured.
+        """Returns the expected seconds for an iteration of `size`. Returns None before anything was
+        measured.
 
         The time of the nearest smaller size that was measured is scaled in proportion to the size,
         but the result is not more than the time of the nearest larger size that was measured.

@@ -1,8 +1,8 @@
-"""The memory that this process's container may use, and whether its settings fit into it.
+"""The memory limit of this process's container, and whether a service's settings fit into it.
 
 A service that may need more memory than its limit would run well until the requests of some client
-need so much. Then the kernel would kill the service, with the requests of all clients. So a service
-with such settings does not start.
+need that much. Then the kernel would kill the service, and the requests of all clients would fail.
+So a service with such settings does not start.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from services.common.cgroups import CGROUPS, MEMBERSHIP, groups_of
 
 MIB = 2**20
 PROCESS = "the process itself"
-"""Name of the part of the memory that no setting changes."""
+"""Name, in messages, of the memory that a service needs whatever its settings are."""
 
 
 def memory_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int | None:
-    """Returns the memory that this process's control groups may use, in bytes: the lowest limit.
-    Returns None without a limit. The arguments are those of `groups_of`."""
+    """Returns the lowest memory limit of this process's control groups in bytes, or None without a
+    limit. `groups_of` explains the arguments."""
     limits = [
         int(limit)
         for group in groups_of("memory", cgroups=cgroups, membership=membership)
@@ -28,11 +28,11 @@ def memory_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int 
 
 
 def trouble_of(parts: Mapping[str, int], limit: int | None) -> str:
-    """Returns an explanation why a service may need more memory than `limit`: the memory of each
-    setting, the largest first.
+    """Returns a text that explains why a service may need more memory than `limit`. The text lists
+    how much memory each setting may need, the largest first.
 
     Returns an empty text if the memory is enough or has no limit. `parts` has a number of bytes for
-    each setting, and for `PROCESS`, the part that follows from no setting.
+    each setting, and also for `PROCESS`, the memory that depends on no setting.
     """
     needed = sum(parts.values())
     if limit is None or needed <= limit:

@@ -31,31 +31,31 @@ from services.common import address as addresses
 # The last bound of each histogram is beyond what its setting allows by default, since no quantile
 # can be above it: a request may be held, wait and run for minutes, and an iteration may take 300 s.
 CALL_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 180, 600, 1200)
-"""Buckets for durations of whole calls, and for waiting in the queue, in seconds."""
+"""Histogram buckets for durations of whole calls and for waiting in the queue, in seconds."""
 
 FIRST_TOKEN_S = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75),
     *(1, 2.5, 5, 10, 30, 90, 300, 1200),
 )
-"""Buckets for times to the first token, in seconds. Between 0.1 s and 10 s the steps are small
-enough for goals."""
+"""Histogram buckets for times to the first token, in seconds. Between 0.1 s and 10 s the steps are
+small enough for latency objectives."""
 
 PER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 15, 120, 1200)
-"""Buckets for times per output token, in seconds. The time of an answer whose pipeline was lost
-includes the wait for the next pipeline."""
+"""Histogram buckets for times per output token, in seconds. The largest buckets are for answers
+whose pipeline was lost, because their time includes the wait for the next pipeline."""
 
 ITERATION_S = (0.0005, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30, 180, 1200)
-"""Buckets for iterations and for parts of an iteration, in seconds."""
+"""Histogram buckets for iterations and for parts of an iteration, in seconds."""
 
 BATCH_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 1024, 4096)
-"""Buckets for numbers of requests in a batch."""
+"""Histogram buckets for numbers of requests in a batch."""
 
 TOKENS = (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 32768, 131072, 1048576)
-"""Buckets for numbers of tokens, up to the longest context that models are made for."""
+"""Histogram buckets for numbers of tokens, up to the longest context of any model."""
 
 
 def new_registry() -> CollectorRegistry:
-    """Returns a registry that has the metrics of the process and nothing else."""
+    """Returns a registry that contains only the metrics of the process, such as its memory."""
     disable_created_metrics()  # these would be a second series for each metric
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -65,17 +65,18 @@ def new_registry() -> CollectorRegistry:
 
 
 def exposed(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """Returns the metrics as text, and the media type of the text. `accept` is the header `Accept`,
-    which chooses the format."""
+    """Returns the metrics as text, and the media type of the text. `accept` is the request's header
+    `Accept`, which determines the format."""
     encode, media_type = choose_encoder(accept)
     return encode(registry), media_type
 
 
 POLL_S = 0.5
-"""Seconds after which the thread of a listener sees that it is to end, where nothing wakes it."""
+"""Interval in seconds at which the thread of a listener checks whether it must end."""
 
 SILENCE_LIMIT_S = 30.0
-"""Seconds for which a client of the metrics may neither send nor read. Each client has a thread."""
+"""Timeout in seconds for a client of the metrics that neither sends nor reads. The limit is needed
+since each client occupies a thread."""
 
 
 @contextlib.contextmanager
@@ -89,8 +90,8 @@ def listening(
     """Answers `GET /metrics` inside the `with` block, if an address is given; yields the address in
     use, host:port.
 
-    A thread answers, so values may change while it reads them. The end of the block waits for
-    nothing: a process that is told to stop calls it on its event loop.
+    A thread answers, so values may change while the thread reads them. The end of the block does
+    not wait for the thread, because it runs on the event loop of a process that stops.
 
     Raises:
         OSError: the address is taken or is not one of this machine's.
@@ -108,7 +109,7 @@ def listening(
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A server of metrics on a socket that listens already, with a thread for each request."""
+    """An HTTP server for metrics on a socket that already listens. Each request has a thread."""
 
     daemon_threads = True
 
@@ -124,13 +125,14 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.set_app(app)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accepts a client, whose silence is limited from now on."""
+        """Accepts a client's connection, and sets its timeout to the limit of silence."""
         client, name = super().get_request()
         client.settimeout(self._silence_limit_s)
         return client, name
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prints an error, unless it is that the client is silent or gone."""
+        """Prints an error of a request, unless the client was silent for too long or has
+        disconnected."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -159,8 +161,8 @@ def _serving(server: _Server, poll_s: float) -> Iterator[None]:
 
 
 def exemplar() -> dict[str, str] | None:
-    """Returns the current recorded trace as an exemplar for a histogram. Returns None if there is
-    none."""
+    """Returns the id of the current trace as an exemplar for a histogram. Returns None if no trace
+    is recorded."""
     context = trace.get_current_span().get_span_context()
     if not context.trace_flags.sampled:
         return None

@@ -1,7 +1,7 @@
 """Files that change while a process runs, as Kubernetes changes the Secrets that it mounts.
 
-Files are read again when their content is needed; no thread watches them. Content that is broken or
-half written is not used: the last good content stays in use, and the reason is logged once.
+Files are read again whenever their content is needed; no thread watches them. If the content is
+broken or half written, the last valid content stays in use, and the reason is logged once.
 """
 
 import logging
@@ -16,11 +16,11 @@ Value = TypeVar("Value")
 
 
 class Mounted(Generic[Content, Value]):
-    """The content of files, kept up to date; any thread may ask for it.
+    """The content of files, kept up to date. Any thread may ask for the content.
 
-    `read` returns content that can be compared, and `parse` makes a value of the content. Both
-    functions raise ValueError for content that stays broken, and OSError for an error that may be
-    temporary; the message names the file.
+    `read` reads the files and returns content that can be compared, and `parse` makes a value from
+    the content. Both functions raise ValueError for content that stays broken, and OSError for an
+    error that may be temporary. The message of the error names the file.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Mounted(Generic[Content, Value]):
         """Reads the files for the first time.
 
         Raises:
-            OSError, ValueError: the files have no good content.
+            OSError, ValueError: the files have no valid content.
         """
         self._name = name
         self._read = read
@@ -41,7 +41,8 @@ class Mounted(Generic[Content, Value]):
         self._value = parse(self._content)
 
     def latest(self) -> Value:
-        """Returns the newest good content. Returns the same object as long as nothing changes."""
+        """Returns the value of the newest valid content. Returns the same object as long as the
+        content does not change."""
         with self._lock:
             try:
                 self._refresh()

@@ -1,8 +1,9 @@
-"""OpenTelemetry's own variables: whether they ask for traces, and which of them are wrong.
+"""OpenTelemetry's environment variables: whether they switch traces on, and which of them are
+wrong.
 
 OpenTelemetry's libraries read the variables while they are imported. A wrong value gives a
 traceback, or a default is used silently. This module knows what the libraries accept, so that a
-service refuses a wrong value in one line before it imports them. Where traces are off, nothing is
+service refuses a wrong value in one line before it imports them. If traces are off, nothing is
 checked. An empty variable counts as unset, as OpenTelemetry's specification has it.
 """
 
@@ -18,7 +19,8 @@ from services.common.errors import shortened
 from services.common.url_credentials import without_credentials
 
 Check = Callable[[str], str]
-"""A function that returns what a value must be; empty if the value is right."""
+"""A function that checks a value. It returns a text that says what the value must be, or an empty
+text if the value is right."""
 
 GRPC, HTTP = "grpc", "http/protobuf"
 PROPAGATORS = ("tracecontext", "baggage", "b3", "b3multi")
@@ -28,12 +30,12 @@ SAMPLERS = (
 )
 COMPRESSIONS = ("none", "gzip", "deflate")
 MAX_TIMEOUT_S = 600
-"""Largest timeout of an export. OpenTelemetry's specification has milliseconds, and its libraries
-for Python have seconds: a larger number is a number of milliseconds."""
+"""Largest timeout of an export in seconds. OpenTelemetry's specification uses milliseconds, and its
+Python libraries use seconds, so a larger number was probably meant as milliseconds."""
 
 QUEUE, BATCH = "OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE"
 QUEUE_SIZE, BATCH_SIZE = 2048, 512
-"""The sizes of the queue and of a batch, in spans, unless variables set others."""
+"""Default sizes of the queue of spans and of a batch, in spans."""
 
 _SAMPLER, _RATIO = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
 _ALL, _TRACES = "OTEL_EXPORTER_OTLP_", "OTEL_EXPORTER_OTLP_TRACES_"
@@ -48,7 +50,7 @@ _PRINTABLE = re.compile(r"[ -~]*")
 
 
 def are_traces_wanted(environment: Mapping[str, str]) -> bool:
-    """Returns whether variables name an endpoint for traces, and none switches traces off."""
+    """Returns whether the variables name an endpoint for traces and do not switch traces off."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     if environment.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none":
@@ -57,14 +59,14 @@ def are_traces_wanted(environment: Mapping[str, str]) -> bool:
 
 
 def otlp_variable(environment: Mapping[str, str], name: str) -> str:
-    """Returns the name of the variable that applies. `OTEL_EXPORTER_OTLP_TRACES_name` takes
-    precedence over `OTEL_EXPORTER_OTLP_name`."""
+    """Returns the name of the variable from which `name` is read. `OTEL_EXPORTER_OTLP_TRACES_name`
+    takes precedence over `OTEL_EXPORTER_OTLP_name`."""
     return (_TRACES if environment.get(_TRACES + name) else _ALL) + name
 
 
 def otlp_value(environment: Mapping[str, str], name: str) -> str:
-    """Returns the value of the variable that `otlp_variable` returns. The result is empty if it is
-    not set."""
+    """Returns the value of the variable whose name `otlp_variable` returns. The result is empty if
+    the variable is not set."""
     return environment.get(otlp_variable(environment, name), "")
 
 
@@ -74,8 +76,8 @@ def protocol(environment: Mapping[str, str]) -> str:
 
 
 def trouble_with(environment: Mapping[str, str]) -> str:
-    """Returns which variables are wrong, with their values. The result is empty if traces are off
-    or all variables are right."""
+    """Returns a text about the variables that are wrong, with their values. The text is empty if
+    traces are off or all variables are right."""
     if not are_traces_wanted(environment):
         return ""
     troubles = [
@@ -105,7 +107,7 @@ def _trouble_together(environment: Mapping[str, str]) -> str:
 
 
 def _trouble_with_certificate(environment: Mapping[str, str]) -> str:
-    """Returns what is wrong with the certificate that this process shows to the collector."""
+    """Returns what is wrong with the client certificate for the collector, or an empty text."""
     names = [otlp_variable(environment, name) for name in ("CLIENT_CERTIFICATE", "CLIENT_KEY")]
     certificate, key = (environment.get(name, "") for name in names)
     if not certificate and not key:
@@ -130,7 +132,8 @@ def _one_of(*values: str) -> Check:
 
 
 def _all_of(*values: str) -> Check:
-    """Returns a check for names that are separated by commas."""
+    """Returns a check for a list of names, separated by commas, each of which must be one of
+    `values`."""
     needed = f"must be names among {', '.join(values)}, separated by commas"
 
     def check(value: str) -> str:
@@ -153,7 +156,7 @@ def _whole(smallest: int, *, or_else: str = "") -> Check:
 
 
 def _number(value: str) -> float:
-    """Returns the number in a text. Returns NaN if the text is no number."""
+    """Returns the number in a text. Returns NaN if the text is not a number."""
     try:
         return float(value)
     except ValueError:
@@ -214,7 +217,8 @@ def _file(value: str) -> str:
 
 
 def _installed(group: str, *others: str) -> Check:
-    """Returns a check for names of parts of OpenTelemetry that packages bring, or other names."""
+    """Returns a check for names of OpenTelemetry components. A name must be registered in the
+    entry-point group `group` by an installed package, or be one of `others`."""
 
     def check(value: str) -> str:
         names = {name.strip() for name in value.split(",") if name.strip()}
@@ -264,5 +268,6 @@ CHECKS: Mapping[str, Check] = {
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER": _PROVIDER,
     "OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED": _IS_TRUE,
 }
-"""What each variable must be, of all that the libraries read for traces. Of the endpoint see
-`_trouble_together`: the right form depends on the protocol. `OTEL_SERVICE_NAME` may be anything."""
+"""The check of each variable that the libraries read for traces. Endpoints are checked by
+`_trouble_together`, because their form depends on the protocol. `OTEL_SERVICE_NAME` may have any
+value."""

@@ -1,7 +1,7 @@
-"""Says in few lines that something fails again and again: once when it begins, every ten minutes
-while it lasts, with a count, and once when it is over.
+"""Logs repeated failures in few lines: one line when an outage begins, one every ten minutes while
+it lasts, with the number of failures, and one when it is over.
 
-What fails with every attempt would otherwise fill the log for as long as it lasts.
+Otherwise a repeated failure would fill the log with a line for every attempt.
 """
 
 import logging
@@ -10,17 +10,17 @@ import time
 from collections.abc import Callable
 
 REPEAT_S = 600.0
-"""Seconds between two lines about a failure that goes on."""
+"""Seconds between two log lines about an outage that goes on."""
 
 PEER_PATIENCE_S = 10.0
-"""Seconds for which it is no failure that a peer cannot be reached: it may start later than its
-caller."""
+"""Seconds for which a peer that cannot be reached is not reported. The peer may simply start later
+than its caller."""
 
 
 class OutageLog:
-    """The lines about one kind of failure. Any thread may call it.
+    """The log lines about one kind of failure. Any thread may call the methods.
 
-    What fails and works by turns is said every `REPEAT_S` at most, too.
+    If attempts fail and succeed in turn, there is also at most one line every `REPEAT_S` seconds.
     """
 
     def __init__(
@@ -34,17 +34,17 @@ class OutageLog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`failing` and `works` are the messages at the beginning and at the end of an outage.
-        `counted` names what is counted. An outage is logged once it has lasted for `patience_s`
-        seconds."""
+        `counted` is the noun for what the messages count. An outage is logged once it has lasted
+        for `patience_s` seconds."""
         self._logger = logger
         self._failing, self._works, self._counted = failing, works, counted
         self._patience_s = patience_s
         self._clock = clock
         self._lock = threading.Lock()
         self._n_failed = 0
-        """Number of failures that the next line counts."""
+        """Number of failures since the last line."""
         self._since = 0.0
-        """When the first of these failures was."""
+        """Time of the first of the failures since the last line."""
         self._said_at: float | None = None
         self._is_said = False
 
@@ -52,8 +52,8 @@ class OutageLog:
     def of_peer(
         cls, logger: logging.Logger, peer: str, *, clock: Callable[[], float] = time.monotonic
     ) -> "OutageLog":
-        """Returns the log about a peer to which requests are sent repeatedly, such as `the worker
-        at 10.0.0.7:50053`."""
+        """Returns an outage log for failures to reach a peer. `peer` is a noun for messages, such
+        as `the worker at 10.0.0.7:50053`."""
         return cls(
             logger,
             failing=f"{peer} cannot be reached",
@@ -64,7 +64,7 @@ class OutageLog:
         )
 
     def failed(self, reason: object, n: int = 1) -> None:
-        """Counts `n` failures. Logs them, unless the last message about failures is younger than
+        """Counts `n` failures and logs them, unless the last line about failures is younger than
         `REPEAT_S`."""
         with self._lock:
             now = self._clock()
@@ -77,7 +77,7 @@ class OutageLog:
                 self._said_at, self._is_said = now, True
 
     def worked(self) -> None:
-        """Notes a success. Logs the end of the outage if its failures were logged.
+        """Records a success. Logs the end of the outage if its failures were logged.
 
         Failures that were not logged are kept for the next message if they lasted for `patience_s`.
         They are forgotten when `REPEAT_S` seconds have passed since the last message.

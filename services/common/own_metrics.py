@@ -1,9 +1,9 @@
 """Counters and histograms for prometheus_client that only one thread changes.
 
-The library's own metrics take a lock, and make several calls, for each change, since other threads
-might change them too. The metrics of this module have plain numbers, which the thread that answers
-Prometheus reads without a lock. Registries, families and formats are the library's. Unlike the
-library, this module refuses neither negative amounts nor long exemplars.
+The library's own metrics take a lock and make several calls for each change, since any thread may
+change them. The metrics of this module are plain numbers, which the thread that answers Prometheus
+reads without a lock. Registries, families and formats come from the library. Unlike the library,
+this module refuses neither negative amounts nor long exemplars.
 """
 
 import time
@@ -21,7 +21,7 @@ from prometheus_client.utils import INF, floatToGoString
 
 
 class Count:
-    """A number that grows."""
+    """The value of a counter, which only grows."""
 
     __slots__ = ("value",)
 
@@ -29,24 +29,27 @@ class Count:
         self.value = 0.0
 
     def inc(self, amount: float = 1) -> None:
-        """Adds an amount to the number."""
+        """Adds `amount` to the number."""
         self.value += amount
 
 
 class Distribution:
-    """The distribution of observed numbers: a count for each bucket, and their sum."""
+    """The value of a histogram: the number of observations in each bucket, and the sum of all
+    observations."""
 
     __slots__ = ("_bounds", "_counts", "_exemplars", "_sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds` are the largest numbers of the buckets, in order. The last bound is infinite."""
+        """`bounds` are the upper bounds of the buckets, in ascending order. The last bound is
+        infinite."""
         self._bounds = bounds
         self._counts = [0] * len(bounds)
         self._exemplars: dict[int, Exemplar] = {}
         self._sum = 0.0
 
     def observe(self, amount: float, exemplar: Mapping[str, str] | None = None) -> None:
-        """Counts a number in its bucket, whose exemplar becomes `exemplar` if there is one."""
+        """Counts `amount` in its bucket. If there is an `exemplar`, it becomes the exemplar of the
+        bucket."""
         bucket = bisect_left(self._bounds, amount)
         self._counts[bucket] += 1
         self._sum += amount
@@ -60,8 +63,8 @@ class Distribution:
 
     @property
     def buckets(self) -> Sequence[tuple[str, float, Exemplar | None]]:
-        """Returns, for each bucket, its upper bound, the count of numbers up to this bound, and its
-        exemplar."""
+        """Returns, for each bucket, its upper bound, the number of observations up to this bound,
+        and its exemplar."""
         n_below = accumulate(self._counts)
         return [
             (floatToGoString(bound), n, self._exemplars.get(bucket))
@@ -73,10 +76,10 @@ Child = TypeVar("Child", Count, Distribution)
 
 
 class _Metric(Collector, Generic[Child]):
-    """A metric of one name, with a child for each set of label values in use."""
+    """A metric with one name. It has a child for each set of label values in use."""
 
     _only: Child
-    """The child of a metric without labels."""
+    """The only child of a metric without labels."""
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class _Metric(Collector, Generic[Child]):
         registry.register(self)
 
     def labels(self, *values: str) -> Child:
-        """Returns the child for some label values, which is exported from now on."""
+        """Returns the child for the given label values. The child is exported from now on."""
         if len(values) != len(self._labelnames):
             raise ValueError(f"{self._name} has {len(self._labelnames)} labels")
         child = self._children.get(values)
@@ -102,12 +105,11 @@ class _Metric(Collector, Generic[Child]):
         return child
 
     def describe(self) -> Iterator[Metric]:
-        """Yields the family without samples, from which the registry learns the name."""
+        """Yields the metric family without samples, so that the registry learns its name."""
         yield self._family({})
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the family with samples. This method is called in the thread that answers
-        Prometheus."""
+        """Yields the metric family with samples. Called in the thread that answers Prometheus."""
         yield self._family(self._children.copy())
 
     @abstractmethod
@@ -118,10 +120,10 @@ class _Metric(Collector, Generic[Child]):
 
 
 class Counter(_Metric[Count]):
-    """A number that grows, or one for each set of labels."""
+    """A counter metric. It has one number, or one for each set of label values."""
 
     def inc(self, amount: float = 1) -> None:
-        """Adds an amount to a counter without labels."""
+        """Adds `amount` to a counter without labels."""
         self._only.inc(amount)
 
     def _new_child(self) -> Count:
@@ -135,7 +137,7 @@ class Counter(_Metric[Count]):
 
 
 class Histogram(_Metric[Distribution]):
-    """A distribution of numbers, or one for each set of labels."""
+    """A histogram metric. It has one distribution, or one for each set of label values."""
 
     def __init__(
         self,
@@ -146,13 +148,13 @@ class Histogram(_Metric[Distribution]):
         buckets: Sequence[float],
         registry: CollectorRegistry,
     ) -> None:
-        """`buckets` are the largest numbers of the buckets. One more bucket takes all larger
-        numbers."""
+        """`buckets` are the upper bounds of the buckets, in ascending order. A further bucket for
+        all larger numbers is added."""
         self._bounds = (*buckets, INF)
         super().__init__(name, documentation, labelnames, registry=registry)
 
     def observe(self, amount: float, exemplar: Mapping[str, str] | None = None) -> None:
-        """Counts a number in a histogram without labels."""
+        """Counts `amount` in a histogram without labels."""
         self._only.observe(amount, exemplar)
 
     def _new_child(self) -> Distribution:

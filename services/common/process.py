@@ -2,8 +2,8 @@
 
 A launcher that starts a service locally passes it the write end of a pipe (`ready_fd`). The service
 writes one JSON object per line: its addresses, its progress while it loads, `ready`, and every
-`BEAT_S` seconds an empty object, which shows that its event loop runs. A cluster has no such pipe;
-health checks report the same facts there.
+`BEAT_S` seconds an empty object, which shows that its event loop runs. In a cluster there is no
+such pipe, and health checks report the same facts.
 """
 
 import asyncio
@@ -26,21 +26,22 @@ from services.common.watchdog import watched
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 BEAT_S = 1.0
-"""Seconds between the empty messages (beats) that a service sends its launcher."""
+"""Seconds between two empty messages (beats) to the launcher."""
 
 YOUNG_OBJECTS = 10_000
-"""Number of objects made and not yet freed after which the garbage collector looks at the youngest
-generation."""
+"""Number of live objects created since the last collection after which the garbage collector
+examines the youngest generation."""
 
 
 class ReadyPipe:
-    """Writes progress and readiness to the launcher; does nothing if there is no launcher."""
+    """Writes the progress and the readiness of a service to its launcher. Does nothing without a
+    launcher."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
 
     def report(self, message: Mapping[str, object]) -> None:
-        """Writes a message on one line.
+        """Writes a message to the launcher, as one line of JSON.
 
         Raises:
             BrokenPipeError: the launcher is gone.
@@ -51,9 +52,9 @@ class ReadyPipe:
     async def beat(self) -> None:
         """Writes an empty message every `BEAT_S`, and stops this process when the launcher is gone.
 
-        The launcher may have died before `die_with_parent` was called, so its end is noticed here.
-        If the pipe is full, no message is written, so that a launcher that is paused does not block
-        this process.
+        The check is needed because the launcher may have died before `die_with_parent` was called.
+        If the pipe is full, no message is written, so that a paused launcher does not block this
+        process.
         """
         if self._fd is None:
             return
@@ -67,23 +68,22 @@ class ReadyPipe:
 
 
 def die_with_parent() -> None:
-    """Makes the kernel kill this process when its parent dies for any reason. Works only on
-    Linux."""
+    """Makes the kernel kill this process when its parent process dies. Works only on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def raise_descriptor_limit() -> None:
-    """Raises the limit of open files and connections to the system's maximum. The usual 1,024 is
-    too few."""
+    """Raises the limit of open files and connections to the system's maximum. The usual limit of
+    1,024 is too low."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError):  # outside Linux, no limit may be more than there can be
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def stop_event() -> asyncio.Event:
-    """Returns an event that SIGTERM or SIGINT sets. Neither signal ends the process at once any
-    more. A SIGTERM that came while the signal was blocked sets the event, too."""
+    """Returns an event that is set by SIGTERM or SIGINT, which then no longer end the process. A
+    SIGTERM that arrived while the signal was blocked sets the event, too."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -93,21 +93,23 @@ def stop_event() -> asyncio.Event:
 
 
 def take_sigterm() -> None:
-    """Unblocks SIGTERM in this thread, once the process has a handler for the signal.
+    """Unblocks SIGTERM in this thread. Must be called when the process has a handler for the
+    signal.
 
-    Images block the signal at the start: as process 1 of a container, a process without a handler
-    would lose it.
+    Images start the process with the signal blocked: process 1 of a container would lose a signal
+    for which it has no handler yet.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def freeze_objects() -> None:
-    """Excludes all present objects from garbage collection, and makes the collector look at young
+    """Excludes all present objects from garbage collection, and makes the collector examine young
     objects less often.
 
     Imported objects are never freed, and each full collection would stop the process for 50 to 80
-    ms to look at them. Young objects are collected after `YOUNG_OBJECTS` of them instead of 700: an
-    iteration of many requests makes more than 700, which are freed when the next iteration begins.
+    ms to examine them. Young objects are examined after `YOUNG_OBJECTS` new objects instead of 700:
+    an iteration of many requests creates more than 700, and they are freed when the next iteration
+    begins.
     """
     gc.collect()
     gc.freeze()
@@ -117,7 +119,8 @@ def freeze_objects() -> None:
 def end_within(limit_s: float, status: int) -> None:
     """Ends the process with `status` after `limit_s` seconds, unless it has ended before.
 
-    At its end the interpreter waits for threads, and a thread inside a library cannot be stopped.
+    This is needed because the interpreter waits for threads when it ends, and a thread inside a
+    library cannot be stopped.
     """
     timer = threading.Timer(limit_s, os._exit, (status,))
     timer.daemon = True
@@ -127,8 +130,8 @@ def end_within(limit_s: float, status: int) -> None:
 async def happens_before(
     task: asyncio.Task[Any], event: asyncio.Event, *, cancel: bool = True
 ) -> bool:
-    """Returns whether a task finished before an event was set. If not, the task is cancelled unless
-    `cancel` is false.
+    """Waits for a task or an event. Returns whether the task finished before the event was set. If
+    not, the task is cancelled unless `cancel` is false.
 
     If the caller is cancelled, the task is cancelled, too.
     """
@@ -148,8 +151,8 @@ async def happens_before(
 
 
 async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
-    """Runs several coroutines until the first ends. Cancels the others and raises the first one's
-    error."""
+    """Runs several coroutines until the first one ends, and then cancels the others. Raises the
+    error of the first one if it failed."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -164,8 +167,8 @@ async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
 def run(main: Coroutine[Any, Any, int], *, ready_fd: int | None = None) -> int:
     """Runs a service's main coroutine on uvloop and returns its exit status.
 
-    Meanwhile beats are written to the launcher's pipe, if there is one, and a watchdog ends the
-    process if the event loop hangs.
+    While it runs, beats are written to the launcher's pipe, if there is one, and a watchdog ends
+    the process if the event loop hangs.
     """
     freeze_objects()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

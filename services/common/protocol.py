@@ -3,10 +3,10 @@
 PROTOCOL = 12
 """Version of the messages between scheduler and stages.
 
-It grows whenever worker.proto, or the meaning of a message, changes so that an older side would
-misunderstand a newer one. A scheduler accepts only stages of its own version.
+The version must be increased when worker.proto or the meaning of a message changes in a way that an
+older peer would misunderstand. A scheduler accepts only stages of its own version.
 """
 
 MAX_KV_BLOCKS = 2**24
-"""Maximum number of K/V blocks of a stage; the scheduler's tables take 4 bytes for each block, and
+"""Largest number of K/V blocks of a stage. The scheduler's tables take 4 bytes for each block, and
 36 bytes for each block in use."""

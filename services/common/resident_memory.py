@@ -1,4 +1,4 @@
-"""The memory that this process holds, and the return of memory that it no longer uses.
+"""Limits the resident memory of this process by returning unused memory to the system.
 
 glibc keeps freed memory, in an arena for each of many threads. After a flood of gRPC calls, whose
 threads come and go, glibc kept twenty times the memory in use, and never returned it. Other C
@@ -14,21 +14,20 @@ from pathlib import Path
 M_ARENA_MAX = -8  # malloc.h
 
 N_ARENAS = 2
-"""Number of arenas of the allocator. By default the allocator makes eight for each processor."""
+"""Number of memory arenas of the allocator. By default glibc creates eight for each processor."""
 
 GROWTH_BYTES = 48 * 2**20
-"""Growth of the resident memory, in bytes, after which unused memory is given back to the
-system."""
+"""Growth of the resident memory, in bytes, after which unused memory is returned to the system."""
 
 PERIOD_S = 0.5
-"""Seconds between two checks of the memory."""
+"""Seconds between two checks of the resident memory."""
 
 USED_S = 4.0
-"""Seconds between two checks while nearly all of the held memory is in use."""
+"""Seconds between two checks while nearly all resident memory is in use."""
 
 MAX_PART = 0.05
-"""Fraction of the time that may be spent on giving memory back, while other threads cannot
-allocate."""
+"""Largest fraction of the time that may be spent on returning memory. Other threads cannot allocate
+meanwhile."""
 
 STATM = Path("/proc/self/statm")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -44,14 +43,15 @@ def resident_bytes() -> int:
 
 
 def limit_arenas() -> None:
-    """Limits the number of the allocator's arenas. Must be called before there are threads."""
+    """Limits the number of the allocator's arenas. Must be called before the process starts
+    threads."""
     if (library := _glibc()) is not None:
         library.mallopt(M_ARENA_MAX, N_ARENAS)
 
 
 async def give_back_memory() -> None:
-    """Gives unused memory back to the system, until cancelled. Does so whenever the resident memory
-    has grown by `GROWTH_BYTES` above its lowest value."""
+    """Returns unused memory to the system whenever the resident memory has grown by `GROWTH_BYTES`
+    above its lowest value. Runs until cancelled."""
     library = _glibc()
     if library is None:
         return

@@ -1,6 +1,6 @@
 """gRPC connections as all services make them: channels, servers and one set of limits.
 
-Servicers get their methods from `rpc_handlers`.
+`rpc_handlers` makes the handlers of servicers.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from services.common import address as addresses
 from services.common import errors
 
 MAX_MESSAGE_BYTES = 64 * 2**20
-"""Size in bytes of the largest message that either side takes.
+"""Size in bytes of the largest message that either side accepts.
 
-Handlers limit the messages of clients to much less.
+For messages of clients, the handlers have much lower limits.
 """
 
 KEEPALIVE_S = 5
 """Seconds between two pings.
 
-A peer that is stopped, or whose network is cut, is noticed in less than ten seconds, on either
-side. A peer whose event loop hangs still answers pings, since gRPC's threads do so.
+With this interval, either side notices in less than ten seconds that its peer is stopped or its
+network is cut. A peer whose event loop hangs still answers pings, since gRPC's threads answer them.
 """
 
 KEEPALIVE_TIMEOUT_S = 4
@@ -52,7 +52,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 
 WINDOW_BYTES = 16 * 2**10
-"""Bytes of a call's message that a public server receives before the call's method reads the
+"""Number of bytes of a message that a public server receives before the call's method reads the
 message."""
 
 FOR_STRANGERS: list[tuple[str, int]] = [
@@ -67,36 +67,38 @@ FOR_STRANGERS: list[tuple[str, int]] = [
     # threads. Without the limit ten thousand pings take two milliseconds.
     ("grpc.http2.max_ping_strikes", 0),
 ]
-"""Options of a public server: clients may send it many bytes that it does not read."""
+"""Channel options of a public server, whose clients may send many bytes that the server does not
+read."""
 
 MAX_STREAMS = 256
-"""Maximum number of concurrent calls of one connection. gRPC's clients make no second connection by
-themselves: their further calls wait."""
+"""Largest number of concurrent calls of one connection. gRPC's clients do not open a second
+connection by themselves: their further calls wait."""
 
 MAX_PENDING_CALLS = 8 * 2**10
-"""Maximum number of calls that wait to begin; each takes 9 KiB.
+"""Largest number of calls that wait to begin. Each waiting call takes 9 KiB.
 
-From half of this number on, gRPC cancels calls at random, whichever client made them. Its own
-maximum is 1,000.
+From half of this number on, gRPC cancels calls at random, whichever client made them. gRPC's
+default is 1,000.
 """
 
 MAX_METADATA_BYTES = 16 * 2**10
-"""Bytes of a call's metadata: names, a key and a trace.
+"""Largest size in bytes of a call's metadata: names, a key and a trace.
 
-One limit replaces gRPC's two limits, between which gRPC refuses metadata at random.
+By default gRPC has two limits, and refuses metadata between them at random. This one value is set
+for both.
 """
 
 MAX_CONNECTION_AGE_S = 3600
 """Seconds after which a client is told to make its next calls on another connection.
 
-So frontends that started later get their share of the calls, and no connection lasts for ever.
+Frontends that started later thus get their share of the calls, and no connection lasts for ever.
 """
 
 MAX_STREAM_AGE_S = 3 * 3600
-"""Seconds that a call may last after its connection has reached `MAX_CONNECTION_AGE_S`; longer than
-the longest answers take.
+"""Seconds that a call may last after its connection has reached `MAX_CONNECTION_AGE_S`. This is
+longer than the longest answers take.
 
-The limit ends calls whose client does not read, which a server cannot end itself.
+The limit ends calls whose client does not read. A server cannot end such calls in another way.
 """
 
 
@@ -109,13 +111,13 @@ def public_server_options(
     wait. gRPC's protection against overload would refuse the next call of such a client, and then
     all waiting calls: a new call begins before the server has removed the call that ended.
 
-    Connections beyond the limit are closed before anything is read from them. gRPC's defaults are
-    right for floods of resets and of settings: at most 32 calls begin at a time, and nothing is
-    read from a client that takes no answers to its frames. No option of gRPC usefully limits what a
-    connection sends beside its calls, such as pings (`connection_watch.py`).
+    Connections beyond `max_connections` are closed before anything is read from them. gRPC's
+    defaults are right for floods of resets and of settings: at most 32 calls begin at a time, and
+    nothing is read from a client that takes no answers to its frames. No option of gRPC usefully
+    limits what a connection sends beside its calls, such as pings (`connection_watch.py`).
 
-    A client that is silent for a quarter of `silence_limit_s` is sent a ping, and has that limit to
-    answer, since its network may come back.
+    A client that is silent for a quarter of `silence_limit_s` is sent a ping, and has
+    `silence_limit_s` to answer, since its network may come back.
     """
     silence_limit_ms = int(silence_limit_s * 1000)
     return [
@@ -143,7 +145,7 @@ PROBE_SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_concurrent_streams", 100),
     *FOR_STRANGERS,
 ]
-"""Options of a server that serves only its health, to any peer that reaches its pod."""
+"""Channel options of a server that serves only health, to any peer that reaches its pod."""
 
 RECONNECT_OPTIONS: list[tuple[str, int]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -151,18 +153,18 @@ RECONNECT_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 ]
-"""Options of a channel that waits for its peer to come up.
+"""Channel options for connecting to a peer that may not run yet.
 
 By default gRPC pauses for up to two minutes between attempts, and would notice late that the peer
-is there.
+has started.
 """
 
 EPOCH_METADATA = "orcinus-epoch"
 MAX_DIGITS = 20
-"""Number of decimal digits of the largest number of 64 bits."""
+"""Number of decimal digits of the largest 64-bit number."""
 
 Options = Sequence[tuple[str, str | int]]
-"""Channel options of gRPC, by their names."""
+"""Channel options of gRPC: pairs of a name and a value."""
 
 
 class Connect(Protocol):
@@ -174,9 +176,9 @@ class Connect(Protocol):
 def connect(
     address: str, options: Options = (), *, credentials: grpc.ChannelCredentials | None = None
 ) -> grpc.aio.Channel:
-    """Returns a channel to `host:port`, in plaintext without credentials.
+    """Returns a channel to `host:port`. Without credentials, the channel is in plaintext.
 
-    The channel has the limits of this project, unless options name others.
+    The channel has the limits of this project, unless `options` name others.
     """
     all_options = list(dict[str, str | int]((*CHANNEL_OPTIONS, *options)).items())
     if credentials is None:
@@ -185,7 +187,7 @@ def connect(
 
 
 def create_server(options: Options = ()) -> grpc.aio.Server:
-    """Returns a server with no service yet.
+    """Returns a gRPC server without any service.
 
     The server has the limits of this project, unless options name others.
     """
@@ -195,7 +197,8 @@ def create_server(options: Options = ()) -> grpc.aio.Server:
 def bind(
     server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None
 ) -> str:
-    """Binds `host:port`, where port 0 takes a free one. Returns the address that clients can use.
+    """Binds a server to `host:port`. Port 0 takes a free port. Returns the address that clients can
+    use.
 
     Raises:
         OSError: the address is taken or is not one of this machine's.
@@ -216,7 +219,8 @@ def bind(
 
 
 def bind_unix(server: grpc.aio.Server, path: Path) -> None:
-    """Binds the path of a Unix socket, in plaintext. Raises OSError if the path cannot be bound."""
+    """Binds a server to the path of a Unix socket, in plaintext. Raises OSError if the path cannot
+    be bound."""
     try:
         server.add_insecure_port(f"unix:{quote(str(path))}")
     except RuntimeError as error:
@@ -224,12 +228,12 @@ def bind_unix(server: grpc.aio.Server, path: Path) -> None:
 
 
 def method_path(service: ServiceDescriptor, method: str) -> str:
-    """Returns the name of a method on the wire, for calls that send bytes."""
+    """Returns the path of a gRPC method, for calls that send and receive bytes."""
     return f"/{service.full_name}/{method}"
 
 
 def epoch_metadata(epoch: int) -> tuple[tuple[str, str], ...]:
-    """Returns metadata with the epoch of a stream."""
+    """Returns gRPC metadata that names the epoch of a stream."""
     return ((EPOCH_METADATA, str(epoch)),)
 
 

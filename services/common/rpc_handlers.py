@@ -2,8 +2,8 @@
 
 Handlers are built from the service's descriptor instead of the generated registration function, for
 two reasons. A request that cannot be parsed becomes INVALID_ARGUMENT instead of INTERNAL. And a
-method may be declared raw: a raw method takes and returns bytes without decoding them; controllers
-pass plans on in this way.
+method may be declared raw: a raw method takes and returns bytes without decoding them. Controllers
+forward plans in this way.
 
 A servicer's methods are named as in the proto. A method with a single request is a coroutine or an
 async generator `(request, context)`. A method with a stream of requests is a coroutine `(context)`
@@ -11,11 +11,11 @@ that reads and writes through the context.
 
 A service may restrict each method to callers with certain roles, which callers prove by their
 certificates (`tls.py`). The role is checked once per call, before the method starts. A service may
-also have a hook, `admit`, which checks each call's metadata. Both checks come before a request is
-received: a message that the server does not read stays with the sender, so a refused call costs no
-memory. A service may have each call observed, for every kind of method, by a context manager that
-sees errors before they become statuses. Finally, a service may limit how messages are received and
-sent (`exchange.py`).
+also have a hook, `admit`, which checks each call's metadata. Both checks are made before a request
+is received: a message that the server does not read stays with the sender, so a refused call costs
+no memory. A service may name a context manager that observes each call of any method. It sees
+errors before they become statuses. Finally, a service may limit how messages are received and sent
+(`exchange.py`).
 """
 
 import asyncio
@@ -41,7 +41,8 @@ from services.common.exchange import Exchange
 log = logging.getLogger(__name__)
 
 CALLER_NAMES = "peer_dns"
-"""gRPC's key for the DNS names of a caller's verified certificate; absent in plaintext."""
+"""gRPC's key for the DNS names in a caller's verified certificate. The key is absent in plaintext.
+"""
 
 _CODES: dict[type[errors.OrcinusError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -82,7 +83,7 @@ def service_handler(
     observe: Observe | None = None,
     exchange: MakeExchange = Exchange,
 ) -> grpc.GenericRpcHandler:
-    """Returns the handlers of one service. Methods in `raw` take and give bytes.
+    """Returns the gRPC handlers of one service. Methods in `raw` take and return bytes.
 
     `callers` has the roles that may call each method. Without `callers` every peer may call all
     methods. `admit` gets the context of each call and raises an error to refuse the call. Requests
@@ -108,7 +109,8 @@ def service_handler(
 
 
 def parse(data: bytes, request_class: type[Request]) -> Request:
-    """Returns the request in a message. Raises InvalidRequest if the message holds none."""
+    """Parses `data` as a request. Raises InvalidRequest if `data` is not a message of this
+    class."""
     try:
         return request_class.FromString(data)
     except DecodeError:
@@ -119,8 +121,8 @@ def parse(data: bytes, request_class: type[Request]) -> Request:
 
 
 def status_of(error: BaseException | None, context: Any) -> grpc.StatusCode:
-    """Returns the status with which a call ends. `error` is the error of the call's method, or None
-    if there was none."""
+    """Returns the gRPC status with which a call ends. `error` is the error of the call's method, or
+    None if there was none."""
     if error is None:
         return grpc.StatusCode.OK
     if isinstance(error, errors.OrcinusError):
@@ -135,7 +137,7 @@ def status_of(error: BaseException | None, context: Any) -> grpc.StatusCode:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A method of a servicer, with the roles that may call the method."""
+    """A method of a servicer, and the roles that may call it."""
 
     name: str
     behaviour: Callable[..., Any]
@@ -145,7 +147,8 @@ class _Method:
     exchange: MakeExchange
 
     def observed(self, context: Any) -> contextlib.AbstractContextManager[None]:
-        """Returns the observer's context manager for a call, or a null context."""
+        """Returns the context manager in which a call must run so that it is observed. Without an
+        observer, the context manager does nothing."""
         if self.observe is None:
             return contextlib.nullcontext()
         return self.observe(self.name, context)
@@ -228,7 +231,7 @@ def _stream_request(method: _Method) -> Callable[..., Any]:
 
 @contextlib.asynccontextmanager
 async def _error_boundary(method: _Method, context: Any) -> AsyncIterator[None]:
-    """Refuses calls without permission, and turns errors into statuses.
+    """Refuses calls without permission, and converts errors to gRPC statuses.
 
     A bug is logged, and the caller learns nothing about the server's internals.
     """
@@ -248,10 +251,10 @@ async def _error_boundary(method: _Method, context: Any) -> AsyncIterator[None]:
 
 
 async def _read(exchange: Exchange, request_class: type[Message]) -> Message:
-    """Receives the one request of a call.
+    """Receives the single request of a call.
 
-    On the wire a single request is a stream of one message. Read as a stream, the request is
-    received only when the server asks for it, after the caller has been admitted.
+    gRPC sends a single request as a stream of one message. Because the request is read as a stream,
+    it is received only when the server asks for it, after the caller has been admitted.
     """
     data = await exchange.receive(request_class)
     if data is grpc.aio.EOF:

@@ -1,4 +1,5 @@
-"""Spans of the gRPC calls that a server takes, named and judged by OpenTelemetry's RPC conventions.
+"""Makes spans for the gRPC calls of a server, with the names and statuses of OpenTelemetry's RPC
+conventions.
 
 A caller's mistake, or a limit that a caller has reached, is not recorded as an error of the server.
 A caller without permission cannot decide whether its call is recorded: its trace context is
@@ -33,10 +34,11 @@ SERVER_ERRORS = frozenset(
 def server_spans(
     traces: Tracing, *, is_known: Callable[[str | None], bool]
 ) -> Callable[[str, Any], AbstractContextManager[None]]:
-    """Returns an observer that records a span for each call. The span is the current one in the
+    """Returns an observer that records a span for each call. The span is the current span in the
     task of the call.
 
-    `is_known` returns whether a caller may call, from the value of `authorization`.
+    `is_known` gets the value of the metadata key `authorization`, and returns whether its caller
+    has permission.
     """
 
     @contextmanager

@@ -23,51 +23,51 @@ from services.common.errors import InvalidRequest
 INT32_MAX, INT64_MIN, INT64_MAX = 2**31 - 1, -(2**63), 2**63 - 1
 
 SEED_BITS = 53
-"""Number of bits of a seed that is drawn; clients whose numbers are doubles can repeat such a seed
-exactly."""
+"""Number of bits of a seed that is chosen at random. Clients whose numbers are doubles can repeat
+such a seed exactly."""
 
 MAX_STOP_TOKENS = 256
-"""Maximum number of stop tokens of a client. Stop tokens are sent to the scheduler with every
-answer, and ranks mask each of them."""
+"""Largest number of stop tokens that a client may give. Stop tokens are sent to the scheduler with
+every answer, and ranks mask each of them."""
 
 
 MAX_LOGPROBS = 20
-"""Maximum number of alternatives to a token whose log-probabilities are returned, as in OpenAI's
-API."""
+"""Largest number of alternatives to a token for which log-probabilities are returned, as in
+OpenAI's API."""
 
 MAX_PROMPT_LOGPROBS = 2**18
-"""Maximum number of log-probabilities of a prompt: of its tokens and their alternatives
-together."""
+"""Largest number of log-probabilities for a prompt: for its tokens and their alternatives together.
+"""
 
 MAX_GRAMMAR_LENGTH = 2**19
-"""Maximum number of characters of a grammar: the schemas of 200 tools with 2 KB each."""
+"""Largest number of characters of a grammar. The schemas of 200 tools with 2 KB each fit."""
 
 MAX_COMPILED_GRAMMARS = 8
 """Number of compiled grammars that a rank keeps in addition to the grammars of running requests.
-The least recently used grammar is dropped first.
+The least recently used one is dropped first.
 
 Requests with equal grammars share one lexer, which grows by about 750 bytes for each state, up to
 15 MB.
 """
 
 MAX_BIASES = 1024
-"""Maximum number of tokens with a bias."""
+"""Largest number of tokens to which a request may add a bias."""
 
 MAX_ALLOWED_TOKENS = 16_384
-"""Maximum number of tokens in a client's `allowed_token_ids`, which are sent to the scheduler with
-every answer."""
+"""Largest number of tokens in a client's `allowed_token_ids`. These tokens are sent to the
+scheduler with every answer."""
 
 MAX_BAD_TOKENS = 1024
-"""Maximum number of tokens that a client may ban; ranks mask each of them."""
+"""Largest number of tokens that a client may ban. Ranks mask each of them."""
 
 MAX_BAD_WORD_TOKENS = 4096
-"""Maximum number of tokens of all words together that a client may ban; ranks compare the last
+"""Largest number of tokens in all words together that a client may ban. Ranks compare the last
 tokens of an output with each word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers from `low` to `high`."""
+    """The allowed values of an option that is a number from `low` to `high`."""
 
     low: float
     high: float
@@ -80,7 +80,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class WholeNumbers:
-    """The whole numbers from `low` to `high`."""
+    """The allowed values of an option that is a whole number from `low` to `high`."""
 
     low: int
     high: int
@@ -94,8 +94,8 @@ class WholeNumbers:
 
 @dataclass(frozen=True, slots=True)
 class TokenLists:
-    """Lists of at most `max_length` tokens; only the vocabulary can say whether the tokens
-    exist."""
+    """The allowed values of an option that is a list of at most `max_length` tokens. Whether the
+    tokens exist must be checked with the vocabulary."""
 
     max_length: int
 
@@ -107,7 +107,8 @@ class TokenLists:
 
 @dataclass(frozen=True, slots=True)
 class TokenSequences:
-    """Lists of sequences of tokens, with at most `max_tokens` tokens together."""
+    """The allowed values of an option that is a list of token sequences, with at most `max_tokens`
+    tokens together."""
 
     max_tokens: int
 
@@ -123,17 +124,16 @@ class TokenSequences:
 
 @dataclass(frozen=True, slots=True)
 class TokenBiases:
-    """Biases of at most `max_length` tokens, each with a number from `low` to `high`."""
+    """The allowed values of an option that is a list of biases for at most `max_length` tokens.
+    Each bias is a number from `low` to `high`."""
 
     max_length: int
     low: float
     high: float
 
     def check(self, field: str, value: Any) -> None:
-        """Raises InvalidRequest, which names `field`, if a bias is not allowed.
-
-        There may be too many, a token may occur twice, or a number may be out of range.
-        """
+        """Raises InvalidRequest, which names `field`, if `value` has too many biases, has a token
+        twice, or has a number out of range."""
         if len(value) > self.max_length:
             raise InvalidRequest(field, f"has {len(value)} tokens, {self.max_length} at most")
         if len({token_id for token_id, _ in value}) < len(value):
@@ -144,7 +144,7 @@ class TokenBiases:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Texts of at most `max_length` characters."""
+    """The allowed values of an option that is a text of at most `max_length` characters."""
 
     max_length: int
 
@@ -156,8 +156,8 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The values that an option may have, and the NumPy type of the option's column on a rank, if
-    it has a column."""
+    """The allowed values of a sampling option, and the NumPy type of its column in a rank's table.
+    The type is None for an option without a column."""
 
     allowed: Numbers | WholeNumbers | TokenLists | TokenSequences | TokenBiases | Texts
     column: str | None
@@ -202,7 +202,7 @@ def text(*, max_length: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How a request's tokens are chosen from the logits.
+    """The options that determine how a request's tokens are chosen from the logits.
 
     A token depends only on the sequence before it, on these options and on its position, never on
     the batch, the number of stages or the epoch. `Ops.sample` says in which order the options
@@ -268,13 +268,14 @@ class SamplingParams:
 
     @property
     def has_penalty(self) -> bool:
-        """Whether any option makes tokens that have occurred more or less likely."""
+        """Whether an option makes tokens that have already occurred more or less likely."""
         penalties = self.repetition_penalty, self.frequency_penalty, self.presence_penalty
         return penalties != (1, 0, 0)
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every token is the argmax of the unchanged logits."""
+        """Whether the next token is always the argmax of the logits, and no option changes the
+        logits."""
         return (
             self.temperature == 0
             and not self.min_tokens
@@ -321,7 +322,7 @@ class SamplingParams:
             raise InvalidRequest(name, "leave no token that may be sampled")
 
     def check(self, *, own_stop_token_ids: Collection[int] = ()) -> None:
-        """Checks every option, as far as the check needs no vocabulary.
+        """Makes all checks of options that do not need the vocabulary.
 
         `own_stop_token_ids` are the model's tokens among `stop_token_ids`. They do not count
         against the number of stop tokens that a client may give.
@@ -346,7 +347,7 @@ class SamplingParams:
 OPTIONS: dict[str, Option] = {
     field.name: field.metadata[Option] for field in dataclasses.fields(SamplingParams)
 }
-"""Every option by its name, in the order in which they are checked."""
+"""All options by their names, in the order in which they are checked."""
 
 _values_of = attrgetter(*OPTIONS)
 _DEFAULTS = tuple(field.default for field in dataclasses.fields(SamplingParams))

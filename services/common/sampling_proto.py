@@ -1,6 +1,7 @@
-"""`SamplingParams` to and from `sampling.proto`, field by field, by their names.
+"""Converts `SamplingParams` to and from the message in `sampling.proto`, field by field, by name.
 
-The conversion is apart from the definition because the engine core knows no protobuf.
+The conversion is separate from the definition of `SamplingParams`, because the engine does not
+import protobuf.
 """
 
 from operator import attrgetter
@@ -35,7 +36,7 @@ def to_proto(params: SamplingParams) -> sampling_pb2.SamplingParams:
 
 
 def from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    """Returns the options of a message. Options that are not set have their defaults.
+    """Returns the options of a message. Fields that are not set have their defaults.
 
     No option is checked: ranks read only messages that the scheduler has checked.
     """

@@ -1,8 +1,8 @@
 """The names of all traces and metrics of the project.
 
-Names follow conventions where there are any: OpenTelemetry's for generative AI (`gen_ai.*`, in
-development, as of November 2026), and the names that the Gateway API's inference extension reads.
-All other names begin with `orcinus`. `docs/metrics.md` and `docs/tracing.md` explain each name.
+Names follow existing conventions: OpenTelemetry's for generative AI (`gen_ai.*`, in development, as
+of November 2026), and the names that the Gateway API's inference extension reads. All other names
+begin with `orcinus`. `docs/metrics.md` and `docs/tracing.md` explain each name.
 """
 
 PROVIDER = "orcinus"

@@ -1,10 +1,10 @@
-"""Finds out whether a service serves, which means that requests that come now get tokens.
+"""Detects whether a service serves, which means that requests that arrive now get tokens.
 
 The answer differs from readiness, which says whether traffic may be routed here: a frontend that
-holds requests for a moment is ready. A service does not serve while it has no pipeline, while
-requests wait and no token has come for `SILENCE_LIMIT_S` seconds, or while its event loop stands
-still. This includes a prompt whose prefill alone takes longer than that limit, since no request
-gets a token meanwhile.
+holds requests for a moment is ready. A service does not serve in three cases: it has no pipeline;
+requests wait and no token was produced for `SILENCE_LIMIT_S` seconds; or its event loop stands
+still. A prompt whose prefill alone takes longer than that limit also makes a service not serve,
+since no request gets a token meanwhile.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ SILENCE_LIMIT_S = 8.0
 """Seconds without progress after which waiting requests count as not being served."""
 
 HELD_UP_S = 3.0
-"""Seconds without a check after which the event loop counts as held up."""
+"""Seconds without a check after which the event loop counts as standing still."""
 
 PERIOD_S = 0.5
 
 
 class ServingWatch:
-    """Tells whether one process serves at present. `reason_against` may be called from any
+    """Determines whether one process serves at present. `reason_against` may be called from any
     thread."""
 
     def __init__(
@@ -33,9 +33,9 @@ class ServingWatch:
         progress: str = "token",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`trouble` returns why no request could be served, or an empty text. `details` returns
-        more about that, or an empty text. `n_waiting` returns the number of requests that want
-        tokens. `progress` says what counts as progress."""
+        """`trouble` returns the reason why no request could be served, or an empty text. `details`
+        returns further text about the reason, or an empty text. `n_waiting` returns the number of
+        requests that want tokens. `progress` is the word for progress in messages."""
         self._trouble = trouble
         self._details = details
         self._n_waiting = n_waiting
@@ -44,12 +44,13 @@ class ServingWatch:
         self._looked_at = self._progress_at = self._well_at = clock()
 
     def note_progress(self) -> None:
-        """Notes progress of the requests: a request has got tokens, has come nearer to its next
-        tokens, or has ended."""
+        """Records progress: a request has got tokens, has come nearer to its next tokens, or has
+        ended."""
         self._progress_at = self._clock()
 
     def look(self) -> None:
-        """Checks the present state. Must be called every second or so, from the event loop."""
+        """Updates the watch with the present state. Must be called about once per second, from the
+        event loop."""
         self._looked_at = self._clock()
         if not self._n_waiting():
             self._progress_at = self._looked_at
@@ -57,8 +58,8 @@ class ServingWatch:
             self._well_at = self._looked_at
 
     def reason_against(self) -> str:
-        """Returns the reason why new requests would wait. The result is empty if they would be
-        served."""
+        """Returns the reason why new requests would have to wait. The result is empty if they would
+        be served."""
         now = self._clock()
         if now - self._looked_at > HELD_UP_S:
             return f"this process has been held up for {now - self._looked_at:.0f} s"
@@ -74,7 +75,7 @@ class ServingWatch:
 
     async def run(self, tell: Callable[[bool], Awaitable[None]]) -> None:
         """Calls `tell` once per second until cancelled. The argument says whether this process
-        serves."""
+        serves at that moment."""
         while True:
             # Reported before `look`, so that a hang of the event loop until now is reported too.
             await tell(not self.reason_against())

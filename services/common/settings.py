@@ -1,10 +1,10 @@
 """The base of every service's settings: frozen, strict, read from `ORCINUS_*` variables or the
 command line.
 
-pydantic-settings ignores a misspelt environment variable even with `extra="forbid"`; here it is
-an error, since a setting that is silently not applied is worse than a start that fails. (In
-Kubernetes a Service named `orcinus-…` puts variables of that prefix into every pod, unless the
-pod says `enableServiceLinks: false`.)
+pydantic-settings ignores a misspelt environment variable even with `extra="forbid"`. Here such a
+variable is an error, since a setting that is silently ignored is worse than a failed start. (In
+Kubernetes a Service named `orcinus-…` puts variables of that prefix into every pod, unless the pod
+says `enableServiceLinks: false`.)
 """
 
 import os
@@ -45,7 +45,8 @@ def _as_written(address: str) -> str:
 
 
 HostPort = Annotated[str, AfterValidator(_as_written)]
-"""An address, `host:port`, as `address.py` reads it. For a server, port 0 is any free port."""
+"""Type of a setting that is an address `host:port`, as `address.py` reads it. For a server, port 0
+is any free port."""
 
 _GRPC_TARGET = re.compile(r"(dns|ipv4|ipv6):\S+")
 
@@ -55,22 +56,23 @@ def _target(text: str) -> str:
 
 
 Target = Annotated[str, AfterValidator(_target)]
-"""An address to connect to, `host:port`, or a target that names several, as gRPC writes it:
-`ipv4:10.0.0.1:50052,10.0.0.2:50052`."""
+"""Type of a setting that is an address to connect to, `host:port`, or several addresses in gRPC's
+notation: `ipv4:10.0.0.1:50052,10.0.0.2:50052`."""
 
 Host = Annotated[str, AfterValidator(addresses.parse_host)]
-"""An IP address or a name. An IPv6 address may stand in brackets, which are left out."""
+"""Type of a setting that is an IP address or a name. An IPv6 address may be in brackets, which are
+removed."""
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[!-+\--~]{1,128}$")]
 
 ModelNames = Annotated[tuple[ModelName, ...], NoDecode, BeforeValidator(_names_in)]
-"""Names by which clients know a model, separated by commas; the option may also be given several
-times."""
+"""Type of a setting with the names by which clients know a model, separated by commas. The
+command-line option may also be given several times."""
 
 
 class ServiceSettings(BaseSettings):
-    """Settings of one service; subclasses add fields, each with its unit and reason as
-    description."""
+    """Settings of one service. Subclasses add fields; the description of each field has its unit
+    and its reason."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -84,7 +86,8 @@ class ServiceSettings(BaseSettings):
 
     @classmethod
     def load(cls, program: str, arguments: Sequence[str], *, cgroups: Path = CGROUPS) -> Self:
-        """Reads the environment and the command line, which takes precedence.
+        """Reads the settings from the environment and the command line. The command line takes
+        precedence.
 
         Raises:
             SystemExit: a value is wrong or a name unknown, a variable of OpenTelemetry is wrong, or
@@ -111,10 +114,10 @@ class ServiceSettings(BaseSettings):
         return settings
 
     def memory_parts(self) -> Mapping[str, int]:
-        """Returns the maximum memory of the service in bytes, by the setting that each part follows
-        from.
+        """Returns how much memory the service may need, in bytes, by the setting that each part of
+        the memory follows from.
 
-        The result is empty where the memory is not known at the start (`memory_limit.py`).
+        The result is empty if the memory is not known at the start (`memory_limit.py`).
         """
         return {}
 
@@ -155,8 +158,8 @@ class ServerSettings(ServiceSettings):
 
 
 def _explain(error: ValidationError) -> str:
-    """Returns what is wrong with each setting and its value. If a setting may have several types,
-    says for each type why the value does not fit."""
+    """Returns a text that says for each wrong setting what is wrong with its value. If a setting
+    may have several types, the text says for each type why the value does not fit."""
     reasons: dict[str, list[str]] = {}
     values: dict[str, str] = {}
     for item in error.errors():
@@ -177,6 +180,7 @@ def _reason(item: ErrorDetails) -> str:
 
 
 def _name(place: tuple[int | str, ...]) -> str:
-    """Returns the path of a setting, without the types that pydantic adds to the path."""
+    """Returns the path of a setting as text. Names of types that pydantic adds to the path are left
+    out."""
     names = takewhile(lambda part: "[" not in str(part), place)
     return ".".join(map(str, names))

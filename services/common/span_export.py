@@ -1,7 +1,9 @@
-"""The way of spans out of this process: a bounded queue, batches, and a collector that may be away.
+"""Sends spans from this process to a collector, which may be unreachable: in batches, from a
+bounded queue.
 
-When the collector is slow or away, spans are dropped, and no caller waits. An `OutageLog` says so.
-OpenTelemetry's exporters would write several lines for each batch; these are not shown.
+When the collector is slow or unreachable, spans are dropped, and no caller waits. An `OutageLog`
+reports such an outage. The several lines that OpenTelemetry's exporters would log for each batch
+are suppressed.
 """
 
 import logging
@@ -25,9 +27,9 @@ _RETRYING = re.compile(r",? retrying in [0-9.]+s\.?")
 
 
 class BoundedSpanProcessor(BatchSpanProcessor):
-    """A queue of limited size, whose thread sends spans in batches.
+    """A bounded queue of spans, and a thread that sends the spans in batches.
 
-    A span for which there is no room is dropped.
+    A span is dropped if the queue is full.
     """
 
     def __init__(self, exporter: SpanExporter, *, endpoint: str, max_queue_size: int) -> None:
@@ -48,7 +50,7 @@ class BoundedSpanProcessor(BatchSpanProcessor):
         )
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Queues a recorded span, or drops it."""
+        """Queues a span that has ended. Drops the span if the queue is full."""
         if span.context is None or not span.context.trace_flags.sampled:
             return
         with self._lock:
@@ -87,7 +89,7 @@ class _ReportingExporter(SpanExporter):
         _GRPC_EXPORTER.filters.clear()  # they would drop a message that is like the last one
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Sends a batch. Returns when the collector has taken it, or when it is lost."""
+        """Sends a batch. Returns when the collector has accepted the batch, or when it is lost."""
         self._on_taken(len(spans))
         self._complaint.is_wanted = True
         result = self._exporter.export(spans)
@@ -107,7 +109,8 @@ class _ReportingExporter(SpanExporter):
 
 
 class _Complaint(logging.Handler):
-    """Keeps the first message of an exporter about a batch, which has the reason."""
+    """Keeps the first log message of an exporter about a batch, because it contains the reason of
+    the failure."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

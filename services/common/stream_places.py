@@ -1,8 +1,8 @@
-"""The number of calls that a streaming method serves at once.
+"""Limits the number of calls that a streaming method serves at once.
 
-A call whose client reads nothing cannot be ended by the server: gRPC sends the call's status after
-all messages that wait to be read. Such calls cost memory until their connections end, so their
-number is limited.
+A server cannot end a call whose client reads nothing: gRPC sends the call's status after all
+messages that wait to be read. Such calls cost memory until their connections end, so their number
+is limited.
 """
 
 import asyncio
@@ -11,19 +11,21 @@ from services.common.errors import PoolFull
 
 
 class StreamPlaces:
-    """Places for concurrent calls of one method, or of several methods together."""
+    """Limits the concurrent calls of one method, or of several methods together. Each call takes a
+    place."""
 
     def __init__(self, n_places: int, *, of: str) -> None:
-        """`of` is a noun in the plural, for messages: the kind of calls that take places."""
+        """At most `n_places` calls take a place at a time. `of` is the plural noun for the calls in
+        messages."""
         self.n_taken = 0
-        """Calls in progress, and calls whose end has not been read."""
+        """Number of places taken: by calls in progress, and by calls whose end the client has not
+        read."""
         self._n_places = n_places
         self._of = of
 
     def take(self) -> None:
         """Takes a place for the call that the current task serves. The place is free again when the
-        task ends. This is when the client has read the end of the call, or when the connection is
-        lost.
+        task ends, which is when the client has read the end of the call or the connection is lost.
 
         Raises:
             PoolFull: no place is free.

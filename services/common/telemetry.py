@@ -1,5 +1,6 @@
-"""Logs: one line per event on standard error, with the name of the service in front, for people; or
-one JSON object per event, with the ids of its trace and span, for machines."""
+"""Logs on standard error, in one of two formats. For people, each event is one line that begins
+with the name of the service. For machines, each event is a JSON object with the ids of its trace
+and span."""
 
 import json
 import logging
@@ -17,21 +18,22 @@ TraceIds = Callable[[], tuple[str, str] | None]
 
 
 class TextFormatter(logging.Formatter):
-    """Writes records for people."""
+    """Formats log records as text for people."""
 
     def __init__(self, service: str, request_id: RequestId | None = None) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {service} %(name)s: %(message)s")
         self._request_id = request_id
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Returns the record's first line, with the request that the record is about, if any."""
+        """Returns the first line of a log record, with the id of the request that the record is
+        about, if any."""
         line = super().formatMessage(record)
         name = None if self._request_id is None else self._request_id()
         return line if name is None else f"{line} [request {name}]"
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes records as JSON, each on a line."""
+    """Formats each log record as JSON on one line."""
 
     def __init__(
         self, service: str, trace_ids: TraceIds | None, request_id: RequestId | None = None

@@ -7,9 +7,9 @@ server accepts only certificates of the same authority, and looks up the caller'
 (`rpc_handlers`). Between services TLS is always mutual; clients of the public API need no
 certificate.
 
-A directory has the files of a Kubernetes TLS Secret. New connections use renewed files; open
-connections go on with the old ones. Tensors between ranks are not sent over these connections, and
-are not encrypted.
+The files are in a directory with the layout of a Kubernetes TLS Secret. When they are renewed, new
+connections use the new files, and open connections keep the old ones. Tensors between ranks are not
+sent over these connections, and are not encrypted.
 """
 
 import os
@@ -30,7 +30,8 @@ WORKER = "orcinus-worker"
 
 CHAIN, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 CURRENT = "..data"
-"""Name of the link by which kubelet points to the present content of a mounted volume.
+"""Name of the symbolic link that points to the present content of a volume that kubelet has
+mounted.
 
 An update replaces this link, and not the files.
 """
@@ -38,7 +39,7 @@ An update replaces this link, and not the files.
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The PEM files of a directory, which are compared to see whether they have changed."""
+    """The PEM files of a directory. Their content is compared to detect changes."""
 
     directory: Path
     chain: bytes
@@ -48,7 +49,7 @@ class _Files:
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
-    """The files of one certificate, and an `ssl` context of Python that has loaded these files."""
+    """The files of one certificate, and an `ssl.SSLContext` that has loaded them."""
 
     files: _Files
     context: ssl.SSLContext
@@ -68,7 +69,7 @@ Certificates = Mounted[_Files, _Identity]
 
 
 def connector(tls_dir: Path | None, *, role: str) -> rpc.Connect:
-    """Returns a function that opens channels to peers of one role. Without a directory, the
+    """Returns a function that opens channels to peers of the role `role`. Without a directory, the
     channels are in plaintext.
 
     A channel keeps the certificate with which it was opened.
@@ -93,7 +94,7 @@ def connector(tls_dir: Path | None, *, role: str) -> rpc.Connect:
 def server_credentials(
     tls_dir: Path | None, *, require_client_certificate: bool = True
 ) -> grpc.ServerCredentials | None:
-    """Returns the credentials that a gRPC server shows to new connections. Returns None without a
+    """Returns the credentials that a gRPC server uses for new connections. Returns None without a
     directory.
 
     Raises:
@@ -133,15 +134,16 @@ def server_context(tls_dir: Path | None) -> ssl.SSLContext | None:
 def callers(
     tls_dir: Path | None, table: Mapping[str, Collection[str]]
 ) -> Mapping[str, Collection[str]] | None:
-    """Returns the roles that may call each method. Returns None without a directory, since callers
-    cannot prove their roles then."""
+    """Returns `table`, the roles that may call each method. Returns None without a directory, since
+    callers then cannot prove their roles."""
     return None if tls_dir is None else table
 
 
 def _changes(
     certificates: Certificates, current: _Identity
 ) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
-    """Returns the function that gRPC calls before each handshake, in one of gRPC's threads.
+    """Returns the function that gRPC calls in one of its threads before each handshake, to ask for
+    a renewed certificate.
 
     The function returns None if the files have not changed.
     """
@@ -177,8 +179,8 @@ def _read(tls_dir: Path, *, is_mutual: bool) -> _Files:
 
 
 def _load(files: _Files) -> _Identity:
-    """Loads the files and checks them. gRPC itself would fail over wrong files without a
-    message."""
+    """Loads the files and checks them. The check is needed because gRPC would fail over wrong files
+    without a message."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     directory = files.directory
     try:

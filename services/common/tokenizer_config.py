@@ -1,10 +1,10 @@
-"""What `tokenizer_config.json` and the small files beside it say about tokens.
+"""Reads what `tokenizer_config.json` and the small files beside it say about tokens.
 
 `tokenizer.json` has the vocabulary. Some checkpoints name a few further tokens, or which tokens are
 special, only in `tokenizer_config.json`. The rules are those of `transformers` 5:
 
-- `added_tokens_decoder` lists tokens by number. If the key is there, `special_tokens_map.json` and
-  `added_tokens.json` do not count.
+- `added_tokens_decoder` lists tokens by id. If this key exists, `special_tokens_map.json` and
+  `added_tokens.json` are ignored.
 - Otherwise `special_tokens_map.json` replaces the keys of `tokenizer_config.json`, and
   `added_tokens.json` lists tokens by text.
 - The values of `bos_token`, `eos_token` and other keys with such names, and of an object
@@ -21,8 +21,8 @@ from typing import Any, Self
 from services.common import bounded_file
 
 MAX_CONFIG_BYTES = 16 << 20
-"""Largest size of a `tokenizer_config.json` in bytes: some such files list a hundred thousand added
-tokens."""
+"""Largest size of a `tokenizer_config.json` in bytes. Some of these files list a hundred thousand
+added tokens."""
 
 CONFIG, MAP, ADDED, TOKENIZER = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json",
@@ -36,20 +36,21 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
-    """The tokens that the files beside `tokenizer.json` name."""
+    """The tokens that are named in the files beside `tokenizer.json`."""
 
     keys: Mapping[str, Any]
-    """The keys of `tokenizer_config.json`, and of `special_tokens_map.json` if this file counts."""
+    """The keys of `tokenizer_config.json`, including keys of `special_tokens_map.json` if that file
+    is used."""
 
     source: Mapping[str, str]
-    """The file of each key."""
+    """The name of the file from which each key was read."""
 
     listed: Mapping[int, Json]
-    """Tokens by number, as `tokenizer.json` spells them."""
+    """The added tokens by id, in the form of `tokenizer.json`."""
 
     @classmethod
     def of_directory(cls, directory: Path) -> Self:
-        """Reads the files in a checkpoint's directory; files may be missing.
+        """Reads the files in a checkpoint's directory. Any of the files may be missing.
 
         Raises:
             OSError: a file cannot be read.
@@ -78,17 +79,18 @@ class TokenizerConfig:
 
     @property
     def further_special_tokens(self) -> list[str]:
-        """The texts of special tokens without names."""
+        """The texts of special tokens that have no name."""
         value = next((self.keys[key] for key in _LISTS if self.keys.get(key)), None)
         return [*map(_text, value)] if isinstance(value, list) else []
 
 
 def completed_tokenizer(content: str, directory: Path) -> str:
-    """Returns the content of a `tokenizer.json`, with the tokens of the files in its directory.
+    """Returns the content of a `tokenizer.json`, completed with the tokens that other files in
+    `directory` name.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: a file is broken, or gives a token a number that is not free.
+        ValueError: a file is broken, or gives a token an id that is not free.
     """
     config = TokenizerConfig.of_directory(directory)
     if not config.listed and not config.special_tokens and not config.further_special_tokens:
@@ -99,7 +101,7 @@ def completed_tokenizer(content: str, directory: Path) -> str:
 
 
 def json_object(content: str) -> Json:
-    """Returns the content of a `tokenizer.json` as an object; raises ValueError."""
+    """Parses the content of a `tokenizer.json`; raises ValueError if it is not an object."""
     try:
         given = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -110,12 +112,11 @@ def json_object(content: str) -> Json:
 
 
 def complete(tokenizer: Json, config: TokenizerConfig) -> Json:
-    """Returns the content of a `tokenizer.json` with the tokens of `config`: `tokenizer` itself if
-    it has them all.
+    """Returns the content of a `tokenizer.json`, completed with the tokens of `config`. Returns
+    `tokenizer` itself if it already has all of them.
 
     Raises:
-        ValueError: a listed token has a number that is not free, or the tokenizer has no
-            vocabulary.
+        ValueError: a listed token has an id that is not free, or the tokenizer has no vocabulary.
     """
     numbers = Numbers(tokenizer)
     changed: dict[int, Json] = {}
@@ -149,35 +150,36 @@ def complete(tokenizer: Json, config: TokenizerConfig) -> Json:
 
 
 class Numbers:
-    """The numbers of a tokenizer's tokens, and the numbers that further tokens would get."""
+    """The ids of a tokenizer's tokens, and the ids that further tokens would get."""
 
     def __init__(self, tokenizer: Json) -> None:
         self.added = _added_tokens(tokenizer)
-        """Tokens that are not part of the model of the tokenizer, or are cut out of texts first."""
+        """Tokens that are not in the vocabulary of the tokenizer's model, or are found in texts
+        before the model runs."""
         self._vocab = _vocabulary(tokenizer)
         self._added = {token["content"]: token["id"] for token in self.added}
         self._next = max((len(self._vocab), *(number + 1 for number in self._added.values())))
         self._special = {token["id"] for token in self.added if token.get("special")}
 
     def find(self, text: str) -> int | None:
-        """Returns the number of a token; None if there is no such token."""
+        """Returns the id of a token, or None if there is no such token."""
         found = self._added.get(text, self._vocab.get(text))
         return None if found is None else _number(found, TOKENIZER)
 
     def of(self, text: str) -> int:
-        """Returns the number of a token, or the number that the token would get next."""
+        """Returns the id of a token, or the next free id if there is no such token."""
         found = self.find(text)
         return self._next if found is None else found
 
     def add(self, text: str) -> bool:
-        """Adds a token; returns whether the token was not among the added tokens before."""
+        """Adds a token to the added tokens. Returns False if it was among them already."""
         is_new = text not in self._added
         self._added[text] = number = self.of(text)
         self._next = max(self._next, number + 1)
         return is_new
 
     def is_special(self, number: int) -> bool:
-        """Returns whether `tokenizer.json` calls a token special."""
+        """Returns whether `tokenizer.json` marks the token with the id `number` as special."""
         return number in self._special
 
 
@@ -229,7 +231,7 @@ def _listed(decoder: Any) -> Iterator[tuple[int, Json]]:
 
 
 def _token(text: str, properties: Mapping[str, Any]) -> Json:
-    """Returns a token as `tokenizer.json` spells it, without its number."""
+    """Returns a token in the form of `tokenizer.json`, without its id."""
     is_special = bool(properties.get("special"))
     defaults = {name: name == "normalized" and not is_special for name in _PROPERTIES}
     given = {name: bool(properties[name]) for name in _PROPERTIES if name in properties}

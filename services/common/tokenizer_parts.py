@@ -1,4 +1,4 @@
-"""Parts of a `tokenizer.json` that several kinds of tokenizers share."""
+"""Functions and constants that make parts of a `tokenizer.json` for several kinds of tokenizers."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from typing import Any
 Json = dict[str, Any]
 
 MAX_PIECE_LENGTH = 1024
-"""Largest length of a token that is made by merges. Published vocabularies stay below a quarter of
-this."""
+"""Largest length of a token that is made by merges. The longest tokens of published vocabularies
+have less than a quarter of this length."""
 
 MAX_CUTS = 1 << 24
-"""Largest number of places at which all tokens together can be cut in two, eight times as many as
-published vocabularies have."""
+"""Largest number of positions at which all tokens of a vocabulary together can be cut in two.
+Published vocabularies have at most an eighth of this number."""
 
 MAX_TOKENS = 1 << 21
-"""Largest number of tokens of a vocabulary, eight times as many as published ones have."""
+"""Largest number of tokens of a vocabulary, eight times as many as published vocabularies have."""
 
 BYTE_LEVEL: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-"""Byte-level BPE's way of writing bytes as characters, before and after the model."""
+"""The step of `tokenizer.json` that writes bytes as characters, before and after the byte-level BPE
+model."""
 
 CL100K_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""The pattern of OpenAI's cl100k, which divides texts into words; `%s` is for the number of digits
-that stay together."""
+"""The pattern of OpenAI's cl100k, which divides texts into words. `%s` must be replaced by the
+number of digits that stay together."""
 
 
 def cut_by(pattern: str) -> Json:
-    """Returns the step that divides texts by a regular expression, for byte-level BPE."""
+    """Returns the step of `tokenizer.json` that divides texts by a regular expression, for
+    byte-level BPE."""
     split = {
         "type": "Split",
         "pattern": {"Regex": pattern},
@@ -42,7 +44,8 @@ def cut_by(pattern: str) -> Json:
 
 
 def added_token(content: str, token_id: int, *, special: bool, normalized: bool = False) -> Json:
-    """Returns an added token, which is found in a text before the rest is tokenized."""
+    """Returns an entry for an added token. The tokenizer finds added tokens in a text before it
+    divides the rest."""
     return {
         "id": token_id,
         "content": content,
@@ -55,7 +58,7 @@ def added_token(content: str, token_id: int, *, special: bool, normalized: bool 
 
 
 def bpe(vocab: Mapping[str, int], merges: Iterable[tuple[str, str]], **others: object) -> Json:
-    """Returns a model of byte pair encoding."""
+    """Returns the model section of a `tokenizer.json` for byte pair encoding."""
     return {
         "type": "BPE",
         "dropout": None,
@@ -72,7 +75,7 @@ def bpe(vocab: Mapping[str, int], merges: Iterable[tuple[str, str]], **others: o
 
 
 def document(added: Iterable[Json], **parts: object) -> str:
-    """Returns a `tokenizer.json` of its parts."""
+    """Returns a complete `tokenizer.json` with the given parts."""
     return json.dumps({
         "version": "1.0",
         "truncation": None,
@@ -89,8 +92,8 @@ def document(added: Iterable[Json], **parts: object) -> str:
 def around(
     before: tuple[str, int] | None, after: tuple[str, int] | None, *, otherwise: Json | None = None
 ) -> Json | None:
-    """Returns the step that puts a token before each text, and one behind it. Both are pairs of the
-    token's text and number. Without both, returns `otherwise`."""
+    """Returns the step that puts the token `before` in front of each text and the token `after`
+    behind it. Both are pairs of the token's text and id. If both are None, returns `otherwise`."""
     if before is None and after is None:
         return otherwise
 
@@ -116,13 +119,13 @@ def around(
 
 
 def merges_of(ranked: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Returns the merges that make pieces, in ascending order of their ranks.
+    """Returns the merges that make pieces, in ascending order of the ranks of the pieces.
 
-    Every pair of pieces whose concatenation is a piece becomes a merge. For one piece, the pairs
-    whose parts come first in `ranked` come first.
+    Every pair of pieces whose concatenation is a piece becomes a merge. If several pairs make one
+    piece, pairs whose parts come first in `ranked` come first.
 
     Raises:
-        ValueError: a piece is too long, or all pieces are.
+        ValueError: a piece is too long, or all pieces together are.
     """
     if (n_cuts := sum(map(len, ranked))) > MAX_CUTS:
         raise ValueError(f"tokens have {n_cuts} characters together, {MAX_CUTS} at most")

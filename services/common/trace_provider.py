@@ -1,8 +1,8 @@
-"""What makes and sends spans: OpenTelemetry's SDK, set up from its environment variables.
+"""Sets up OpenTelemetry's SDK, which makes and sends spans, from its environment variables.
 
-The SDK reads variables while it is imported, so this module must be imported only where traces are
-wanted, and after `otel_variables` has found nothing wrong. Spans leave by OTLP, over gRPC or HTTP.
-Neither uses a proxy.
+The SDK reads variables while it is imported. So this module must be imported only if traces are on,
+and after `otel_variables` has found no error. Spans leave by OTLP, over gRPC or HTTP. Neither uses
+a proxy.
 """
 
 import logging
@@ -32,10 +32,10 @@ _COMPRESSIONS = {
 def new_provider(
     service_name: str, *, decides: bool, max_links: int
 ) -> tuple[TracerProvider, SpanExporter]:
-    """Returns the provider of tracers of this process, and the exporter of the provider.
+    """Returns the tracer provider of this process, and the provider's exporter.
 
     `service_name` is used unless the environment has a name. With `decides`, every trace that
-    begins in this process is recorded. Otherwise the sampler of the environment is asked.
+    begins in this process is recorded. Otherwise the sampler that the environment names decides.
     """
     # Propagators would write a line for each malformed header of a client.
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)
@@ -57,7 +57,8 @@ def new_provider(
 
 
 def _exporter(environment: Mapping[str, str]) -> SpanExporter:
-    """Returns the exporter of the wanted protocol, which alone is imported."""
+    """Returns the exporter for the protocol that the environment names. Only this exporter is
+    imported."""
     if otel_variables.protocol(environment) == otel_variables.HTTP:
         return _http_exporter()
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -80,7 +81,8 @@ def _http_exporter() -> SpanExporter:
 
 
 def _credentials(environment: Mapping[str, str]) -> grpc.ChannelCredentials | None:
-    """Returns the credentials in the files that variables name. Returns None if they name none."""
+    """Returns the credentials in the files that environment variables name. Returns None if no
+    variable names a file."""
     names = ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")
     paths = [otlp_value(environment, name) for name in names]
     if not any(paths):
@@ -91,8 +93,8 @@ def _credentials(environment: Mapping[str, str]) -> grpc.ChannelCredentials | No
 
 
 def _own_decisions() -> Sampler | None:
-    """Returns the sampler of a process that decides which traces are recorded. With None, the
-    environment chooses the sampler."""
+    """Returns the sampler of a process that decides itself which traces are recorded. Returns None
+    if the environment names a sampler that records nothing, which is then used."""
     name = os.environ.get("OTEL_TRACES_SAMPLER", "").lower()
     return None if name.endswith("always_off") else ParentBased(ALWAYS_ON)
 

@@ -5,9 +5,9 @@ thread and no error, and all tracers do nothing. With an endpoint, a thread send
 from a bounded queue. When the collector is slow or gone, spans are dropped, and no caller waits;
 the end of the process waits at most `FLUSH_S`.
 
-The context of a client's trace is read in the forms of `OTEL_PROPAGATORS`. Between processes of
-this project, the context is a field of messages, as W3C Trace Context, and is set only for recorded
-spans.
+The trace context of a client is read in the formats that `OTEL_PROPAGATORS` names. Between
+processes of this project, the context is sent as a field of messages, as W3C Trace Context, and
+only for recorded spans.
 """
 
 import contextlib
@@ -32,17 +32,17 @@ if TYPE_CHECKING:  # the import of the SDK reads variables, and fails if one is 
 log = logging.getLogger(__name__)
 
 FLUSH_S = 3.0
-"""Seconds in which the last spans of a process must be sent, unless the process has less time."""
+"""Timeout in seconds for sending the last spans of a process, unless the process has less time."""
 
 MAX_LINKS = 1024
-"""Largest number of links of a span, unless `OTEL_SPAN_LINK_COUNT_LIMIT` sets another. The number
-is enough for a batch, or for the recorded iterations of a long answer."""
+"""Largest number of links of a span, unless `OTEL_SPAN_LINK_COUNT_LIMIT` sets another number. It
+suffices for a batch, or for the recorded iterations of a long answer."""
 
 _W3C = TraceContextTextMapPropagator()
 
 
 class Tracing:
-    """The traces of one process."""
+    """The tracing of one process: its tracer, and the exporter that sends its spans."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Tracing:
             trace.NoOpTracer() if provider is None else provider.get_tracer(semconv.SCOPE)
         )
         self.client_trace = client_trace or ClientTrace()
-        """Reads the trace contexts of clients."""
+        """The reader of clients' trace contexts."""
 
     @property
     def is_on(self) -> bool:
@@ -64,8 +64,8 @@ class Tracing:
         return self._provider is not None
 
     def close(self, limit_s: float | None = None) -> None:
-        """Sends the remaining spans if the collector takes them within `limit_s` seconds, `FLUSH_S`
-        if not given. Must not be called on the event loop."""
+        """Sends the remaining spans, waiting at most `limit_s` seconds, by default `FLUSH_S`. Must
+        not be called on the event loop."""
         limit_s = FLUSH_S if limit_s is None else limit_s
         if self._provider is None or self._exporter is None:
             return
@@ -80,11 +80,11 @@ class Tracing:
 
 
 OFF = Tracing(None, None)
-"""Tracing that is switched off."""
+"""An object for a process without tracing. Its spans are not recorded."""
 
 
 def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tracing:
-    """Returns the traces of this process as the environment asks for them.
+    """Starts the tracing of this process, if its environment variables switch it on.
 
     `service_name` is used unless the environment has a name. With `decides`, the process records
     every trace that it begins, since it begins only traces that it has chosen. Other processes ask
@@ -117,14 +117,14 @@ def started(service_name: str, *, decides: bool = False, max_links: int = 0) -> 
 
 
 def to_message(span: trace.Span) -> trace_pb2.TraceContext:
-    """Returns the context of a recorded span as a field for messages."""
+    """Returns the context of a recorded span as a protobuf message."""
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, trace.set_span_in_context(span, Context()))
     return trace_pb2.TraceContext(**carrier)
 
 
 def from_message(message: trace_pb2.TraceContext) -> Context:
-    """Returns the parent context that a message names."""
+    """Returns the parent context that a protobuf message contains."""
     carrier = {"traceparent": message.traceparent, "tracestate": message.tracestate}
     return _W3C.extract(carrier, Context())
 

@@ -1,4 +1,4 @@
-"""The user's name and the password in a URL, which no message may show."""
+"""Finds and removes the user name and the password in a URL, which must not appear in messages."""
 
 import re
 
@@ -17,7 +17,7 @@ def credentials_in(url: str) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """Returns a URL, which may be mistyped, without its credentials."""
+    """Returns a URL without its credentials. The URL may be mistyped."""
     return without(credentials_in(url), url)
 
 

@@ -1,3 +1,4 @@
-"""The version of Orcinus, equal to the one in `pyproject.toml`, which images do not have."""
+"""The version of Orcinus. It must equal the version in `pyproject.toml`, which images do not
+contain."""
 
 VERSION = "0.1.0"

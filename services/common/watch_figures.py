@@ -1,7 +1,7 @@
-"""Figures of a watched pipeline: totals and rates of its iterations, by seconds of the scheduler's
-clock.
+"""Figures of a watched pipeline: totals and rates of its iterations, for each second of the
+scheduler's clock.
 
-Events of iterations come a little late, so the figures of a second are computed `LAG_S` seconds
+Events of iterations arrive a little late, so the figures of a second are computed `LAG_S` seconds
 after its end. While no iterations run, no figures are made.
 """
 
@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MINUTE_S, RECENT_S = 60, 5
-"""Seconds that figures cover: a minute for figures that are read as numbers, fewer seconds for
-figures that are drawn as lines."""
+"""Lengths in seconds of the periods that figures cover: a minute for figures shown as numbers, and
+a few seconds for figures drawn as lines."""
 
 LAG_S = 0.5
-"""Seconds after the end of an iteration in which its event is expected."""
+"""Delay in seconds after which the event of an ended iteration is expected to have arrived."""
 
 STEPS_PER_E = 100
-"""Number of steps in which durations are counted, for each factor of e. Steps are equal in the
-logarithm, so a quantile is wrong by 0.5 % at most."""
+"""Number of histogram steps for each factor of e in the duration. Steps are equal in the logarithm,
+so a quantile is wrong by 0.5 % at most."""
 
 Durations = Counter[int]
-"""Number of durations in each step."""
+"""A histogram of durations: the number of durations in each step."""
 
 
 @dataclass(slots=True)
@@ -37,12 +37,12 @@ class Totals:
     """For each pipeline, by number, the largest number of K/V slots that were allocated at a
     time."""
     first_tokens: Durations = field(default_factory=Counter)
-    """Durations from the arrival of a request to its first token."""
+    """Histogram of the times from a request's arrival to its first token."""
     token_gaps: Durations = field(default_factory=Counter)
-    """Durations from one token of a request to its next token."""
+    """Histogram of the times between two successive tokens of a request."""
 
     def add(self, other: "Totals") -> None:
-        """Adds the totals of another period."""
+        """Adds the totals of another period to these totals."""
         self.n_iterations += other.n_iterations
         self.n_spans += other.n_spans
         self.n_tokens += other.n_tokens
@@ -57,14 +57,14 @@ class Totals:
 
 
 def step_of(duration_s: float) -> int:
-    """Returns the number of the histogram step that contains a duration. Steps grow with the
+    """Returns the index of the histogram step that contains a duration. Steps grow with the
     logarithm of the duration."""
     return round(math.log(max(duration_s, 1e-6)) * STEPS_PER_E)
 
 
 def quantile_s(durations: Durations, part: float) -> float | None:
-    """Returns the quantile of the durations for the fraction `part`. Returns None if there are no
-    durations."""
+    """Returns the duration at the quantile `part`, a fraction from 0 to 1. Returns None if there
+    are no durations."""
     left = math.floor(part * durations.total())
     for step in sorted(durations):
         left -= durations[step]
@@ -74,19 +74,19 @@ def quantile_s(durations: Durations, part: float) -> float | None:
 
 
 class Figures:
-    """The totals of the last minute, second by second, and the figures that follow from them."""
+    """The totals of each second of the last minute, and the figures that are computed from them."""
 
     def __init__(self) -> None:
         self._seconds: deque[tuple[int, Totals]] = deque()
         self._begin = 0
         self._end: int | None = None
-        """End of the last second whose figures were made; None before the first event."""
+        """End of the last second for which figures were computed. None before the first event."""
         self._are_empty = True
 
     def second(self, time_s: float) -> Totals:
-        """Returns the totals to which an iteration that ended at `time_s` is added. These are the
-        totals of that second. If they have been yielded already, the totals of the first later
-        second are returned."""
+        """Returns the totals to which an iteration that ended at `time_s` must be added: the totals
+        of that second. If that second has already been yielded, returns the totals of the first
+        second that has not."""
         second = max(math.floor(time_s), self._end or 0)
         if not self._seconds or self._seconds[-1][0] < second:
             self._seconds.append((second, Totals()))

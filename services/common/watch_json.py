@@ -3,7 +3,7 @@
 Points in time are seconds of wall-clock time since 1970; durations are seconds. Enums are written
 as the last words of their names in lower case (`REQUEST_TURN_PUT_DOWN` is "put_down"), and the
 kinds of an iteration's spans are one letter each: `p` for prefill, `d` for decode, `r` for
-recomputation. A field of a request or a mark that is not set is left out.
+recomputation. Fields of a request or a mark that are not set are left out.
 
 A recording is a file of such objects, one per line. Its first line is `HEADER`.
 """
@@ -30,7 +30,7 @@ def to_json(event: watch_pb2.WatchEvent) -> Json:
     """Returns an event as an object with the fields `t`, `type` and the fields of its type.
 
     Raises:
-        ValueError: the event is of no type that is known here.
+        ValueError: the type of the event is unknown.
     """
     kind = event.WhichOneof("event")
     if kind is None:

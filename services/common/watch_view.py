@@ -31,13 +31,13 @@ from services.common.watch_json import Json, seconds, to_json
 _DECODE = watch_pb2.SPAN_KIND_DECODE
 
 ENDED_S = 10.0
-"""Seconds for which a request that has ended is kept, since events of its last iterations may come
-later."""
+"""Seconds for which a request is remembered after its end, since events of its last iterations may
+arrive later."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request, as known from the events so far."""
+    """What the events so far say about a request."""
 
     n_prompt_tokens: int = 0
     n_generated: int = 0
@@ -46,7 +46,7 @@ class _Request:
     last_token_at: float | None = None
 
     def add_tokens(self, n_new: int, *, end_position: int) -> None:
-        """Adds the new tokens of a span that ran the tokens before `end_position`.
+        """Records the `n_new` new tokens of a span. The span ran the tokens before `end_position`.
 
         The number of earlier tokens is computed from the position, since iterations that were in
         flight when the watch began have no events.
@@ -59,7 +59,7 @@ class _Request:
 
 
 class View:
-    """The view of one watch, whose first event is an epoch."""
+    """The state of a pipeline as seen in one watch, whose first event must be an epoch."""
 
     def __init__(self) -> None:
         self._epochs: dict[int, watch_pb2.EpochEvent] = {}  # the last one of each pipeline
@@ -69,10 +69,10 @@ class View:
         self._figures = Figures()
 
     def take(self, event: watch_pb2.WatchEvent) -> Iterator[Json]:
-        """Yields the changes of the view that an event brings, in order.
+        """Yields the changes that an event causes in the view, in order.
 
         Raises:
-            ValueError: the event is of no type that is known here.
+            ValueError: the type of the event is unknown.
         """
         change = to_json(event)
         at: float = change["t"]
@@ -93,7 +93,8 @@ class View:
                 yield change
 
     def advance(self, now: float) -> Iterator[Json]:
-        """Yields the figures that are due at a time of the scheduler's clock, in seconds."""
+        """Yields the figures that are due at the time `now`, in seconds of the scheduler's
+        clock."""
         while self._ended and self._ended[0][0] < now - ENDED_S:
             self._requests.pop(self._ended.popleft()[1], None)
         yield from self._figures.advance(now)
@@ -173,7 +174,7 @@ class View:
 
 
 def _memory(event: watch_pb2.IterationEvent, n_slots: int) -> Json:
-    """Returns how many K/V slots of a pipeline there are for each use."""
+    """Returns how many of the pipeline's `n_slots` K/V slots are in each kind of use."""
     allocated = event.n_allocated_slots
     shared = min(event.n_shared_slots, allocated)
     reserved = max(0, event.n_reserved_slots - allocated)

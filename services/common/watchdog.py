@@ -1,13 +1,13 @@
-"""Ends a process that hangs: whose event loop, or main thread in the case of a rank, makes no
-progress.
+"""Ends a process that hangs. A service hangs if its event loop makes no progress, and a rank hangs
+if its main thread makes none.
 
 A thread measures the time without progress by counting its own ticks, and does not read the clock.
 If a process is paused, or gets no processor, this thread makes no ticks either, so the process does
 not count as hung. A process that hangs writes the stacks of all its threads and ends, so that its
 launcher or Kubernetes starts it again, even if no probe checks it.
 
-A Python thread does not run while another thread holds the interpreter lock, so it cannot notice
-such a hang; probes and launchers can.
+A hang inside a call that holds the interpreter lock cannot be detected by this thread, since it
+does not run either. Probes and launchers detect such a hang.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from typing import Any, Self
 log = logging.getLogger(__name__)
 
 HUNG_STATUS = 70
-"""Exit status of a process that hung (EX_SOFTWARE of sysexits.h)."""
+"""Exit status of a process that has hung (EX_SOFTWARE of sysexits.h)."""
 
 LIMIT_S = 7.0
 """Seconds within which an event loop must complete a turn.
 
-With the time to notice, a hang is over in less than ten seconds.
+Together with the time until the watchdog notices a hang, this is less than ten seconds.
 """
 
 TICK_S = 0.5
@@ -41,7 +41,7 @@ def end_hung_process(reason: str) -> None:
 
 
 class Watchdog:
-    """A thread that ends the process when its event loop does not turn for a while.
+    """A thread that ends the process if its event loop completes no turn for a while.
 
     The thread watches from the first turn to the end of the `with` block.
     """
@@ -53,7 +53,7 @@ class Watchdog:
         tick_s: float = TICK_S,
         on_hang: Callable[[str], None] = end_hung_process,
     ) -> None:
-        """`on_hang` is called with the reason, once, in the thread."""
+        """`on_hang` is called once, in the watchdog's thread, with the reason as text."""
         self._limit_s = limit_s
         self._tick_s = tick_s
         self._on_hang = on_hang
@@ -70,7 +70,8 @@ class Watchdog:
         self._thread.join(self._limit_s)
 
     async def turn(self) -> None:
-        """Shows that the event loop turns, until cancelled."""
+        """Tells the watchdog at every turn of the event loop that it turns. Runs until
+        cancelled."""
         while True:
             self._n_turns += 1
             await asyncio.sleep(self._tick_s)

@@ -2,5 +2,5 @@
 
     feed → ConsoleState → render → a terminal, or lines
 
-The console reads the events that a frontend streams to its viewers, or a recording of such events.
+The console gets its events from a frontend, which streams them to viewers, or from a recording.
 """

@@ -1,8 +1,9 @@
 """`python -m services.console`: shows what a pipeline does, live or from a recording.
 
-A terminal shows the iterations of each stage, the requests and the K/V memory. An output that is no
-terminal gets lines of text. The exit status is 0 after Ctrl-C, or at the end of a recording that is
-written as lines. It is 1 when the frontend refuses the call or the recording cannot be read.
+A terminal shows the iterations of each stage, the requests and the K/V memory. If the output is not
+a terminal, lines of text are written. The exit status is 0 after Ctrl-C, or at the end of a
+recording that is written as lines. It is 1 when the frontend refuses the call or the recording
+cannot be read.
 """
 
 import argparse
@@ -23,7 +24,7 @@ URL = "http://localhost:8000"
 SILENCE_S = 60.0
 """Seconds without a byte from the frontend after which a connection counts as lost.
 
-The bytes of comments in the event stream count, too.
+Comments in the event stream also prevent this timeout.
 """
 
 

@@ -7,8 +7,8 @@ The module reads no clock: each event carries its time. Most events are the chan
     here    a scheduler is watched again; the stream then repeats the present state
     away    no scheduler is watched now; `text` is the reason
 
-A repeated state comes as all events of one type, then all events of the next type. So the times of
-events may go back.
+A state is repeated as all events of one type, then all events of the next type. So an event may be
+older than the event before it.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from typing import Any
 Json = Mapping[str, Any]
 
 KEPT_S = 120.0
-"""Seconds for which an iteration is kept after its end."""
+"""Seconds for which an iteration is remembered after its end."""
 MAX_ITERATIONS = 20_000
 MAX_MARKS = 50
 MAX_REQUESTS = 4096
@@ -31,7 +31,7 @@ NO_FIGURES: Json = {"tokens_per_s": 0.0, "batch_size": 0.0}
 
 @dataclass(slots=True)
 class RequestRow:
-    """The state of one request, from the events received so far."""
+    """What the events so far say about one request."""
 
     number: int
     turn: str = "waiting"
@@ -50,13 +50,13 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True)
 class DrawnIteration:
-    """An iteration, with the facts that the console draws of it."""
+    """An iteration, with the properties that the console shows."""
 
     number: int
     sent: float
     round_trip_s: float
     request: int
-    """Number of the request with the most tokens in the iteration; 0 if there is none."""
+    """Id of the request with the most tokens in the iteration; 0 if there is none."""
     kind: str
     """Kind of work on the request `request`: `p` (prefill), `d` (decode) or `r` (recomputation)."""
     computing: tuple[tuple[float, float], ...]
@@ -66,7 +66,7 @@ class DrawnIteration:
 
     @property
     def ended(self) -> float:
-        """Time at which the scheduler had the result of the iteration."""
+        """Time at which the scheduler received the result of the iteration."""
         return self.sent + self.round_trip_s
 
 
@@ -125,7 +125,7 @@ class ConsoleState:
     it."""
 
     epoch: dict[str, Any] = field(default_factory=dict)
-    """Fields of the last epoch event, without type and time; empty before the first event."""
+    """Fields of the last epoch event, except its type and time. Empty before the first event."""
     away: str = CONNECTING
     """Reason why no scheduler is watched now; empty while a scheduler is watched."""
     pipelines: dict[int, ServingPipeline] = field(default_factory=dict)
@@ -138,14 +138,14 @@ class ConsoleState:
     n_waiting: int = 0
     accounts: tuple[Json, ...] = ()
     figures: Json = field(default_factory=lambda: NO_FIGURES)
-    """Throughput and batch size over the last seconds."""
+    """Figures about the last seconds, such as throughput and batch size."""
     iterations: deque[DrawnIteration] = field(default_factory=lambda: deque(maxlen=MAX_ITERATIONS))
     marks: deque[PipelineMark] = field(default_factory=lambda: deque(maxlen=MAX_MARKS))
     n_marks: int = 0
     """Number of all marks so far, including marks that are no longer kept."""
 
     def feed(self, event: Json) -> None:
-        """Takes an event. An event of an unknown type changes nothing.
+        """Updates the state with an event. An event of an unknown type changes nothing.
 
         Raises:
             ValueError: a field is missing or wrong.
@@ -182,8 +182,8 @@ class ConsoleState:
         """Returns the requests in the order in which a table shows them.
 
         Running requests come first, then waiting requests, both in the order of the scheduler's
-        pool. Requests follow that no event of the pool has named yet. Requests that have just ended
-        come last.
+        pool. They are followed by requests that no pool event has named yet. Requests that have
+        just ended come last.
         """
         placed = {number: place for place, number in enumerate((*self.running, *self.waiting))}
 
@@ -204,7 +204,7 @@ class ConsoleState:
             self.n_marks += 1
 
     def _begin_anew(self) -> None:
-        """Forgets the requests and iterations, which the stream is about to repeat."""
+        """Forgets all requests and iterations, because the stream will repeat them."""
         self.now = 0.0
         self.requests.clear()
         self.iterations.clear()
@@ -312,7 +312,7 @@ _TAKERS: Mapping[str, Callable[[ConsoleState, Json], None]] = {
 
 
 def _printable(value: Any) -> Any:
-    """Returns a value. In a text, each unprintable character is replaced by a middle dot.
+    """Returns a value. If it is a text, each unprintable character is replaced by a middle dot.
 
     Unprintable characters could be commands to the terminal.
     """

@@ -1,7 +1,7 @@
 """The sources of events: a frontend that streams a view, or a recording.
 
-Each source is read in a thread of its own, which passes events on through a queue. A frontend that
-cannot be reached is called again, after pauses that grow.
+Each source is read in a thread of its own, which puts the events into a queue. If a frontend cannot
+be reached, it is called again after a pause. The pauses become longer.
 """
 
 import json
@@ -19,29 +19,31 @@ EVENTS_PATH = "/pipeline/events"
 MAX_WAITING = 10_000
 """Largest number of events that wait to be shown.
 
-At this limit nothing more is read from the source. A frontend soon skips events for this console.
+At this limit, reading from the source pauses. A frontend then soon skips events for this console.
 """
 FIRST_BREAK_S = 0.5
 MAX_BREAK_S = 15.0
 MAX_LINE = 1 << 22
 """Largest number of bytes in a line of a recording."""
 TURN_S = 0.2
-"""Seconds of waiting for room in the queue after which a thread checks whether to end."""
+"""Interval in seconds at which a thread that waits for room in the queue checks whether it must
+end."""
 _MAY_PASS = frozenset((408, 429))
-"""HTTP statuses of refusals after which the frontend is called again: the cause may go away."""
+"""HTTP statuses of refusals that may be temporary. After such a refusal the frontend is called
+again."""
 
 Json = dict[str, Any]
 
 END: Final[Json] = {"type": "end"}
-"""The last event of a source. It has a field `error` if an error ended the source."""
+"""The last event of every source. It has a field `error` if an error ended the source."""
 
 
 VERSION = 2
-"""The version of the format of recordings that this module reads."""
+"""The version of the recording format that this module reads."""
 
 
 class Feed(ABC):
-    """A source of events, which a thread reads from `start` to `close`."""
+    """A source of events. A thread reads it from the call of `start` to the call of `close`."""
 
     def __init__(self) -> None:
         self.events: queue.Queue[Json] = queue.Queue(MAX_WAITING)
@@ -49,11 +51,12 @@ class Feed(ABC):
         self._thread = threading.Thread(target=self._run_to_end, daemon=True)
 
     def start(self) -> None:
-        """Begins to read events into the queue `events`."""
+        """Starts the thread that reads events into the queue `events`."""
         self._thread.start()
 
     def close(self) -> None:
-        """Asks the reading thread to end at the next event. The process does not wait for it."""
+        """Asks the reading thread to end at the next event. The process does not wait for the
+        thread."""
         self._closing.set()
 
     def _run_to_end(self) -> None:
@@ -66,10 +69,10 @@ class Feed(ABC):
 
     @abstractmethod
     def _run(self) -> None:
-        """Puts events into the queue until there are no more, or until the source is closed."""
+        """Puts events into the queue until there are no more, or until `close` is called."""
 
     def _put(self, event: Json) -> bool:
-        """Puts an event into the queue. Returns whether the source goes on."""
+        """Puts an event into the queue. Returns False if the source has been closed."""
         while not self._closing.is_set():
             try:
                 self.events.put(event, timeout=TURN_S)
@@ -135,7 +138,7 @@ def read_recording(path: Path) -> Iterator[Json]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is no recording. The message names the wrong line.
+        ValueError: the file is not a recording. The message names the wrong line.
     """
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), start=1):

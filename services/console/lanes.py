@@ -1,6 +1,6 @@
-"""Lanes: one line of cells for each stage, which shows the iterations of the last seconds.
+"""Draws lanes: for each stage a line of cells, which shows the iterations of the last seconds.
 
-A cell stands for a short span of time, and shows the iteration that took most of that time. The
+A cell stands for a short period of time, and shows the iteration that took most of the period. The
 functions are pure: the time is an argument.
 """
 
@@ -11,22 +11,22 @@ from services.console.console_state import DrawnIteration
 
 WINDOWS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 MIN_CELLS = 2
-"""Smallest number of cells that an iteration of median length should cover."""
+"""Number of cells that an iteration of median length must at least cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A short span of time, and the iteration that a stage computed in most of that time."""
+    """A short period of time, and the iteration that a stage computed in most of the period."""
 
     iteration: DrawnIteration
     is_first: bool
-    """Whether the cell to the left shows another iteration, or no iteration."""
+    """Whether the cell to the left shows no iteration, or another one."""
 
 
 def window_for(iterations: Sequence[DrawnIteration], n_cells: int) -> float:
-    """Returns the number of seconds that a line of cells covers.
+    """Returns the number of seconds that a line of cells must cover.
 
-    The longest window is chosen in which an iteration of median length covers `MIN_CELLS` cells.
+    This is the largest number for which an iteration of median length covers `MIN_CELLS` cells.
     """
     durations = sorted(
         end - start for it in iterations[-200:] for start, end in it.computing if end > start
@@ -43,7 +43,7 @@ def cells_of(
 ) -> list[Cell | None]:
     """Returns the cells of a stage for the `window_s` seconds before `end`.
 
-    A cell is None where the stage was idle.
+    A cell is None if the stage was idle.
     """
     begin, size = end - window_s, window_s / n_cells
     best: list[tuple[float, DrawnIteration | None]] = [(0.0, None)] * n_cells

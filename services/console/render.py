@@ -1,7 +1,7 @@
-"""Renders a state at a time as the lines of a screen of a given size, without side effects.
+"""Renders the state of a pipeline at a given time as the lines of a screen, without side effects.
 
 Each request has a colour; prefill, decode and recomputation have different glyphs. Without colours,
-the first cell of each iteration shows the last digit of the number of the request.
+the first cell of each iteration shows the last digit of the request's id.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,8 @@ from services.console.lanes import Cell, busy_share, cells_of, window_for
 
 GLYPHS = {"p": "█", "d": "▄", "r": "▞"}
 FIRST_GLYPHS = {"p": "▐", "d": "▗", "r": "▝"}
-"""Glyphs of the first cell of an iteration, which separate the iteration from the one before."""
+"""Glyphs of the first cell of an iteration, by the kind of work. They separate the iteration from
+the previous one."""
 IDLE = "·"
 PALETTE = (39, 208, 76, 199, 220, 141, 51, 203, 112, 75, 214, 177)
 """Colours of requests, as numbers in the terminal palette of 256 colours.
@@ -59,7 +60,7 @@ def lines(state: ConsoleState, screen: Screen, *, now: float) -> list[Text]:
 
 
 def summary(state: ConsoleState) -> str:
-    """Returns a summary of the state on one line, for outputs that are no terminal."""
+    """Returns a summary of the state in one line, for outputs that are not a terminal."""
     return (
         f"{_count(state)}epoch {state.epoch.get('epoch', '-')}  "
         f"{state.figures['tokens_per_s']:.0f} tokens/s  "
@@ -69,7 +70,7 @@ def summary(state: ConsoleState) -> str:
 
 
 def colour_of(number: int) -> str:
-    """Returns the style of a request's colour."""
+    """Returns the terminal style in which the request with the id `number` is drawn."""
     return f"color({PALETTE[number % len(PALETTE)]})"
 
 
@@ -164,7 +165,8 @@ def _kv_bar(state: ConsoleState, width: int) -> Text:
 
 
 def _shares(counts: Sequence[int], n_cells: int) -> list[int]:
-    """Returns the number of cells of each part of a bar, in proportion to `counts`.
+    """Divides a bar of `n_cells` cells in proportion to `counts`. Returns the number of cells of
+    each part.
 
     The numbers add up to `n_cells`. A part whose count is above 0 has at least one cell.
     """

@@ -1,4 +1,5 @@
-"""The loops that show a source of events: on a terminal eight times per second, or as lines."""
+"""Shows the events of a source: on a terminal, redrawn eight times per second, or as lines of
+text."""
 
 import queue
 import sys
@@ -17,14 +18,14 @@ MAX_PER_FRAME = 20_000
 LAG_S = 0.3
 """Seconds by which the shown time is behind the present time.
 
-The event of an iteration comes up to a quarter of a second late.
+The delay is needed because the event of an iteration arrives up to a quarter of a second late.
 """
 QUIET_S = 1.0
-"""Seconds between two lines of summary in the output of `write`."""
+"""Seconds between two summary lines in the output of `write`."""
 
 
 class BrokenFeed(Exception):
-    """The source of events ended with an error, which is the message."""
+    """The source of events ended with an error. The message is the error's text."""
 
 
 def show(feed: Feed, console: Console) -> None:
@@ -83,7 +84,7 @@ def write(feed: Feed) -> None:
 class _Clock:
     """An estimate of the scheduler's clock between two events.
 
-    With this estimate the lanes move on while no event comes.
+    With this estimate the lanes move on while no event arrives.
     """
 
     def __init__(self) -> None:
@@ -93,13 +94,13 @@ class _Clock:
 
     def now(self, latest: float) -> float:
         """Returns the estimated time of the scheduler, at which the drawn lanes end. `latest` is
-        the time of the latest event. After `stop`, this time itself is returned."""
+        the time of the latest event. After `stop` was called, returns `latest` itself."""
         if latest != self._latest:
             self._latest, self._heard = latest, time.monotonic()
         return latest if self._is_stopped else latest - LAG_S + time.monotonic() - self._heard
 
     def stop(self) -> None:
-        """Stops the clock, since the source has ended."""
+        """Stops the clock, because the source has ended."""
         self._is_stopped = True
 
 

@@ -3,7 +3,8 @@
 llguidance releases the interpreter lock while it compiles, so other threads run meanwhile. The
 threads that compute an iteration wait for the slowest of them, and each may be bound to a CPU. So a
 compilation that is not urgent gives way to them: it runs on any CPU of the worker, with a lower
-priority. A compilation that takes too long delays no other one, since each has its own thread.
+priority. A compilation that takes too long does not delay other compilations, since each has its
+own thread.
 """
 
 import os
@@ -14,17 +15,17 @@ from contextlib import suppress
 from typing import TypeVar
 
 STACK_BYTES = 16 * 2**20
-"""Stack size in bytes of the thread: four times that of the check by frontends."""
+"""Stack size in bytes of the thread: four times the stack with which frontends check a grammar."""
 
 NICENESS = 10
-"""Niceness that a compilation has in addition, if it is not urgent. Where iterations leave no CPU
-idle, it gets a tenth of one CPU."""
+"""Niceness that is added for a compilation that is not urgent. If iterations leave no CPU idle,
+such a compilation gets a tenth of one CPU."""
 
 Result = TypeVar("Result")
 
 
 def in_thread(work: Callable[[], Result], *, is_urgent: bool) -> "Future[Result]":
-    """Begins work in a new thread and returns the future of its result."""
+    """Calls `work` in a new thread, and returns the future of its result."""
     future: Future[Result] = Future()
     thread = threading.Thread(
         target=_do, args=(work, future, is_urgent), name="grammar", daemon=True
@@ -49,7 +50,8 @@ def _do(work: Callable[[], Result], future: "Future[Result]", is_urgent: bool) -
 
 
 def _give_way() -> None:
-    """Lets other threads go before the calling thread. On Linux, both calls concern the thread."""
+    """Lowers the priority of the calling thread, and lets it run on any CPU of the process. On
+    Linux, both calls affect only this thread."""
     os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
     with suppress(OSError):  # a container may forbid it
         os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))  # the controller is not bound

@@ -7,10 +7,10 @@ depends only on the output's tokens, so a request that is recomputed, on any ran
 state.
 
 A rank compiles in a thread while it computes, and says when it is done. The scheduler admits no
-request before that, so no batch waits for a grammar. The exception is a lexer that is full: its
-grammar is compiled again in the middle of an iteration.
+request before that, so no batch waits for a grammar. The exception is a grammar whose lexer is
+full: it is compiled again in the middle of an iteration.
 
-The work of every step is limited, and llguidance counts the work.
+llguidance limits the work of every step.
 """
 
 import logging
@@ -35,27 +35,28 @@ LIMITS = LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,
 )
-"""Limits of the work of compiling and of one step. Most steps take less than a millisecond, the
-worst take tens of them. llguidance does not count all of the work of compiling, which the
-frontend limits (`grammar_checker`). The schemas of 200 tools make up to 90,000 symbols."""
+"""Limits of the work of compiling a grammar and of one step. Most steps take less than a
+millisecond, the slowest tens of milliseconds. llguidance does not limit all of the work of
+compiling, which the frontend limits (`grammar_checker`). The schemas of 200 tools make up to 90,000
+symbols."""
 
 RENEWAL_LIMIT_S = 5.0
-"""Seconds after which a rank stops waiting for a grammar that is compiled again and ends, which is
-before other ranks would regard the rank as hung. A grammar takes at most a tenth of a second of
-processor time, and the longest 1.6 s (`grammar_checker`)."""
+"""Timeout in seconds for a grammar that is compiled again. After it the rank ends, which is before
+other ranks would regard the rank as hung. Nearly every grammar takes less than a tenth of a second
+of processor time, and the slowest 1.6 s (`grammar_checker`)."""
 
 MAX_RENEWALS = 2
-"""Largest number of grammars that are compiled again in an iteration because their lexers are full.
-Outputs whose grammars would exceed this number are cut. It is exceeded only if several grammars
+"""Largest number of grammars that may be compiled again in one iteration because their lexers are
+full. Outputs whose grammars would exceed this number are cut. This happens only if several grammars
 need very many lexer states for every text."""
 
 
 class InvalidGrammar(ValueError):
-    """A grammar is wrong or too complex; the message says where."""
+    """A grammar is wrong or too complex. The message says what is wrong."""
 
 
 class Grammars:
-    """Compiles grammars for one model, and keeps those that the scheduler names.
+    """Compiles grammars for one model, and keeps the compiled grammars that the scheduler names.
 
     One thread may call `prepare` while another one calls the other methods.
     """
@@ -63,9 +64,9 @@ class Grammars:
     def __init__(
         self, tokenizer_file: Path, *, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
-        """`tokenizer_file` is the file of the checkpoint that `find.tokenizer_file` names, and
-        `vocab_size` is the model's.
-        Only tokens that both the tokenizer and the model have are allowed.
+        """`tokenizer_file` is the file of the checkpoint that `find.tokenizer_file` returns, and
+        `vocab_size` is the size of the model's vocabulary. Only tokens that both the tokenizer and
+        the model have are ever allowed.
 
         Raises:
             ValueError: the file is broken, or has no token that ends an output.
@@ -88,7 +89,7 @@ class Grammars:
         self._compile(grammar)
 
     def begin_iteration(self) -> None:
-        """Begins the masks of another iteration, whose work is counted separately."""
+        """Begins the masks of another iteration, and resets the limits of work in one iteration."""
         self._renewals.n_left = MAX_RENEWALS
 
     def prepare(
@@ -99,12 +100,12 @@ class Grammars:
         kept: Collection[bytes] = (),
         on_end: Callable[[str], None],
     ) -> None:
-        """Compiles a grammar in another thread, and returns at once. Forgets the grammars that are
-        not in `kept`. Outputs that follow them go on.
+        """Starts to compile a grammar in another thread, and returns at once. Forgets the grammars
+        that are not in `kept`; outputs that already follow them go on.
 
         When the grammar is compiled, `on_end` is called, perhaps in the other thread, with the
-        reason why no output can follow the grammar. The reason is empty if outputs can. There is no
-        such call for a grammar that has been forgotten meanwhile.
+        reason why no output can follow the grammar. The reason is empty if outputs can. If the
+        grammar has been forgotten meanwhile, `on_end` is not called.
         """
         self._kept = {
             one: shared
@@ -155,12 +156,12 @@ class _Shared:
         self._compile = compile_now
         self._renewals = renewals
         self.compiling: Future[LLMatcher] = in_thread(compile_now, is_urgent=False)
-        """The compiled grammar, when it is done."""
+        """The future of the compiled grammar."""
 
     @property
     def failure(self) -> str:
-        """The reason why the grammar could not be compiled. The value is empty if it could, or is
-        being compiled."""
+        """The reason why the grammar could not be compiled. The value is empty if the grammar is
+        compiled, or is still being compiled."""
         error = self.compiling.exception() if self.compiling.done() else None
         if error is None:
             return ""
@@ -168,8 +169,8 @@ class _Shared:
         return text if isinstance(error, InvalidGrammar) else f"{type(error).__name__}: {text}"
 
     def newest(self) -> LLMatcher:
-        """Returns the matcher of the compiled grammar in its first state. Callers copy the matcher
-        before they advance it. The grammar must have been compiled."""
+        """Returns the matcher of the compiled grammar in its first state. The grammar must have
+        been compiled. Callers must copy the matcher before they advance it."""
         return self.compiling.result(0)
 
     def renewed(self) -> LLMatcher | None:
@@ -199,21 +200,21 @@ class _Renewals:
 class Matcher:
     """The state of one output in its grammar.
 
-    The state depends only on the tokens of the output. The tokens are kept, so that the output can
-    change to a new lexer when the lexer that it shares with other outputs is full.
+    The state depends only on the tokens of the output. The tokens are stored, so that the output
+    can change to a new lexer when the shared lexer is full.
     """
 
     def __init__(self, shared: _Shared, vocabulary: "_SharedVocabulary") -> None:
         self.is_cut = False
-        """Whether the output ends before an end of its grammar, because a step takes too much work
-        or because no token can follow."""
+        """Whether the output ends before its grammar allows an end, because a step takes too much
+        work or because no token can follow."""
         self._shared = shared
         self._vocabulary = vocabulary
         self._tokens: list[int] = []
         self._has_ended = False
         self._start: LLMatcher | None = None  # `_matcher` is a copy of it
         self._matcher: LLMatcher | None = None
-        """The matcher of llguidance; None before the first mask, and after the end."""
+        """The matcher of llguidance. None before the first mask, and after the end."""
 
     def take(self, token_id: int) -> None:
         """Advances the state by a token. Has no effect after the end of the output."""
@@ -225,8 +226,8 @@ class Matcher:
         """Returns the tokens that may come next as a mask of bits: [vocab_size / 32, rounded up]
         words of 32 bits, with the lowest bit first.
 
-        If no token can follow, or a step takes too much work, the mask has the tokens that end the
-        output. So a mask always allows at least one token.
+        If no token can follow, or a step takes too much work, the mask allows only the tokens that
+        end the output. So a mask always allows at least one token.
 
         Raises:
             TimeoutError: the grammar was not compiled again within RENEWAL_LIMIT_S.
@@ -254,7 +255,8 @@ class Matcher:
         return mask
 
     def _attempts(self) -> Iterator[LLMatcher]:
-        """Yields matchers of the grammar, of which each is tried if the one before it failed.
+        """Yields matchers of the output's grammar. Each is a further attempt, after the one before
+        it has failed.
 
         The first is the current matcher. If its lexer is full, a matcher with the newest lexer
         follows. The last is a matcher with a new lexer, which has taken only the tokens of this
@@ -270,7 +272,7 @@ class Matcher:
             yield self._go_on_in(renewed)
 
     def _go_on_in(self, start: LLMatcher) -> LLMatcher:
-        """Returns a copy of a compiled grammar that has taken the tokens of the output."""
+        """Returns a copy of the matcher `start` that has taken all tokens of the output."""
         self._start = start
         self._matcher = start.deep_copy()
         for token_id in self._tokens:
@@ -290,7 +292,7 @@ class Matcher:
 
 
 class _SharedVocabulary:
-    """The tokens that a model and its tokenizer both have, as bits of a mask."""
+    """Bit masks of the tokens that both a model and its tokenizer have."""
 
     def __init__(self, *, vocab_size: int, n_known: int, eos_token_ids: Sequence[int]) -> None:
         self._n_bytes = -(-vocab_size // 32) * 4
@@ -300,7 +302,7 @@ class _SharedVocabulary:
         self._is_cut = n_known > vocab_size
 
     def cut(self, mask: bytes) -> bytes | None:
-        """Turns a mask over the tokenizer's vocabulary into a mask over the model's vocabulary.
+        """Converts a mask over the tokenizer's vocabulary to a mask over the model's vocabulary.
 
         Returns None if no token is left.
         """
@@ -311,11 +313,11 @@ class _SharedVocabulary:
 
 
 def _tokenizer(tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """Returns the tokenizer for llguidance. It ends outputs with those tokens among `eos_token_ids`
-    that it knows.
+    """Returns the tokenizer in the form that llguidance needs. Outputs end with those of
+    `eos_token_ids` that the tokenizer has.
 
     Raises:
-        ValueError: the file is broken, or none of `eos_token_ids` is such a token.
+        ValueError: the file is broken, or the tokenizer has none of `eos_token_ids`.
     """
     # llguidance accepts the content of a `tokenizer.json`.
     file = read_tokenizer(tokenizer_file)

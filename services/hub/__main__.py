@@ -1,7 +1,7 @@
 """`python -m services.hub SOURCE --to DIR`: fetches a checkpoint for several machines.
 
-The command is for init containers, and for operators who fill a volume. The exit status is 0 when
-the checkpoint is in the directory, also if it was there before. If the checkpoint cannot be
+The command is for init containers, and for operators who fill a volume. The exit status is 0 if the
+checkpoint is in the directory at the end, even if it was there before. If the checkpoint cannot be
 fetched, the exit status is 1 and a line on standard error has the reason.
 """
 
@@ -19,7 +19,7 @@ from services.hub.source import Source, SourceError
 
 INTERRUPTED = 130
 LAST_BYTES_S = 2.0
-"""Seconds in which downloading threads can stop before the process ends."""
+"""Seconds that downloading threads have to stop before the process ends."""
 
 
 def say(line: str) -> None:
@@ -32,7 +32,7 @@ def source(text: str) -> Source:
     """Returns the source that a text names.
 
     Raises:
-        argparse.ArgumentTypeError: the text names no source.
+        argparse.ArgumentTypeError: the text is not the name of a source.
     """
     try:
         found = source_in(text)
@@ -58,7 +58,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fetches a checkpoint, or waits for it. Returns the exit status."""
+    """Fetches a checkpoint, or waits until another process has fetched it. Returns the exit
+    status."""
     options = parser().parse_args(arguments)
     wanted, directory = options.source, options.to.absolute()
     # As process 1 of a container, it would ignore the signal without a handler.

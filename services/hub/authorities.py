@@ -1,7 +1,7 @@
 """The certificate authorities that the environment names for connections to sources of checkpoints.
 
-Programs read different variables for the same purpose, and operators set the ones that they know.
-All named authorities are trusted. Where no variable is set, the authorities of the system are
+Different programs read different variables for this purpose, so several variables are supported.
+All authorities that they name are trusted. If no variable is set, the authorities of the system are
 trusted.
 """
 
@@ -28,10 +28,10 @@ _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICAT
 
 def named_authorities(environment: Mapping[str, str], *others: str) -> str:
     """Returns the certificates of all authorities that variables name, in PEM. The result is empty
-    if no variable is set. `others` are further variables like `FILES`.
+    if no variable is set. `others` are names of further variables of the same kind as `FILES`.
 
     Raises:
-        SourceError: a variable names something without certificates.
+        SourceError: a variable names a file or directory that contains no certificates.
     """
     found: dict[str, None] = {}
     for variable, path in _named(environment, others):
@@ -43,9 +43,9 @@ def named_authorities(environment: Mapping[str, str], *others: str) -> str:
 
 
 def context_with(authorities: str) -> ssl.SSLContext | bool:
-    """Returns the argument `verify` for a client of httpx2 that trusts `authorities`. The argument
-    is an SSL context. If `authorities` is empty, the argument is True, which means the authorities
-    of the system."""
+    """Returns the argument `verify` of an httpx2 client that trusts `authorities`: an SSL context.
+    If `authorities` is empty, returns True, with which httpx2 trusts the authorities of the system.
+    """
     if not authorities:
         return True
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -56,11 +56,11 @@ def context_with(authorities: str) -> ssl.SSLContext | bool:
 def context_beside_system(
     authorities: str, environment: Mapping[str, str]
 ) -> ssl.SSLContext | bool:
-    """Returns the argument `verify` for a client of httpx2 that trusts the same authorities as the
+    """Returns the argument `verify` of an httpx2 client that trusts the same authorities as the
     storage library.
 
-    These are `authorities` and the authorities of the system. The variables `SSL_CERT_FILE` and
-    `SSL_CERT_DIR` replace the latter.
+    The library trusts `authorities` and, in addition, the authorities of the system. The variables
+    `SSL_CERT_FILE` and `SSL_CERT_DIR` replace the authorities of the system.
     """
     if not authorities or any(environment.get(name) for name in (FILES[0], DIRECTORIES)):
         return context_with(authorities)

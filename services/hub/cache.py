@@ -15,7 +15,8 @@ from services.hub.name import HubName
 from services.hub.wanted_files import trouble_with
 
 SINGLES = ("model.safetensors", "pytorch_model.bin")
-"""Names of weights in one file; the index of several has one of these in its name."""
+"""Names of weight files that contain all weights. The name of an index contains one of these
+names."""
 
 MAX_INDEX_BYTES = 1 << 26
 _MAX_REF_BYTES = 100
@@ -57,8 +58,8 @@ def complete_snapshot(name: HubName, cache: Path) -> Path | None:
 
 
 def _has_weights(snapshot: Path) -> bool:
-    """Returns whether all files of the weights are there that the index names, if there is one. An
-    index beside a single file is not read, as in a stage."""
+    """Returns whether all weight files are there. If there is an index, it says which files are
+    needed. As in a stage, an index beside a single file is not read."""
     for single in SINGLES:
         if (snapshot / single).is_file():
             return True

@@ -1,11 +1,11 @@
 """A checkpoint in a directory that several machines share, such as a claim of Kubernetes.
 
     PARENT/.hub/…      the cache, with all states that have been fetched
-    PARENT/NAME        a link to one state, made when the state is complete
+    PARENT/NAME        a link to one state, created when the state is complete
 
-So NAME always leads to one complete state, even if several processes fetch the checkpoint and some
-of them die. When a branch on the hub changes, a restarted pod still reads the linked state. States
-that are no longer linked are kept for processes that still read them.
+A state is the checkpoint at one commit. NAME always leads to one complete state, even if several
+processes fetch the checkpoint and some of them die. When a branch on the hub changes, a restarted
+pod still reads the linked state. Earlier states are kept for processes that still read them.
 """
 
 import os
@@ -24,7 +24,7 @@ def cache_of(directory: Path) -> Path:
 
 
 def there(source: Source, directory: Path) -> Fetched | None:
-    """Returns the fetched checkpoint of a source if `directory` is a link to it. Returns None
+    """Returns the fetched checkpoint if `directory` is a link to a state of `source`. Returns None
     otherwise."""
     fetched = source.fetched_in(cache_of(directory))
     if fetched is None or not directory.is_symlink():
@@ -36,7 +36,7 @@ def link(directory: Path, state: Path) -> None:
     """Makes `directory` a link to a state, in one atomic step. An earlier link is replaced.
 
     Raises:
-        FileExistsError: the directory exists and is no link.
+        FileExistsError: the directory exists and is not a link.
     """
     if directory.exists() and not directory.is_symlink():
         raise FileExistsError(f"{directory} is there, and was not fetched by this command")

@@ -24,7 +24,8 @@ from services.hub.unreachable import unreachable
 
 @contextmanager
 def explained(name: HubName, cache: Path) -> Iterator[None]:
-    """Turns errors of the hub and of the hub's library into SourceError, with the repository."""
+    """Converts errors of the hub and of the hub's library to SourceError, with a message that names
+    the repository."""
     try:
         yield
     except (*EXPLAINED, OSError) as error:

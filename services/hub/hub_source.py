@@ -12,16 +12,16 @@ from services.hub.source import Fetched, Say
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A checkpoint in a repository of the hub."""
+    """A checkpoint in a repository of the Hugging Face Hub."""
 
     name: HubName
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Returns the source that a text names. Returns None if the text is no name of a
+        """Returns the source that a text names. Returns None if the text is not the name of a
         repository.
 
-        A text that ends with `.gguf` is the name of a file, and gives None, too.
+        A text that ends with `.gguf` is the name of a file, so the result is None, too.
         """
         name = None if text.endswith(".gguf") else HubName.parse(text)
         return None if name is None else cls(name)

@@ -1,4 +1,4 @@
-"""The list of the kinds of sources, and the function that finds the source named by a text."""
+"""Lists the kinds of sources, and finds the source that a text names."""
 
 from collections.abc import Callable
 
@@ -12,10 +12,11 @@ _PARSERS: tuple[Callable[[str], Source | None], ...] = (S3Source.parse, HubSourc
 
 
 def source_in(text: str) -> Source | None:
-    """Returns the source that a text names. Returns None if it has the form of no kind.
+    """Returns the source that a text names. Returns None if the text has the form of no kind of
+    source.
 
     Raises:
-        ValueError: the text has the form of a kind, but is wrong. The message says why.
+        ValueError: the text has the form of a kind but is invalid. The message says why.
     """
     for parse in _PARSERS:
         source = parse(text)

@@ -3,10 +3,10 @@ fetch.
 
     KEY               the content, complete and checked
     KEY.part          the incomplete content, with each fetched piece at its place
-    KEY.pieces-N      notes of the fetched pieces, for pieces of N bytes
+    KEY.pieces-N      records of the fetched pieces, which have N bytes each
 
-A piece is noted after its bytes are on the disk. So the notes are correct even if the process or
-the machine stops at any time.
+A piece is recorded only when its bytes are on the disk. So the records are correct even if the
+process or the machine stops at any time.
 """
 
 import hashlib
@@ -23,12 +23,14 @@ PIECE_BYTES = 16 << 20
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _NOTE = re.compile(rb"^([0-9a-f]{8})$", re.M)
 _DIRECTORY_BUCKET = "--x-s3"
-"""Suffix of the names of directory buckets, whose ETags are no digests of the content."""
+"""Suffix of the names of directory buckets. ETags in such buckets are not digests of the
+content."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectFile:
-    """An object and the file that it becomes, whose name is a digest of its key, size and ETag."""
+    """An object in a bucket, and the local file into which it is fetched. The file's name is a
+    digest of the object's key, size and ETag."""
 
     bucket: Bucket
     stored: StoredObject
@@ -43,16 +45,16 @@ class ObjectFile:
 
     @property
     def part(self) -> Path:
-        """Path of the file while some of its pieces are missing."""
+        """Path of the incomplete file, while some of its pieces are missing."""
         return self.path.with_suffix(".part")
 
     @property
     def notes(self) -> Path:
-        """Path of the notes of the pieces that have been fetched."""
+        """Path of the file that records which pieces have been fetched."""
         return self.path.with_suffix(f".pieces-{PIECE_BYTES}")
 
     def missing(self) -> list[int]:
-        """Returns the first byte of each piece that has not been fetched."""
+        """Returns the offset of the first byte of each piece that has not been fetched."""
         if self.path.exists():
             return []
         there = set[int]()
@@ -66,7 +68,7 @@ class ObjectFile:
         return min(PIECE_BYTES, self.stored.size - begin)
 
     def prepare(self) -> None:
-        """Makes a file of the full size for the pieces, unless there is one.
+        """Creates a file of the full size for the pieces, unless there is one.
 
         An existing file of another size is emptied, and its pieces are fetched again.
         """
@@ -77,7 +79,8 @@ class ObjectFile:
             file.truncate(self.stored.size)
 
     def fetch_piece(self, begin: int, on_progress: TransferProgress) -> None:
-        """Fetches a piece of the file, writes it, and notes that it is there.
+        """Fetches the piece that begins at `begin`, writes it to the file, and records that it is
+        complete.
 
         Raises:
             SourceError: the piece cannot be read.
@@ -97,8 +100,8 @@ class ObjectFile:
     def finish(self) -> None:
         """Checks the content against the ETag, and gives the complete file its final name.
 
-        ETags of objects that were uploaded in parts, or are encrypted with a key of KMS, are no
-        digests. Such content is not checked.
+        If an object was uploaded in parts, or is encrypted with a key of KMS, its ETag is not a
+        digest. Its content is then not checked.
 
         Raises:
             SourceError: the content does not match the ETag.

@@ -1,7 +1,7 @@
 """The proxies that the environment names for connections to sources of checkpoints.
 
-The libraries find their proxies in the same variables. This module refuses those that no library
-understands, and says in messages which proxy a connection uses.
+The libraries find their proxies in the same variables. This module refuses proxies that no library
+supports, and tells which proxy a connection uses, for messages.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ _EXCEPTIONS = "NO_PROXY"
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy that a variable names."""
+    """A proxy, and the environment variable that names it."""
 
     variable: str
     url: str
@@ -30,12 +30,12 @@ class Proxy:
         return self.url.startswith("socks")
 
     def __str__(self) -> str:
-        """Returns the URL without credentials, and the variable."""
+        """Returns the proxy's URL without credentials, and the variable that names it."""
         return f"{without_credentials(self.url)} ({self.variable})"
 
 
 def check_proxies(environment: Mapping[str, str]) -> None:
-    """Raises SourceError if a variable names a proxy that is not understood."""
+    """Raises SourceError if a variable names a proxy that is not supported."""
     for scheme in _VARIABLES:
         proxy = _named(scheme, environment)
         if proxy is not None and not _is_understood(proxy):
@@ -46,7 +46,7 @@ def check_proxies(environment: Mapping[str, str]) -> None:
 
 
 def proxy_for(url: str, environment: Mapping[str, str]) -> Proxy | None:
-    """Returns the proxy by which a URL is reached. Returns None if it is reached without one."""
+    """Returns the proxy through which a URL is reached. Returns None if no proxy is used."""
     parts = urlsplit(url)
     own = _named(parts.scheme, environment) if parts.scheme in ("http", "https") else None
     proxy = own or _named("all", environment)
@@ -62,7 +62,8 @@ def _named(scheme: str, environment: Mapping[str, str]) -> Proxy | None:
 
 
 def _value(name: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Returns a variable, which may be in lower case, and its value."""
+    """Returns the name and the value of a variable, whose name may also be written in lower
+    case."""
     variable = name.lower() if name.lower() in environment else name
     return variable, environment.get(variable, "")
 
@@ -79,7 +80,8 @@ def _is_excepted(host: str, excepted: str) -> bool:
 
 
 def _fits(host: str, entry: str) -> bool:
-    """Returns whether an entry of `NO_PROXY` is a host's name, a suffix of it, or its network."""
+    """Returns whether an entry of `NO_PROXY` matches a host. An entry is a host's name, a suffix of
+    such a name, or a network."""
     suffix = entry.lstrip("*").lstrip(".").lower()
     if entry == "*" or host == suffix or host.endswith(f".{suffix}"):
         return True

@@ -20,16 +20,17 @@ from services.hub.source import SourceError
 from services.hub.transfer import TransferProgress
 
 TIMEOUT_S = 30.0
-"""Seconds without a byte after which a connection counts as lost."""
+"""Seconds without a received byte after which a connection counts as lost."""
 MAX_FAILURES = 5
-"""Number of consecutive connections without a byte after which the fetch of a file fails."""
+"""Number of consecutive connections without a received byte after which the fetch of a file
+fails."""
 PAUSE_S = 1.0
-"""Seconds of pause after a connection without a byte."""
+"""Seconds of pause after a connection that delivered no byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class LargeFile:
-    """A file of a repository at a commit. The hub names its content by the SHA-256."""
+    """A large file of a repository at a commit. The hub identifies its content by the SHA-256."""
 
     repository: str
     commit: str
@@ -38,15 +39,15 @@ class LargeFile:
     size: int
 
     def n_missing(self, blobs: Path) -> int:
-        """Returns the number of bytes that are still to be fetched."""
+        """Returns how many bytes of the file have not been fetched yet."""
         if (blobs / self.sha256).exists():
             return 0
         part = blobs / f"{self.sha256}.part"
         return self.size - min(part.stat().st_size if part.exists() else 0, self.size)
 
     def fetch(self, blobs: Path, on_progress: TransferProgress) -> None:
-        """Fetches the content of the file, unless the content is there. `blobs` is the directory of
-        contents in the cache of the repository.
+        """Fetches the content of the file, unless the content is already complete. `blobs` is the
+        directory of contents in the cache of the repository.
 
         Raises:
             SourceError: the digest of the content does not match.
@@ -68,7 +69,7 @@ class LargeFile:
         os.replace(part, blob)
 
     def _read_all(self, file: BinaryIO, on_progress: TransferProgress) -> None:
-        """Appends the missing bytes, over several connections if necessary."""
+        """Appends the missing bytes to the file, over several connections if necessary."""
         n_failures = 0
         while (begin := file.tell()) < self.size:
             lost: httpx2.TransportError | None = None
@@ -85,7 +86,7 @@ class LargeFile:
             time.sleep(PAUSE_S)
 
     def _read_on(self, file: BinaryIO, on_progress: TransferProgress) -> None:
-        """Appends the bytes of one connection, which begin at the end of the file."""
+        """Appends the bytes that one connection delivers. They continue at the end of the file."""
         url = hf_hub_url(self.repository, self.path, revision=self.commit)
         location = get_hf_file_metadata(url, timeout=TIMEOUT_S).location
         begin = file.tell()

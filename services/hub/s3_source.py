@@ -2,7 +2,7 @@
 
     s3--BUCKET--DIGEST/objects/     contents, each under a digest of its key, size and ETag
     s3--BUCKET--DIGEST/states/…/    one state of the prefix, as links to contents
-    s3--BUCKET--DIGEST/current      the state of the prefix when it was last fetched
+    s3--BUCKET--DIGEST/current      names the state of the prefix that was fetched last
 
 list the prefix → find missing pieces → fetch them, resumably → check the contents → link the state
 in one step
@@ -44,14 +44,16 @@ class S3Source:
 
     bucket: str
     key: str
-    """The prefix, without a slash at its end, or the key; empty for the top of the bucket."""
+    """The prefix without a slash at its end, or the key of a GGUF file. Empty for the top of the
+    bucket."""
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Returns the source that a text names. Returns None if it is of another kind.
+        """Returns the source that a text names. Returns None if the text names another kind of
+        source.
 
         Raises:
-            ValueError: the text is of this kind, but wrong.
+            ValueError: the text has the form of this kind but is invalid.
         """
         if not text.startswith(SCHEME):
             return None
@@ -117,7 +119,7 @@ class S3Source:
         return self.key.endswith(GGUF)
 
     def _listing(self, bucket: Bucket) -> dict[str, StoredObject]:
-        """Returns the objects that are to be fetched, by their file names."""
+        """Returns the objects that must be fetched, by their file names."""
         if self._is_file:
             if len(model_files(Path(self.key))) > 1:
                 raise SourceError(
@@ -182,14 +184,14 @@ def _users_cache() -> Path:
 
 
 def _state_of(files: dict[str, StoredObject]) -> str:
-    """Returns a digest of the content of a prefix, which differs if any key, size or ETag
-    differs."""
+    """Returns a digest of the content of a prefix. The digest changes if any key, size or ETag
+    changes."""
     lines = (f"{name}\n{it.key}\n{it.size}\n{it.etag}\n" for name, it in sorted(files.items()))
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:40]
 
 
 def _forget_others(objects: Path, needed: list[ObjectFile]) -> None:
-    """Removes incomplete files of objects that have changed since and are not needed any more."""
+    """Removes the incomplete files of objects that have changed since and are not in `needed`."""
     kept = {path for file in needed for path in (file.part, file.notes)}
     for path in [*objects.glob("*.part"), *objects.glob("*.pieces-*")]:
         if path not in kept:

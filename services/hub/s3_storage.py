@@ -1,8 +1,10 @@
-"""A bucket of S3-compatible storage: its objects, their bytes by ranges, and its errors in words.
+"""A bucket of S3-compatible storage: its objects, ranges of their bytes, and explanations of
+errors.
 
 The endpoint, the region and the credentials are read from the variables that AWS's programs use.
-Credentials are keys, a web identity (a role of a service account), a file of credentials, or those
-that the machine offers. Connections are unencrypted only if the endpoint begins with `http://`.
+Credentials may be keys, a web identity (a role of a service account), a file of credentials, or
+credentials that the machine provides. Connections are unencrypted only if the endpoint begins with
+`http://`.
 """
 
 import configparser
@@ -34,13 +36,13 @@ if TYPE_CHECKING:  # these names exist only for type checkers
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
-"""Seconds without a byte after which a connection counts as lost."""
+"""Seconds without a received byte after which a connection counts as lost."""
 REQUEST_TIMEOUT_S = 900.0
-"""Largest number of seconds for a piece."""
+"""Timeout in seconds for fetching one piece."""
 MAX_RETRIES = 5
-"""Number of times that a request, or the rest of its answer, is retried."""
+"""Largest number of retries of a request, or of the rest of its answer."""
 RETRY_TIMEOUT_S = 180.0
-"""Seconds after the first attempt after which there are no more retries."""
+"""Seconds after the first attempt of a request after which it is not retried any more."""
 CHUNK_BYTES = 1 << 20
 _MAX_CREDENTIALS_BYTES = 1 << 20
 _SIGNED_FOR = timedelta(minutes=5)
@@ -54,7 +56,8 @@ _CERTIFICATE_ERRORS = (
     ("NotValidYet", "it is not valid yet"),
     ("NotValidForName", "it is for another name"),
 )
-"""Words for the library's reasons to refuse a certificate, by the begin of their names."""
+"""Explanations of the library's reasons for refusing a certificate, by the beginning of the
+reason's name."""
 _ROLE = "AWS_WEB_IDENTITY_TOKEN_FILE"
 _KEY = "AWS_ACCESS_KEY_ID"
 _FILE = "AWS_SHARED_CREDENTIALS_FILE"
@@ -62,19 +65,19 @@ _FILE = "AWS_SHARED_CREDENTIALS_FILE"
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object as a listing shows it."""
+    """An object as a listing of the bucket describes it."""
 
     key: str
     size: int
     etag: str
-    """ETag of the object, without quotes; empty if it has none."""
+    """ETag of the object, without quotes. Empty if the object has none."""
 
 
 class Bucket:
-    """A bucket, reached with the credentials in the environment."""
+    """A bucket, which is accessed with the credentials in environment variables."""
 
     def __init__(self, name: str, *, environment: Mapping[str, str] = os.environ) -> None:
-        """Prepares the connection. Raises SourceError if the environment is wrong."""
+        """Prepares the connection. Raises SourceError if the environment variables are wrong."""
         named = [variable for variable in _ENDPOINTS if environment.get(variable)]
         endpoint = environment[named[0]] if named else ""
         if named and not _is_url(endpoint):
@@ -110,8 +113,8 @@ class Bucket:
             raise SourceError(f"s3://{name}: {_first_line(error)}") from error
 
     def objects_in(self, prefix: str) -> list[StoredObject]:
-        """Returns the objects directly below a prefix, without further objects that the storage may
-        list. A prefix has no slash at its end. The top of a bucket has the empty prefix."""
+        """Returns the objects directly below a prefix. Other objects that the storage may list are
+        left out. The prefix has no slash at its end, and is empty for the top of the bucket."""
         with self._explained(prefix):
             listed = self._store.list_with_delimiter(prefix or None)["objects"]
         begin = f"{prefix}/" if prefix else ""
@@ -122,13 +125,13 @@ class Bucket:
         ]
 
     def object_at(self, key: str) -> StoredObject:
-        """Returns the object that has a key."""
+        """Returns the object with a key."""
         with self._explained(key):
             found = self._store.head(key)
         return StoredObject(key, found["size"], (found["e_tag"] or "").strip('"'))
 
     def read(self, of: StoredObject, begin: int, end: int) -> Iterator[bytes]:
-        """Yields the bytes of an object from `begin` to before `end`.
+        """Yields the bytes of an object from the offset `begin` up to, but not including, `end`.
 
         Raises:
             SourceError: the bytes cannot be read, or the object has changed.
@@ -150,8 +153,8 @@ class Bucket:
             raise SourceError(f"s3://{self.name}/{of.key}: the answer has another size than asked")
 
     def is_encrypted_by_kms(self, key: str) -> bool:
-        """Returns whether an object is encrypted with a key of KMS, so that its ETag is not a
-        digest of its content."""
+        """Returns whether an object is encrypted with a key of KMS. The ETag of such an object is
+        not a digest of its content."""
         with self._explained(key):
             url = sign(self._store, "HEAD", key, _SIGNED_FOR)
             answer = httpx2.head(url, timeout=READ_TIMEOUT_S, verify=self._verify)
@@ -160,7 +163,8 @@ class Bucket:
 
     @contextmanager
     def _explained(self, key: str) -> Iterator[None]:
-        """Turns errors of the library into SourceError, with the place in the bucket."""
+        """Converts errors of the library to SourceError, with a message that names the bucket and
+        `key`."""
         try:
             yield
         except (BaseError, FileNotFoundError, httpx2.HTTPError) as error:
@@ -200,8 +204,8 @@ class Bucket:
         return SourceError, words
 
     def _unreachable(self, error: Exception, line: str) -> str:
-        """Returns an error message which says that the endpoint cannot be reached, through which
-        proxy, and why."""
+        """Returns an error message that says that the endpoint cannot be reached, which proxy was
+        used, and why it failed."""
         way = "" if self._proxy is None else f" through the proxy {self._proxy}"
         if isinstance(error, httpx2.HTTPError):
             return f"{self.endpoint} cannot be reached{way}: {reason_of(error)}"
@@ -237,12 +241,13 @@ _CHANGED = "changed while it was fetched; the next call fetches it as it is then
 
 
 def _is_name(name: str) -> bool:
-    """Returns whether a name can be the name of a file in a directory, without a path."""
+    """Returns whether a name is valid as the name of a file in a directory, and is not a path."""
     return name not in ("", ".", "..") and not re.search(r"[/\\\x00-\x1f]", name)
 
 
 def _status(error: Exception, line: str) -> str:
-    """Returns the HTTP status that an error is about. The result is empty if it is about none."""
+    """Returns the HTTP status that caused an error. The result is empty if no HTTP status caused
+    it."""
     if isinstance(error, httpx2.HTTPStatusError):
         return str(error.response.status_code)
     found = re.search(r"status code: (\d{3})", line)
@@ -255,8 +260,9 @@ def _first_line(error: Exception) -> str:
 
 
 def _credentials(environment: Mapping[str, str]) -> "S3Config":
-    """Returns the credentials in the shared file, which the library does not read. Returns nothing
-    if variables with credentials take precedence, which the library reads."""
+    """Returns the credentials in the shared file, which the library does not read itself. Returns
+    nothing if variables with credentials are set, which take precedence and are read by the
+    library."""
     if environment.get(_KEY) or environment.get(_ROLE):
         return {}
     path = Path(environment.get(_FILE) or Path.home() / ".aws" / "credentials")
@@ -280,5 +286,5 @@ def _credentials(environment: Mapping[str, str]) -> "S3Config":
 
 
 def _kind(error: Exception) -> str:
-    """Returns a description of an error in a file of secrets, without content of the file."""
+    """Returns a description of an error in a file of secrets that does not quote the file."""
     return f"no {error}" if isinstance(error, KeyError) else type(error).__name__

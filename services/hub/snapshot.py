@@ -37,7 +37,7 @@ def fetch(name: HubName, *, say: Say, cache: Path | None = None) -> Path:
     """Fetches a checkpoint into the cache, by default that of HF_HOME, and returns its directory in
     the cache.
 
-    Of several processes that fetch one checkpoint, one process does so, and the others wait.
+    If several processes want the same checkpoint, one of them fetches it and the others wait.
 
     Raises:
         SourceError: the checkpoint cannot be fetched, or does not fit on the disk.
@@ -74,7 +74,7 @@ def connect(environment: Mapping[str, str]) -> None:
 
 
 def _listing(name: HubName) -> tuple[str, dict[str, RepoFile]]:
-    """Returns the commit to which a branch, tag or commit name refers, and the files to fetch."""
+    """Returns the commit to which a name's branch, tag or commit refers, and the files to fetch."""
     if constants.HF_HUB_OFFLINE:
         raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
     connect(os.environ)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 Say = Callable[[str], None]
-"""A function that is called with a line of text about the progress."""
+"""A function that is called with a line of text about the progress of a fetch."""
 
 
 class SourceError(Exception):
@@ -17,7 +17,7 @@ class SourceError(Exception):
 
 
 class SourceUnreachable(SourceError):
-    """A source does not answer, so that its present content is unknown."""
+    """A source does not answer. Its present content is therefore unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +27,19 @@ class Fetched:
     path: Path
     """Path of the checkpoint's directory, or of its GGUF file."""
     state: str
-    """Version of the checkpoint as a text for people, such as a commit."""
+    """Version of the checkpoint as a text for people, for example a commit."""
 
 
 class Source(Protocol):
-    """A checkpoint at a source. Its `str` is the text that names the source on a command line."""
+    """A checkpoint at a source. `str` of the object is the text that names the source on a command
+    line."""
 
     @property
     def model_name(self) -> str:
-        """Name of the model in the API. The settings may name the model otherwise."""
+        """Default name of the model in the API. The settings may give the model another name."""
 
     def fetched_in(self, cache: Path) -> Fetched | None:
-        """Returns the checkpoint that was last fetched into a cache, without any connection.
+        """Returns the checkpoint that was last fetched into a cache. Uses no connection.
 
         Returns None if the checkpoint is not complete in the cache.
         """
@@ -47,9 +48,9 @@ class Source(Protocol):
         """Fetches the newest state of the checkpoint into a cache, by default that of this user,
         and returns the checkpoint.
 
-        Of several processes that fetch one checkpoint, one process does so, and the others wait. If
-        the source cannot be reached, the checkpoint that was last fetched is returned, if it is
-        complete.
+        If several processes want the same checkpoint, one of them fetches it and the others wait.
+        If the source cannot be reached but the cache has a complete checkpoint, the method returns
+        that checkpoint.
 
         Raises:
             SourceError: the checkpoint cannot be fetched, or does not fit on the disk.

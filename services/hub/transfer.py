@@ -18,17 +18,18 @@ _GIB = 1 << 30
 
 
 class TransferProgress(Protocol):
-    """A function that takes a number of received bytes, and may raise to end the transfer."""
+    """A function that is called with the number of bytes just received. It may raise an error to
+    end the transfer."""
 
     def __call__(self, n_bytes: int) -> None: ...
 
 
 class _Stopped(Exception):
-    """Ends the threads of a transfer that was interrupted."""
+    """Raised in the threads of a transfer to end them, because the transfer was interrupted."""
 
 
 def check_space(source: str, directory: Path, n_bytes: int) -> None:
-    """Makes a directory, and raises SourceError if its disk has less than `n_bytes` bytes free."""
+    """Creates a directory. Raises SourceError if its disk has less than `n_bytes` bytes free."""
     directory.mkdir(parents=True, exist_ok=True)
     n_free = shutil.disk_usage(directory).free
     if n_bytes > n_free:
@@ -41,8 +42,8 @@ def check_space(source: str, directory: Path, n_bytes: int) -> None:
 def transfer(
     parts: Iterable[Callable[[TransferProgress], None]], *, n_connections: int, n_bytes: int
 ) -> None:
-    """Runs the parts of a transfer of `n_bytes` bytes, `n_connections` at a time. Raises the error
-    of the first part that fails."""
+    """Runs the functions `parts`, `n_connections` at a time, which together transfer `n_bytes`
+    bytes. Raises the error of the first part that fails."""
     stopping = threading.Event()
     with _bar(n_bytes) as advance:
 
@@ -63,9 +64,10 @@ def transfer(
 
 @contextmanager
 def _bar(n_bytes: int) -> Iterator[TransferProgress]:
-    """Yields the function that takes the progress of a transfer.
+    """Yields the function that must be called with the progress of a transfer.
 
-    The progress is shown on standard error: as a bar on a terminal, else as a line for each tenth.
+    The progress is shown on standard error: as a bar on a terminal, otherwise as a line for each
+    tenth.
     """
     if sys.stderr.isatty():
         with tqdm(desc="fetching", unit="B", unit_scale=True, total=n_bytes, leave=False) as bar:
@@ -79,7 +81,7 @@ def _bar(n_bytes: int) -> Iterator[TransferProgress]:
 
 
 class _Tenths:
-    """Writes the progress of a transfer in lines, for logs."""
+    """Writes the progress of a transfer as one line for each tenth of the bytes, for logs."""
 
     def __init__(self, n_bytes: int) -> None:
         self._n_bytes = n_bytes

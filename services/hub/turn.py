@@ -1,5 +1,5 @@
-"""Turns of processes that would fetch one checkpoint, on one machine or on several machines that
-share a volume: one process fetches, and the others wait until it has finished."""
+"""Makes processes that want the same checkpoint take turns, on one machine or on several machines
+that share a volume. One process fetches, and the others wait until it has finished."""
 
 import fcntl
 import time
@@ -10,14 +10,14 @@ from pathlib import Path
 from services.hub.source import Say, SourceError
 
 LIMIT_S = 6 * 3600.0
-"""Seconds for which a process waits for another process to finish."""
+"""Longest time in seconds for which a process waits for another process to finish."""
 POLL_S = 0.5
 
 
 @contextmanager
 def turn_of(folder: Path, *, say: Say, limit_s: float = LIMIT_S) -> Iterator[None]:
-    """Waits for the turn of this process among the processes that want to fetch, and keeps the turn
-    until the end of the block. If a process dies, its turn ends.
+    """Waits until no other process fetches into `folder`. Then keeps other processes waiting until
+    the end of the `with` block. If a process dies, its turn ends.
 
     Raises:
         SourceError: other processes have not finished within `limit_s`.

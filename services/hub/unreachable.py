@@ -1,4 +1,5 @@
-"""Why a source cannot be reached, in words that name the certificate or the proxy."""
+"""Explains why a source cannot be reached. The text names the certificate or the proxy that is at
+fault."""
 
 import os
 import ssl
@@ -12,9 +13,9 @@ from services.hub.proxies import proxy_for
 
 
 def unreachable(endpoint: str, error: BaseException) -> str:
-    """Returns an error message which says that an endpoint cannot be reached, through which proxy,
-    and why. If the endpoint has redirected the client to another server, the message names that
-    server."""
+    """Returns an error message that says that an endpoint cannot be reached, which proxy was used,
+    and why it failed. If the endpoint has redirected the client to another server, the message
+    names that server."""
     server = next(filter(None, map(_server, _causes(error))), without_credentials(endpoint))
     proxy = proxy_for(server, os.environ)
     way = "" if proxy is None else f" through the proxy {proxy}"
@@ -22,8 +23,8 @@ def unreachable(endpoint: str, error: BaseException) -> str:
 
 
 def _server(error: BaseException) -> str:
-    """Returns the URL of the server that a request was for. The result is empty if the error knows
-    none."""
+    """Returns the URL of the server to which the failed request was sent. The result is empty if
+    `error` does not know it."""
     if not isinstance(error, httpx2.RequestError):
         return ""
     try:
@@ -34,7 +35,7 @@ def _server(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns why a server cannot be reached, from an error of httpx2."""
+    """Explains an error of httpx2: why a server cannot be reached."""
     causes = list(_causes(error))
     for cause in causes:
         match cause:

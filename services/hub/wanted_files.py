@@ -1,8 +1,8 @@
 """The files of a repository that serving reads: weights, and the files beside them.
 
-Repositories hold the weights in several forms. Weights as safetensors are wanted, and files of
-`torch.save` only where there are none. Files in folders are other forms of the weights, or files
-for other programs.
+Repositories hold the weights in several forms. Safetensors files are fetched and, only if there are
+none, files of `torch.save`. Files in folders are not fetched, because they are other forms of the
+weights or belong to other programs.
 """
 
 from collections.abc import Mapping
@@ -11,19 +11,19 @@ from fnmatch import fnmatch
 from services.common.tokenizer_files.find import TOKENIZER_JSON, tokenizer_in
 
 WEIGHTS, PICKLED = "*.safetensors", "pytorch_model*.bin"
-"""Patterns of the names of weights: safetensors, and files of `torch.save`."""
+"""Patterns of the names of weight files: safetensors, and files of `torch.save`."""
 
 _WANTED = (
     WEIGHTS, PICKLED, "*.json", "*.jinja", "tokenizer.model", "tiktoken.model", "merges.txt",
     "vocab.txt",
 )  # fmt: skip
 _OTHER_FORM = "consolidated*.safetensors"
-"""Pattern of the names of Mistral's second copy of the weights, which is next to files with the
-usual names."""
+"""Pattern of the names of weight files in Mistral's own format. They are a second copy of the
+weights."""
 
 
 def wanted(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Returns the files of a repository that are to be fetched, with their sizes."""
+    """Returns the files of a repository that must be fetched, with their sizes in bytes."""
     found = {
         path: size
         for path, size in sizes.items()

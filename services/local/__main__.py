@@ -1,8 +1,8 @@
 """`python -m services.local --model DIR`: serves a model on this machine.
 
-The command shows how far the weights are loaded, and prints the addresses when the model is served.
-The exit status is 0 after SIGINT or SIGTERM. It is 1 when a setting is wrong, or when a service has
-died and is not started again.
+The command shows the progress of loading the weights, and prints the addresses when the model is
+served. The exit status is 0 after SIGINT or SIGTERM. It is 1 when a setting is wrong, or when a
+service has died and is not started again.
 """
 
 import asyncio
@@ -24,23 +24,23 @@ COMPLETION = (
     "completions",
     '{"prompt": "If the file does not exist,", "max_tokens": 40, "temperature": 0.7}',
 )
-"""Route and body of the example for a model that only continues texts."""
+"""Route and body of the example request for a model that only continues texts."""
 CHAT = (
     "chat/completions",
     '{"messages": [{"role": "user", "content": "How do I copy a file?"}], "max_tokens": 40}',
 )
-"""Route and body of the example for a model that answers conversations."""
+"""Route and body of the example request for a model that answers conversations."""
 LAST_WORDS_S = 1.5
 """Seconds from the loss of a service until all services are stopped.
 
-In this time the pipeline can send errors to its clients.
+The pipeline can use this time to send errors to its clients.
 """
 
 
 class LoadingBar:
     """A progress bar of the bytes of weights that all workers have loaded.
 
-    The bar appears on standard error, and only if standard error is a terminal.
+    The bar is shown only if standard error is a terminal.
     """
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ class LoadingBar:
 
 
 def announce(settings: LocalSettings, endpoints: LocalAddresses) -> None:
-    """Prints the addresses for clients, an example of a request that suits the model, and what the
-    checkpoint is taken for."""
+    """Prints the addresses for clients, an example request that suits the model, and how the
+    checkpoint was understood."""
     name = next(iter(settings.served_model_name), model_name(settings.model))
     scheme = "http" if settings.tls_dir is None else "https"
     root = f"{scheme}://{endpoints.http}"
@@ -91,7 +91,7 @@ def shape_of(settings: LocalSettings) -> str:
 
 
 async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
-    """Serves a model until a signal asks to stop, or until a service is not started again.
+    """Serves a model until a signal asks to stop, or until a service has died and is not restarted.
 
     Returns the exit status: 0 after a signal, else 1.
     """
@@ -107,7 +107,7 @@ async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
 
 
 async def launch(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
-    """Starts all services, and waits until one of them has died and is not started again.
+    """Starts all services, and waits until one of them has died and is not restarted.
 
     Returns the exit status, which is 1.
     """
@@ -137,7 +137,7 @@ def main(
 ) -> int:
     """Serves a model, and returns the exit status.
 
-    Benchmarks pass classes of their own, to run another scheduler.
+    Benchmarks pass other classes, which run another scheduler.
     """
     settings = settings_class.load("local", sys.argv[1:])
     configure_logging("local", settings.log_level)

@@ -1,7 +1,7 @@
 """A service as a child process.
 
 The service writes messages to a pipe: its address, its progress in loading, and that it is ready.
-Every second it also writes a message which shows that its event loop still runs.
+Every second the service also writes a message that shows that its event loop still runs.
 """
 
 import asyncio
@@ -19,21 +19,22 @@ from services.common.watchdog import HUNG_STATUS
 
 STOP_TIMEOUT_S = 10.0
 LAST_MESSAGE_S = 1.0
-"""Seconds after the end of a service within which its last messages are read."""
+"""Seconds after the end of a service for which its last messages are still read."""
 MAX_MISSED_BEATS = 8
 """Number of checks without a new message after which a service counts as hung.
 
-The event loop of this process checks once a second. On a machine that is suspended or overloaded
-the checks are delayed, too, so that the service is not killed for that.
+The event loop of this process checks once a second. If the machine is suspended or overloaded, the
+checks are delayed like the messages, so that the service is not killed for this reason.
 """
 MAX_TURNS_TO_FIRST_BEAT = 60
-"""Number of checks without a message after which a service that has never sent one counts as hung.
+"""Number of checks without any message after which a service that has never sent a message counts
+as hung.
 
 A service sends no messages while it imports its modules.
 """
 
 OnMessage = Callable[[dict[str, Any]], None]
-"""A function that is given each message of a service."""
+"""A function that is called with each message of a service."""
 
 
 class ChildDied(Exception):
@@ -48,7 +49,8 @@ class Child:
     ) -> None:
         self.name = name
         self.said: dict[str, Any] = {}
-        """All fields that the service has reported so far."""
+        """All fields of the messages that the service has sent so far. A later value replaces an
+        earlier one."""
         self._process = process
         self._on_message = on_message
         self._n_messages = 0
@@ -97,7 +99,7 @@ class Child:
         return self._process.pid
 
     async def wait_for(self, key: str) -> Any:
-        """Returns the value that the service reports under `key`, once it is reported.
+        """Waits until the service reports a value under `key`, and returns the value.
 
         Raises:
             ChildDied: the service ended before.
@@ -109,9 +111,9 @@ class Child:
         return self.said[key]
 
     async def obituary(self) -> str:
-        """Waits for the end of the service, and returns a sentence about how the service ended.
+        """Waits for the end of the service, and returns a sentence about how it ended.
 
-        The sentence has the error that the service reported, if it reported one.
+        If the service has reported an error, the sentence contains the error.
         """
         status = await self._process.wait()
         await asyncio.wait((self._reading,), timeout=LAST_MESSAGE_S)
@@ -124,7 +126,7 @@ class Child:
         return f"{self.name} exited with status {status}"
 
     async def kill_when_hung(self) -> None:
-        """Waits until the service has sent no message for too long, and then kills it."""
+        """Waits until the service has sent no message for too long, then kills the service."""
         n_messages, n_missed = 0, 0
         while n_missed < (MAX_MISSED_BEATS if n_messages else MAX_TURNS_TO_FIRST_BEAT):
             await asyncio.sleep(BEAT_S)
@@ -135,7 +137,7 @@ class Child:
             self._process.kill()
 
     async def stop(self) -> None:
-        """Ends the service with SIGTERM, and after a timeout with SIGKILL."""
+        """Ends the service with SIGTERM, or with SIGKILL after a timeout."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:

@@ -20,10 +20,10 @@ from services.local.settings import LocalSettings
 from services.local.supervisor import RestartLimit, Supervisor
 
 DRAIN_S = 5
-"""Seconds that running requests get to finish when the scheduler is stopped.
+"""Seconds for running requests to finish when the scheduler is stopped.
 
-The value is below the timeout after which `Child.stop` kills a service. The frontend is told that
-timeout itself.
+The value is below the timeout after which `Child.stop` kills a service. The frontend's own setting
+is set to that timeout.
 """
 OnProgress = Callable[[int, int, int], None]
 """A function of a worker's index, its loaded bytes and its total bytes."""
@@ -31,8 +31,8 @@ OnProgress = Callable[[int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class LocalAddresses:
-    """The addresses of the frontend's APIs and of the services' metrics, as host:port, and what
-    the frontend serves there."""
+    """The addresses of the frontend's APIs and of the services' metrics, as host:port, and
+    properties of the served model."""
 
     http: str
     grpc: str
@@ -41,7 +41,7 @@ class LocalAddresses:
     can_chat: bool = False
     """Whether the model has a chat template, so that the API answers conversations."""
     report: Sequence[tuple[str, str]] = ()
-    """What the checkpoint is taken for: the rows of a CheckpointReport."""
+    """How the checkpoint was understood: the rows of a CheckpointReport."""
 
 
 class Launcher:
@@ -53,7 +53,7 @@ class Launcher:
 
     def __init__(self, settings: LocalSettings) -> None:
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """A future that is done when a service has ended and is not started again.
+        """A future that is done when a service has ended and is not restarted.
 
         Its result is the reason why the service ended.
         """
@@ -108,7 +108,8 @@ class Launcher:
         ready_key: str = "ready",
         on_message: OnMessage = lambda _: None,
     ) -> Child:
-        """Starts a service in a wave. `ready_key` is the key that it reports when it is ready."""
+        """Starts a service that belongs to a wave: the services of a wave start together.
+        `ready_key` is the key that the service reports when it is ready."""
         service = Supervisor(
             name,
             module,

@@ -15,12 +15,12 @@ from services.local.settings import LocalSettings
 
 MAX_CONFIG_BYTES = 2**20
 LAYER_KEYS = ("num_hidden_layers", "n_layer")
-"""Keys of `config.json` that can hold the number of layers; GPT-2 uses the second."""
+"""Keys of `config.json` that may hold the number of layers. GPT-2 uses the second one."""
 
 
 def trouble_with(settings: LocalSettings) -> str:
-    """Returns why a model cannot be served here with the settings. The result is empty if no reason
-    is known."""
+    """Returns why a model cannot be served on this machine with the settings. The result is empty
+    if no problem is found."""
     try:
         loopback()
     except OSError:

@@ -1,4 +1,4 @@
-"""Keeps a service running: a child that dies or hangs is started again.
+"""Keeps a service running: starts a new child process when the present one dies or hangs.
 
 The new child gets the addresses of the former child, which the other services know. A child that
 was ready is replaced at once. If a service ends again and again before it is ready, something is
@@ -25,7 +25,8 @@ ADDRESS_OPTIONS = {
     "grpc": "grpc-address",
     "metrics": "metrics-address",
 }
-"""Options that set addresses, keyed by the name under which a service reports the address."""
+"""Names of the command-line options that set addresses, by the key under which a service reports
+the address."""
 
 
 class RestartLimit:
@@ -52,7 +53,7 @@ class RestartLimit:
 
 
 class Supervisor:
-    """Runs one service as a child process, and starts another child when the present one ends."""
+    """Runs one service as a child process, and starts a new child when the present one ends."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Supervisor:
     ) -> None:
         self.child: Child
         self.restarts = False
-        """Whether another child is started when the present child ends.
+        """Whether a new child is started when the present child ends.
 
         The launcher sets this once all services serve. A child that ends earlier would fail
         to start again.
@@ -85,13 +86,13 @@ class Supervisor:
         self._task: asyncio.Task[None]
 
     async def start(self) -> Child:
-        """Starts the first child. From now on the service is kept running."""
+        """Starts the first child. From now on, a child that ends is replaced."""
         await self._start_child()
         self._task = asyncio.create_task(self._keep_running(), name=self._name)
         return self.child
 
     async def stop(self) -> None:
-        """Ends the present child, and starts no other child."""
+        """Ends the present child without starting another one."""
         self._stopping.set()
         await self.child.stop()
         await self._task
@@ -106,14 +107,15 @@ class Supervisor:
         )
 
     def _note_message(self, message: dict[str, Any]) -> None:
-        """Remembers the addresses of the child for the next child."""
+        """Remembers the addresses that a child reports, for its successor."""
         for key, option in ADDRESS_OPTIONS.items():
             if message.get(key) is not None:
                 self._options[option] = message[key]
         self._on_message(message)
 
     async def _keep_running(self) -> None:
-        """Starts a child whenever one ends, until the limit is reached or `stop` is called."""
+        """Starts a new child whenever one ends, until the limit of restarts is reached or `stop` is
+        called."""
         while True:
             reason = await self._end_of_child()
             if self._stopping.is_set():
@@ -139,7 +141,7 @@ class Supervisor:
                 return  # `stop` ends the new child, too
 
     async def _end_of_child(self) -> str:
-        """Waits for the end of the child, kills a child that hangs, and returns the reason."""
+        """Waits until the child ends, or kills it if it hangs. Returns the reason of the end."""
         watching = asyncio.create_task(self.child.kill_when_hung())
         try:
             return await self.child.obituary()
@@ -155,7 +157,7 @@ class Supervisor:
 
 
 def _argument(key: str, value: object) -> str:
-    """Returns an option for the command line. A boolean becomes a flag."""
+    """Returns a setting as an option of the command line. A boolean becomes a flag."""
     if isinstance(value, bool):
         return f"--{key}" if value else f"--no-{key}"
     return f"--{key}={value}"

@@ -1,4 +1,5 @@
-"""The tuner: finds the settings with which a checkpoint serves best on this machine, and says why.
+"""The tuner: finds the settings with which a checkpoint serves best on this machine, and explains
+them.
 
     layouts → calibrate each on real ranks → simulate all settings → run the best ones → write
 

@@ -1,7 +1,7 @@
 """`python -m services.tune --model DIR`: finds the settings with which a model serves best here.
 
-Ends with 0 when the settings were written, with 1 when the model does not run, with 130 when told
-to stop. Leaves no process behind.
+The exit status is 0 if the settings were written, 1 if the model does not run, and 130 if the
+process was told to stop. No child process survives.
 """
 
 import asyncio
@@ -32,7 +32,8 @@ async def tune(
     workload: Workload,
     launcher_class: type[TuneLauncher],
 ) -> Tuned | None:
-    """Returns the result of the tuner. Returns None if the process was told to stop before."""
+    """Runs the tuner and returns its result. Returns None if the process was told to stop
+    earlier."""
     stopping = asyncio.create_task(process.stop_event().wait())
     running = asyncio.create_task(
         Tuner(settings, shape, workload, say=progress, launcher_class=launcher_class).run()
@@ -53,7 +54,7 @@ def progress(line: str) -> None:
 
 
 def announce(settings: TuneSettings, workload: Workload, tuned: Tuned) -> None:
-    """Prints the best settings and the reasons for them, and writes the files."""
+    """Prints the best settings and the reasons for them, and writes the files with the settings."""
     lines = [
         *table(tuned, workload.unit),
         "",
@@ -66,7 +67,8 @@ def announce(settings: TuneSettings, workload: Workload, tuned: Tuned) -> None:
 
 
 def main(launcher_class: type[TuneLauncher] = TuneLauncher) -> int:
-    """Finds, prints and writes the settings. Tests pass a launcher that starts other ranks."""
+    """Finds, prints and writes the settings. Tests pass a launcher class that starts other
+    ranks."""
     settings = TuneSettings.load("tune", sys.argv[1:])
     configure_logging("tune", "ERROR")
     if trouble := trouble_with(LocalSettings(model=settings.model)):

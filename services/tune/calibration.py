@@ -1,9 +1,9 @@
 """Makes a model of costs from the records of iterations that were run.
 
 The time that a stage computes is fitted to the durations that the stage has reported. Two further
-times are not reported: the gap between two iterations on a stage, and the way, the time that a
-plan, activations or a result need to travel. Both are chosen such that the model predicts the
-arrival of each result best, given when the plan was sent.
+times are not reported: the gap between two iterations on a stage, and the travel time of a plan,
+activations or a result. Both are chosen such that the model best predicts when each result arrives,
+given the time at which its plan was sent.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,31 +17,33 @@ from simulator import fit
 from simulator.costs import SLOPES, IterationWork, LinearCosts, features
 
 N_STEPS = 24
-"""Number of steps of a golden-section search; each step keeps 0.62 of the range."""
+"""Number of steps of a golden-section search. Each step reduces the range to 0.62 of its size."""
 GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredIteration:
-    """An iteration that was run; times in seconds."""
+    """An iteration that was run on a real system. Times are in seconds."""
 
     start_s: float
     """Time at which the iteration's plan was sent."""
     end_s: float
-    """Time at which the iteration's result had come."""
+    """Time at which the iteration's result had arrived."""
     stages_s: tuple[float, ...]
-    """Seconds that each stage took to compute and to send its result."""
+    """For each stage, the seconds that it took to compute and to send its result."""
     work: IterationWork
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A model of costs, with the number of iterations it was fitted to and the error of the fit."""
+    """A model of costs, the number of iterations to which it was fitted, and the error of the
+    fit."""
 
     costs: LinearCosts
     n_iterations: int
     error: float
-    """Largest over the stages of the median relative error of the stage's times."""
+    """Error of the fit: for each stage the median relative error of its times; of these, the
+    largest."""
 
 
 def iterations_of(records: Sequence[Record]) -> list[MeasuredIteration]:
@@ -62,8 +64,8 @@ def iterations_of(records: Sequence[Record]) -> list[MeasuredIteration]:
 
 
 def calibrate(iterations: Sequence[MeasuredIteration], lone: Sequence[Lone] = ()) -> Calibration:
-    """Returns the model of costs that fits iterations best. `lone` requests show the time that a
-    request spends outside of iterations.
+    """Returns the model of costs that fits the iterations best. The requests `lone`, which ran
+    alone, show how much time a request spends outside of iterations.
 
     Raises:
         ValueError: there are no iterations.
@@ -86,9 +88,9 @@ def calibrate(iterations: Sequence[MeasuredIteration], lone: Sequence[Lone] = ()
 
 
 def explain_ends(iterations: Sequence[MeasuredIteration]) -> tuple[float, float]:
-    """Returns two times in seconds: the gap after each iteration on a stage, and the time of travel
-    of a plan, activations or a result. With these times, the sum of the absolute errors of the
-    iterations' ends is least."""
+    """Returns two times in seconds that explain best when iterations end: the gap after each
+    iteration on a stage, and the travel time of a plan, activations or a result. They minimise the
+    sum of the absolute errors of the iterations' ends."""
     longest_s = max(median(each.end_s - each.start_s for each in iterations), 1e-6)
 
     def best_way(gap_s: float) -> tuple[float, float]:
@@ -99,8 +101,8 @@ def explain_ends(iterations: Sequence[MeasuredIteration]) -> tuple[float, float]
 
 
 def _error(iterations: Sequence[MeasuredIteration], gap_s: float, way_s: float) -> float:
-    """Returns the sum of the absolute errors of the iterations' ends, for a gap and a time of
-    travel. Stages behave as in `simulator.virtual_pipeline`. Plans are sent at the measured
+    """Returns the sum of the absolute errors with which a gap and a travel time predict the ends of
+    iterations. Stages behave as in `simulator.virtual_pipeline`, and plans are sent at the measured
     times."""
     free_s = [0.0] * len(iterations[0].stages_s)
     error_s = 0.0
@@ -114,8 +116,8 @@ def _error(iterations: Sequence[MeasuredIteration], gap_s: float, way_s: float) 
 
 
 def _least(of: Callable[[float], float], highest: float) -> tuple[float, float]:
-    """Returns the argument between 0 and `highest` at which a unimodal function is least, and the
-    function's value there. Uses a golden-section search, and also evaluates the function at 0."""
+    """Minimises a unimodal function by a golden-section search between 0 and `highest`, and also at
+    0 itself. Returns the argument of the minimum and the minimum."""
     low, high = 0.0, highest
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     of_left, of_right = of(left), of(right)
@@ -134,7 +136,7 @@ def _least(of: Callable[[float], float], highest: float) -> tuple[float, float]:
 def _with_request_s(costs: LinearCosts, lone: Sequence[Lone]) -> LinearCosts:
     """Returns the costs, completed by the time that a request spends outside of iterations. For
     each lone request this is the time to the first token minus the predicted time of the iteration.
-    The median counts."""
+    The median over all lone requests is used."""
     if not lone:
         return costs
     extra_s = [
@@ -151,7 +153,7 @@ def _with_request_s(costs: LinearCosts, lone: Sequence[Lone]) -> LinearCosts:
 
 
 def iteration_s(costs: LinearCosts, work: IterationWork) -> float:
-    """Returns the time of an iteration in an empty pipeline, in seconds."""
+    """Returns the predicted time in seconds of an iteration that has the pipeline for itself."""
     stages_s = sum(costs.stage_s(index, work) for index in range(costs.n_stages))
     return stages_s + costs.plan_s + (costs.n_stages - 1) * costs.hop_s + costs.result_s
 

@@ -1,8 +1,8 @@
 """Runs a workload on a real system for a limited time, and compares the result with the prediction.
 
-The part of the workload that fits into the time is run, and compared with a simulation of the same
-part. A run that does not end within the limit is cut off. Then the real run and the simulation are
-compared by the times that both took to compute the same number of tokens.
+Only the part of the workload that fits into the time limit is run. It is compared with a simulation
+of the same part. A run that exceeds the limit is cut off, and then compared with the simulation by
+the time that each took for the same number of tokens.
 """
 
 import asyncio
@@ -24,8 +24,9 @@ class Check:
 
     value: float
     """Value that the run reached for the whole workload, in the unit of `Workload.value_of`; larger
-    is better. If only a part of the workload was run, or a lower rate, this is the predicted value
-    of the whole workload times the ratio of measured to predicted value of the run."""
+    is better. If only a part of the workload was run, or at a lower rate, the value is an estimate:
+    the predicted value of the whole workload, times measured divided by predicted value of the run.
+    """
     is_whole: bool
     """Whether the whole workload was run."""
     iterations: tuple[MeasuredIteration, ...]
@@ -39,8 +40,8 @@ async def run_load(
     """Sends each prompt at its due time, and cancels requests that have not ended after `limit_s`.
     Due times are in seconds after the start.
 
-    Returns a list with the due time and the reply of each prompt, and the time of the start.
-    Returned times are by the event loop's clock.
+    Returns a list with the due time and the reply of each prompt, and the time of the start. The
+    reply and the start use the event loop's clock.
 
     Raises:
         SystemFailed: a request has failed.
@@ -78,7 +79,7 @@ async def check(
     limit_s: float,
 ) -> Check:
     """Runs the requests of a simulation on a real system, then runs the simulation, and compares
-    both. `simulation` has not begun. `prompts` are the tokens of its requests' prompts.
+    both. `simulation` must not have begun. `prompts` are the tokens of its requests' prompts.
     `prediction` is for the whole workload.
 
     Raises:
@@ -117,7 +118,8 @@ def speed(simulation: Simulation, records: Sequence[Record]) -> float:
 
 
 def outcome_of(replies: Sequence[tuple[float, TimedReply]], start_s: float) -> Outcome:
-    """Returns the result of a run with times as clients saw them. All requests must have ended."""
+    """Returns the outcome of a run, with times as the clients measured them. All requests must have
+    ended."""
     requests = [
         RequestTimes(
             arrival_s=due_s - start_s,

@@ -13,21 +13,21 @@ from services.tune.workload import Workload
 from simulator.outcome import LatencyLimits
 
 WORTH_CHECKING = 0.85
-"""A candidate is run only if its predicted value is at least this part of the best predicted
+"""A candidate is run only if its predicted value is at least this fraction of the best predicted
 value."""
 DEFAULT_BATCH_SIZE, DEFAULT_BATCH_TOKENS = 32, 512
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A layout that was calibrated, and the prediction for the best settings with this layout."""
+    """A calibrated layout, and the prediction for the best settings with this layout."""
 
     layout: Layout
     calibration: Calibration
     predictor: Predictor
     best: Prediction
     kv_bytes_per_slot: float
-    """Bytes of keys and values in each rank for one slot."""
+    """Number of bytes of keys and values in each rank for one K/V slot."""
     iterations: tuple[MeasuredIteration, ...] = ()
     lone: tuple[Lone, ...] = ()
     is_hopeless: bool = False
@@ -42,17 +42,18 @@ class Tuned:
     tried: Sequence[Tried]
     checks: dict[Candidate, Check]
     kv_memory: int
-    """Bytes of K/V memory for each rank."""
+    """Number of bytes of K/V memory for each rank."""
     default: Candidate
     """The default settings of `services.local`."""
     not_tried: Sequence[str]
-    """A sentence for each layout that was not tried, since it does not run or time was short."""
+    """For each layout that was not tried, a sentence with the reason: it does not run, or there was
+    no time."""
     limits: LatencyLimits
     seconds: float
 
     @property
     def of_chosen(self) -> Tried:
-        """The tried layout of the chosen settings."""
+        """The tried layout to which the chosen settings belong."""
         return next(each for each in self.tried if each.layout == self.chosen.candidate.layout)
 
 
@@ -64,7 +65,7 @@ def default_of(n_cpus: int) -> Candidate:
 def to_check(
     tried: Sequence[Tried], checks: Mapping[Candidate, Check], default: Candidate
 ) -> Candidate | None:
-    """Returns the candidate to run next. Returns None if no other candidate may be the best.
+    """Returns the candidate to run next. Returns None if no other candidate can be the best.
 
     The candidate with the best prediction comes first. The default comes next, so that no settings
     are chosen over the default without a measurement of both.
@@ -83,7 +84,8 @@ def check_limits(tried: Sequence[Tried], workload: Workload) -> None:
     """Checks that some settings keep the latency limits, at least at the lowest rate.
 
     Raises:
-        SystemFailed: no settings keep the limits. The error has the lowest latencies.
+        SystemFailed: no settings keep the limits. The error names the lowest latencies that were
+            predicted.
     """
     outcomes = [each.best.outcome for each in tried]
     if any(map(workload.is_kept_by, outcomes)):
@@ -99,9 +101,9 @@ def check_limits(tried: Sequence[Tried], workload: Workload) -> None:
 def choose(tried: Sequence[Tried], checks: Mapping[Candidate, Check]) -> Prediction:
     """Returns the prediction for the settings to choose.
 
-    If at least two candidates were run, the one with the best measured value is chosen. A single
-    measurement can be compared with no other. Then the best prediction is chosen, unless the
-    prediction for the candidate that was run is nearly as good.
+    If at least two candidates were run, the one with the best measured value is chosen. If only one
+    was run, its measurement cannot be compared. Then the candidate with the best prediction is
+    chosen, unless the prediction for the candidate that was run is nearly as good.
 
     Raises:
         SystemFailed: all candidates that were run have failed, and no other candidate is left.

@@ -1,4 +1,4 @@
-"""Layouts: the division of a model into stages and ranks, and the number of threads of a rank."""
+"""Layouts: into how many stages and ranks a model is divided, and how many threads a rank has."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ MAX_LAYOUTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A division of a model among ranks, which only a restart of the workers changes."""
+    """A division of a model among ranks. Only a restart of the workers can change it."""
 
     stages: int
     tp: int
@@ -24,7 +24,7 @@ class Layout:
 
 
 def layouts(n_cpus: int, *, max_ranks: int, n_layers: int, n_kv_heads: int) -> Sequence[Layout]:
-    """Returns the layouts to try. Layouts that are more likely the best come first.
+    """Returns the layouts to try, those that probably serve best first.
 
     Every rank has the same number of threads, and the ranks together use all CPUs as far as the
     division allows. One further layout has a single rank and leaves one CPU to the frontend and the

@@ -1,4 +1,5 @@
-"""A scheduler in virtual time that learns the cost of iterations as the serving scheduler does."""
+"""A scheduler in simulated time that learns the cost of iterations as the serving scheduler
+does."""
 
 from collections.abc import Sequence
 
@@ -9,8 +10,8 @@ from services.scheduler.observing.pace import PaceOfEpoch
 
 
 class LearningScheduler:
-    """A scheduler together with the observer of pace, which tells the scheduler the fixed cost of
-    an iteration."""
+    """A scheduler, together with the observer that measures iterations and tells the scheduler
+    their fixed cost."""
 
     def __init__(self, scheduler: Scheduler, pace: PaceOfEpoch) -> None:
         self._scheduler = scheduler
@@ -22,7 +23,7 @@ class LearningScheduler:
         return self._scheduler.n_reserved_slots
 
     def submit(self, request: Request) -> None:
-        """Puts a request into the pool. Raises as `Scheduler.submit`."""
+        """Puts a request into the pool. Raises the errors of `Scheduler.submit`."""
         self._scheduler.submit(request)
 
     def select(self) -> Batch | None:
@@ -38,7 +39,8 @@ class LearningScheduler:
         return self._scheduler.take_preempted()
 
     def apply(self, iteration: int, token_ids: Sequence[int]) -> Sequence[Update]:
-        """Takes the tokens of a batch, one for each sampled span in order."""
+        """Passes the sampled tokens of a batch to the scheduler, one for each sampled span in
+        order. Returns the updates of the requests."""
         updates = self._scheduler.apply(iteration, token_ids)
         self._pace.returned(iteration, updates, self._scheduler)
         return updates

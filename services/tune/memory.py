@@ -1,4 +1,4 @@
-"""The memory of this machine that keys and values may take."""
+"""Computes how much memory of this machine keys and values may take."""
 
 from pathlib import Path
 
@@ -7,18 +7,19 @@ from services.common.memory_limit import MIB, memory_limit
 
 MEMINFO = Path("/proc/meminfo")
 PROCESS_BYTES = 600 * MIB
-"""Memory of a rank without its weights, with the buffers of an iteration."""
+"""Estimated bytes of memory of a rank without its weights, including the buffers of an
+iteration."""
 N_OTHERS = 2
-"""Number of processes besides ranks and controllers. Each is counted with as much memory as a rank,
-which is more than it takes."""
+"""Number of processes besides ranks and controllers. Each is assumed to take as much memory as a
+rank, which is more than it really takes."""
 SHARE = 0.5
-"""Part of the remaining memory that keys and values may take."""
+"""Fraction of the remaining memory that keys and values may take."""
 STEP_BYTES = 64 * MIB
 
 
 def available_bytes(*, meminfo: Path = MEMINFO, cgroups: Path = CGROUPS) -> int:
-    """Returns the bytes that further processes may take: the memory available on the machine, or
-    the limit of the container if that is less."""
+    """Returns the number of bytes that further processes may take: the memory available on the
+    machine, or the limit of the container if that is less."""
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
     available = int(lines["MemAvailable"].split()[0]) * 1024
     limit = memory_limit(cgroups)
@@ -26,13 +27,13 @@ def available_bytes(*, meminfo: Path = MEMINFO, cgroups: Path = CGROUPS) -> int:
 
 
 def kv_bytes(n_available: int, *, n_weight_bytes: int, n_ranks: int) -> int:
-    """Returns the bytes that keys and values of all ranks may take together, at least
+    """Returns the number of bytes that the keys and values of all ranks may take together, at least
     `STEP_BYTES`."""
     n_left = n_available - n_weight_bytes - (n_ranks + N_OTHERS) * PROCESS_BYTES
     return max(STEP_BYTES, int(SHARE * n_left))
 
 
 def rounded(n_bytes: float) -> int:
-    """Returns a number of bytes rounded up to a multiple of `STEP_BYTES`, so that a setting is a
-    round number."""
+    """Rounds a number of bytes up to a multiple of `STEP_BYTES`, so that the setting is a round
+    number."""
     return -int(-n_bytes // STEP_BYTES) * STEP_BYTES

@@ -12,22 +12,22 @@ from services.common.gguf.model_config import model_config
 
 MAX_CONFIG_BYTES = 2**20
 N_ELEMENT_BYTES = 2
-"""Bytes of a weight in memory; most models are loaded as bfloat16."""
+"""Number of bytes of a weight in memory. Most models are loaded as bfloat16."""
 KEPT_BITS = {
     2: 4.5, 3: 5, 6: 8.5, 7: 9, 8: 8.5, 10: 6, 11: 5, 12: 5, 13: 9, 14: 9, 16: 4.5, 17: 5,
     18: 4.5, 19: 5, 20: 4.5, 21: 4.5, 22: 5, 23: 4.5, 29: 8, 34: 4.125, 35: 4.125, 39: 4.5, 40: 5,
 }  # fmt: skip
-"""Bits that an element takes in memory, its share of the scales included, for each GGUF tensor type
-by number: all types of quantised blocks that are served."""
+"""Bits of memory for one element, including its share of the scales, for each type of GGUF blocks
+that stays quantised. The keys are GGUF's numbers of the types."""
 KEPT_METHODS = frozenset(("gptq", "awq", "auto-round", "intel/auto-round"))
-"""Methods of quantisation whose weights stay packed in memory."""
+"""Names of quantisation methods whose weights stay packed in memory."""
 LAYERS = ("num_hidden_layers", "n_layer")
 HEADS = ("num_key_value_heads", "num_attention_heads", "n_head")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a model, from its `config.json` or from the header of a GGUF file."""
+    """The sizes of a model that its `config.json` or the header of its GGUF file states."""
 
     n_layers: int
     n_kv_heads: int
@@ -40,7 +40,7 @@ class ModelShape:
         """Reads a checkpoint's sizes.
 
         Raises:
-            ValueError: a size is missing. The error says which.
+            ValueError: a size is missing. The message names the size.
         """
         if is_gguf(model):
             header = read_header(model)
@@ -76,9 +76,9 @@ class ModelShape:
 
 
 def _bits(config: Mapping[str, Any]) -> int:
-    """Returns the number of bits of a weight in the files, if the weight is dequantised to
-    `N_ELEMENT_BYTES` when loaded. If weights stay quantized in memory, returns the bits of
-    `N_ELEMENT_BYTES`: then weights take as much memory as the files."""
+    """Returns the number of bits of a weight in the files, if weights are dequantised to
+    `N_ELEMENT_BYTES` when they are loaded. If weights stay quantised in memory, returns the number
+    of bits in `N_ELEMENT_BYTES`, because weights then take as much memory as the files."""
     plain = 8 * N_ELEMENT_BYTES
     quantization = config.get("quantization_config")
     if config.get("quantization") or not isinstance(quantization, dict):
@@ -98,7 +98,8 @@ def _bits(config: Mapping[str, Any]) -> int:
 
 
 def _bits_of_group(weights: Mapping[str, Any]) -> int:
-    """Returns the result of `_bits` for one group of modules in the format compressed-tensors."""
+    """Returns the number of bits for one group of modules in the format compressed-tensors, as
+    `_bits` does."""
     found = weights.get("num_bits", 8)
     is_packed = weights.get("type", "int") == "int" or found == 4
     is_kept = is_packed and not weights.get("actorder")

@@ -1,4 +1,5 @@
-"""A short load whose iterations show the cost of each kind of work on a system.
+"""A short load that makes a system run iterations of every kind, so that their costs can be
+measured.
 
 The load has three kinds of steps. First, prompts of several lengths are sent one at a time. Then
 groups of requests decode together, up to the largest batch. After a few groups, prompts are sent
@@ -27,35 +28,36 @@ GROUPS = (
     (8, True),
     (2, False),
 )
-"""For each group, the number of requests, and whether the requests begin with the longer prompts or
-with the shorter ones. With prompts of one length, the cost of a request could not be distinguished
-from the cost of the request's context."""
+"""For each group, the number of requests, and whether they begin with the longer prompts (True) or
+the shorter ones. Two lengths are needed, because otherwise the cost of a request could not be
+distinguished from the cost of its context."""
 N_GROUPS_FIRST = 3
-"""Number of groups that are run before prompts are sent beside decoding requests."""
+"""Number of groups that are run before the first prompts are sent beside decoding requests."""
 N_GROUP_OUTPUT = 8
 N_ROUNDS = 3
 BESIDE_LENGTHS = (96, 416, 240)
 N_BESIDE = 24
 """Number of requests that decode while the prompts of `BESIDE_LENGTHS` are sent."""
 ROOM = 64
-"""Number of tokens of a context that the longest prompt leaves free."""
+"""Number of tokens of the context that the longest prompt leaves free for its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lone:
-    """A request that ran while the system had no other request."""
+    """A request that ran while the system had no other requests."""
 
     n_prompt: int
     ttft_s: float
 
 
 class Probe:
-    """A load on a system; each call of `run` continues after the last step of the call before."""
+    """A load on a system. Each call of `run` continues after the last step of the previous call."""
 
     def __init__(
         self, system: System, *, vocab_size: int, max_model_len: int, max_group: int
     ) -> None:
-        """Creates a load whose requests arrive alone or in groups of at most `max_group`."""
+        """Creates a load whose requests are sent alone or in groups of at most `max_group`
+        requests."""
         self.lone: list[Lone] = []
         """Requests that ran alone. They show the time that a request spends outside of
         iterations."""
@@ -66,8 +68,8 @@ class Probe:
         self._steps: Iterator[Coroutine[object, object, None]] = self._all_steps(max_group)
 
     async def begin(self) -> None:
-        """Sends a first short request, which is slow since the system sets up connections and
-        buffers.
+        """Sends a first short request, which is not measured. It is slow, because the system sets
+        up connections and buffers.
 
         Raises:
             SystemFailed: the request failed.
@@ -75,12 +77,13 @@ class Probe:
         await self._system.ask(Prompt(self._tokens(4), 2))
 
     def note_slots(self, n_slots: int) -> None:
-        """Limits further prompts, so that each request fits into `n_slots` K/V slots."""
+        """Limits further prompts, so that each request fits into the system's `n_slots` K/V
+        slots."""
         self._longest = max(1, min(self._longest, n_slots - ROOM))
 
     async def run(self, limit_s: float) -> None:
-        """Runs steps of the load until all are done or `limit_s` has passed. A step that has begun
-        by then is finished.
+        """Runs steps of the load until all steps are done or `limit_s` seconds have passed. A step
+        that has begun by then is finished.
 
         Raises:
             SystemFailed: a request failed.

@@ -11,9 +11,10 @@ from simulator.costs import IterationWork
 from simulator.outcome import LatencyLimits
 
 NOISY = 0.15
-"""Median relative error of a calibration above which its predictions are doubtful."""
+"""Error of a calibration above which its predictions are doubtful: the median relative error."""
 TYPICAL_CONTEXT = 256
-"""Number of tokens of each request's context in iterations whose times are given as examples."""
+"""Number of tokens of each request's context in the iterations that serve as examples in the
+explanations."""
 
 
 def reasons(tuned: Tuned) -> Iterator[str]:

@@ -79,8 +79,8 @@ def command(settings: TuneSettings, tuned: Tuned) -> str:
 
 
 def make_directory(settings: TuneSettings) -> None:
-    """Creates the directory for the files. Called before the tuner runs, so that the tuner does not
-    run in vain.
+    """Creates the directory for the files. It is called before the tuner runs, so that an error is
+    found before the long run.
 
     Raises:
         OSError: the directory cannot be created or written.

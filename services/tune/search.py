@@ -1,8 +1,8 @@
 """Predicts the outcome of a workload for given settings, and finds the settings with the best
 outcome.
 
-A prediction simulates the scheduler of a real system, which is created by the same function. If two
-candidates have equal values, the candidate with the lower latency is better.
+A prediction simulates the scheduler that a real system would use. Both are created by the same
+function. If two candidates have equal values, the candidate with the lower latency is better.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,27 +28,28 @@ from simulator.virtual_clock import VirtualClock
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BATCH_TOKENS = (64, 128, 256, 512, 1024, 2048)
 COARSE = 2
-"""Step between the indices of the values of a setting that are tried first."""
+"""Step between the indices of the values of a setting that are tried first: every second value."""
 
 EQUAL = 0.005
-"""Largest relative difference of two values that count as equal."""
+"""Two values count as equal if their relative difference is at most this number."""
 
 MAX_HASTE, FIRST_HASTE = 8.0, 2.0
-"""Upper bounds of the searched rates: for all candidates, and for the first candidate. Both are
-multiples of the rate at which the first candidate serves requests that all come at once. Latency
-limits that are kept at a rate above the first bound have no effect."""
+"""Upper bounds of the rates that are searched: for all candidates, and for the first candidate.
+Both are multiples of the rate at which the first candidate serves requests that all arrive at once.
+If the latency limits are kept at a rate above the bound for the first candidate, they have no
+effect."""
 LEAST_RATE = 1e-3
-"""Lowest rate that is tried, as a part of the upper bound for the first candidate."""
+"""Lowest rate that is tried, as a fraction of the upper bound for the first candidate."""
 GROWTH = 1.1
-"""Upper bound of the rates that are tried at first for a later candidate, as a multiple of the
-highest rate of the candidates so far. The bound grows with each rate that keeps the limits."""
+"""For a later candidate, the search starts with rates up to this multiple of the highest rate of
+the earlier candidates. The bound is raised each time a rate keeps the limits."""
 PRECISION = 0.015
-"""Relative precision with which the highest rate is found."""
+"""Relative precision of the highest rate that a search finds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Settings that may be chosen."""
+    """A combination of settings that may be chosen."""
 
     layout: Layout
     max_batch_size: int
@@ -60,7 +61,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Size of the K/V memory, as the scheduler counts memory."""
+    """The size of the K/V memory, in the units in which the scheduler counts it."""
 
     n_slots: int
     block_size: int = 16
@@ -72,15 +73,16 @@ class Prediction:
 
     candidate: Candidate
     value: float
-    """Value to maximise: tokens per second, or requests per second that keep the latency limits."""
+    """Value to maximise: tokens per second or, with latency limits, requests per second that keep
+    the limits."""
     latency_s: float
     outcome: Outcome
     rate: float | None
-    """Predicted rate of arrivals, in requests per second; None if all requests come at once."""
+    """Predicted rate of arrivals, in requests per second. None if all requests arrive at once."""
 
 
 class SearchGivenUp(Exception):
-    """Raised in the thread of a search when another thread has given the search up."""
+    """Raised in the thread of a search after another thread has cancelled the search."""
 
 
 Predict = Callable[[Candidate], Prediction]
@@ -88,7 +90,7 @@ Predict = Callable[[Candidate], Prediction]
 
 class Predictor:
     """Predicts outcomes for candidates of one layout, from the layout's costs. Each prediction is
-    made once and kept."""
+    made once and remembered."""
 
     def __init__(self, costs: Costs, workload: Workload, memory: Memory) -> None:
         self._costs = costs
@@ -106,14 +108,16 @@ class Predictor:
         return self._known[candidate]
 
     def anew(self) -> "Predictor":
-        """Returns a new predictor with the same costs, which has made no predictions yet. A
-        predictor finds the true highest rate of its first candidate. For a later candidate, the
+        """Returns a new predictor with the same costs and no remembered predictions.
+
+        A predictor finds the true highest rate of its first candidate. For a later candidate, the
         search begins at the highest rate of the earlier candidates and does not look for a lower
-        rate."""
+        rate.
+        """
         return Predictor(self._costs, self._workload, self._memory)
 
     def give_up(self) -> None:
-        """Ends a search in another thread: the next simulation there raises `SearchGivenUp`."""
+        """Cancels a search in another thread: the next simulation there raises `SearchGivenUp`."""
         self._is_given_up = True
 
     def simulation(
@@ -123,8 +127,8 @@ class Predictor:
         rate: float | None = None,
         arrivals: Sequence[Arrival] | None = None,
     ) -> Simulation:
-        """Returns a simulation that has not begun. The simulation is of `arrivals`, or of the whole
-        workload at `rate`.
+        """Returns a simulation that has not begun, of the requests `arrivals` or, without them, of
+        the whole workload at `rate`.
 
         Raises:
             SearchGivenUp: `give_up` was called.
@@ -152,12 +156,12 @@ class Predictor:
         )
 
     def _at_highest_rate(self, candidate: Candidate) -> tuple[Outcome, float]:
-        """Returns the outcome at the highest rate at which the limits are kept, and the rate.
+        """Returns the outcome at the highest rate at which the latency limits are kept, and this
+        rate.
 
-        The search begins at the highest rate of the earlier candidates. A candidate that does not
-        keep the limits at that rate is worse, and its own highest rate is not searched. Then the
-        outcome at the earlier candidates' rate is returned: its goodput says how much worse the
-        candidate is.
+        The search begins at the highest rate of the earlier candidates. If the candidate does not
+        keep the limits at this rate, it is worse than they are, and no lower rate is searched. The
+        outcome at this rate is then returned. Its goodput shows how much worse the candidate is.
         """
         low, high = self._highest_rate, GROWTH * self._highest_rate
         if low:
@@ -191,8 +195,8 @@ def scheduler_of(
     *,
     policy: Literal["orca", "chunked"] = "chunked",
 ) -> LearningScheduler:
-    """Returns the scheduler that would serve with a candidate's settings, in the time of a virtual
-    clock."""
+    """Returns a scheduler that has a candidate's settings and runs in the simulated time of
+    `clock`."""
     stages = candidate.layout.stages
     settings = SchedulerSettings(
         stages=",".join(f"stage:{1 + index}" for index in range(stages)),
@@ -213,16 +217,16 @@ def scheduler_of(
 
 
 def best_of(predictions: Sequence[Prediction]) -> Prediction:
-    """Returns the best prediction. Among all predictions whose values count as equal to the highest
-    value, it is the one with the lowest latency."""
+    """Returns the best prediction: the one with the lowest latency among all predictions whose
+    values count as equal to the highest value."""
     highest = max(prediction.value for prediction in predictions)
     equal = [each for each in predictions if each.value >= (1 - EQUAL) * highest]
     return min(equal, key=lambda prediction: prediction.latency_s)
 
 
 def search(layout: Layout, predict: Predict, *, n_requests: int) -> Prediction:
-    """Returns the best prediction for a layout, found by coordinate descent. The best batch size is
-    searched, then the best number of batch tokens, then the batch size again."""
+    """Returns the best prediction for a layout, found by coordinate descent: first the best batch
+    size is searched, then the best number of batch tokens, then the batch size again."""
     sizes = [size for size in BATCH_SIZES if size < 2 * n_requests]
     best = predict(Candidate(layout, min(32, sizes[-1]), 512))
 
@@ -242,9 +246,9 @@ def search(layout: Layout, predict: Predict, *, n_requests: int) -> Prediction:
 def climb(
     ladder: Sequence[int], change: Callable[[int], Candidate], predict: Predict
 ) -> Prediction:
-    """Returns the best prediction for values of one setting. `ladder` has the values in ascending
-    order. `change` makes a candidate with a value. Every second value is tried first, and then the
-    neighbours of the best of these values."""
+    """Returns the best prediction for the values of one setting. `ladder` has the values in
+    ascending order, and `change` makes a candidate from a value. Every second value is tried first,
+    and then the neighbours of the best of these."""
     tried = {index: predict(change(ladder[index])) for index in range(0, len(ladder), COARSE)}
     best = best_of(list(tried.values()))
     place = next(index for index, prediction in tried.items() if prediction is best)

@@ -22,8 +22,8 @@ from services.local.settings import LocalSettings
 
 START_TIMEOUT_S = 120.0
 SETTLE_S = 0.6
-"""Seconds to wait for the records of the last iterations: stages report their timings every quarter
-of a second."""
+"""Seconds to wait for the records of the last iterations. The wait is needed because stages report
+their timings every quarter of a second."""
 METHOD = "/orcinus.v1.InferenceService/GenerateStream"
 
 Record = watch_pb2.IterationEvent
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 class SystemFailed(Exception):
-    """Raised when a system did not start, ended, or refused a request; the message says why."""
+    """A system did not start, ended, or refused a request. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,8 @@ class Prompt:
 
 @dataclass(slots=True)
 class TimedReply:
-    """The times at which a request was sent and its tokens came, by the event loop's clock."""
+    """The times at which a request was sent and at which each of its tokens arrived, by the event
+    loop's clock."""
 
     sent_s: float
     token_times_s: list[float] = field(default_factory=list)
@@ -52,7 +53,7 @@ class TimedReply:
 
 
 class System:
-    """A local system that serves: channels to its frontend and its scheduler."""
+    """A running local system, with channels to its frontend and its scheduler."""
 
     def __init__(
         self, frontend: grpc.aio.Channel, scheduler: grpc.aio.Channel, *, http_url: str
@@ -60,13 +61,13 @@ class System:
         self.http_url = http_url
         """URL of the OpenAI API, without its path."""
         self.n_slots = 0
-        """Number of K/V slots of the system; set by the first block of `recorded`."""
+        """Number of K/V slots of the system. It is set by the first `with` block of `recorded`."""
         self._generate: Any = frontend.unary_stream(METHOD)  # bytes in, bytes out
         self._watch = watch_pb2_grpc.WatchServiceStub(scheduler).Watch
 
     async def ask(self, prompt: Prompt, reply: TimedReply | None = None) -> TimedReply:
-        """Sends a request and returns the complete reply. The times of tokens are written into
-        `reply`, if given, also when the call is cancelled before the reply is complete.
+        """Sends a request and returns the complete reply. If `reply` is given, the times of tokens
+        are written into it, even if the call is cancelled before the reply is complete.
 
         Raises:
             SystemFailed: the request was refused or failed, or has the wrong number of tokens.
@@ -102,7 +103,8 @@ class System:
 
     @contextlib.asynccontextmanager
     async def recorded(self) -> AsyncIterator[list[Record]]:
-        """Yields a list that has the records of all iterations of the block after the block."""
+        """Records all iterations that run during the `with` block. Yields a list that contains the
+        records when the block has ended."""
         records: list[Record] = []
         call = self._watch(watch_pb2.WatchRequest())
         await call.initial_metadata()
@@ -126,13 +128,13 @@ class System:
 
 
 class TuneLauncher(Launcher):
-    """A launcher that keeps the address of the scheduler; tests use a subclass that starts other
-    ranks."""
+    """A launcher that remembers the address of the scheduler. Tests use a subclass that starts
+    other ranks."""
 
     scheduler_address = ""
 
     def frontend_options(self, scheduler: str) -> dict[str, object]:
-        """Returns the frontend's options, and keeps the address of the scheduler."""
+        """Returns the frontend's options, and remembers the address of the scheduler."""
         self.scheduler_address = scheduler
         return super().frontend_options(scheduler)
 
@@ -141,7 +143,8 @@ class TuneLauncher(Launcher):
 async def running(
     settings: LocalSettings, launcher_class: type[TuneLauncher] = TuneLauncher
 ) -> AsyncIterator[System]:
-    """Yields a system that has started. At the end of the block, ends all processes of the system.
+    """Starts a system and yields it. At the end of the `with` block, ends all processes of the
+    system.
 
     Raises:
         SystemFailed: the system did not start.
@@ -160,7 +163,7 @@ async def running(
 
 
 async def _unless_dead(launcher: Launcher, work: Awaitable[Result]) -> Result:
-    """Returns the result of `work`.
+    """Waits for `work` and returns its result.
 
     Raises:
         SystemFailed: a process of the system ended before the work was done.

@@ -25,12 +25,12 @@ from services.tune.workload import Workload
 from simulator.engine import Arrival
 
 PROBE_PART, MAX_PROBE_S = 1 / 12, 14.0
-"""Time for the load that calibrates a layout: a part of `budget_s`, and an upper bound in
+"""Time limit for the load that calibrates a layout: a fraction of `budget_s`, and an upper bound in
 seconds."""
 GLANCE_PART = 0.3
-"""Part of a calibration's time after which a hopeless layout is given up."""
+"""Fraction of a calibration's time after which a hopeless layout is abandoned."""
 HOPELESS = 0.75
-"""A layout is hopeless if its predicted value is less than this part of the best predicted
+"""A layout is hopeless if its predicted value is less than this fraction of the best predicted
 value."""
 CHECK_S = (6.0, 25.0)
 """Shortest and longest time for running a candidate, in seconds."""
@@ -42,23 +42,23 @@ PROBE_BATCH_SIZE, PROBE_BATCH_TOKENS = 128, 2048
 PROBE_KV_BYTES = 2**30
 N_CHECKS = 3
 BLOCK_SIZE = 16
-"""Number of K/V slots of a block; the last block of a request may be nearly empty."""
+"""Number of K/V slots of a block. The last block of a request may be nearly empty."""
 HEAD_ROOM = 1.5
-"""Ratio of the K/V slots to provide to the largest number of slots that the workload reserved."""
+"""Number of K/V slots to provide, as a multiple of the largest number that the workload
+reserved."""
 CHECK_RATE = 0.9
-"""Rate at which a candidate is run, as a part of the highest rate that was predicted. At the
-highest rate, a machine slightly slower than its model would miss the limits of nearly all
-requests."""
+"""Rate at which a candidate is run, as a fraction of its highest predicted rate. At the highest
+rate, a machine slightly slower than its model would miss the limits of nearly all requests."""
 SLACK_S = 60.0
-"""Seconds beyond the expected time after which a system that hangs is given up."""
+"""Seconds beyond the expected time after which a system counts as hung and is stopped."""
 PART_OF_LIMIT = 0.8
-"""Part of a run's time limit within which the requests are expected to end, or to arrive."""
+"""Fraction of a run's time limit within which all requests are expected to end, or to arrive."""
 
 Say = Callable[[str], None]
 
 
 class Tuner:
-    """One run of the tuner."""
+    """One run of the tuner, from the first layout to the chosen settings."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Tuner:
 
     async def _try(self, layout: Layout, best: Prediction | None) -> Tried:
         """Measures the costs of a layout, and finds the best settings with this layout. If the
-        predicted value is far below `best`, less time is spent on measuring."""
+        predicted value is far below the value of `best`, less time is spent on measuring."""
         kv_memory = min(PROBE_KV_BYTES, self._max_kv_bytes(layout))
         began_s = self._clock()
         settings = self.local_settings(
@@ -192,8 +192,8 @@ class Tuner:
         """Runs the candidates with the best predictions, and the default settings.
 
         After a run, the costs are fitted to the iterations of the run as well, and replace the old
-        costs in `tried`. So the next candidate may have other settings than predicted before. If
-        time is short, another run takes precedence over fitting.
+        costs in `tried`. The best settings for a layout may change by this, and the next candidate
+        with them. If time is short, another run takes precedence over fitting.
         """
         checks: dict[Candidate, Check] = {}
         for n_after in reversed(range(N_CHECKS)):
@@ -222,7 +222,8 @@ class Tuner:
         return checks
 
     async def _refitted(self, tried: Tried, iterations: Sequence[MeasuredIteration]) -> Tried:
-        """Returns a tried layout whose costs fit `iterations` and its earlier iterations."""
+        """Returns the layout of `tried` with costs that fit both `iterations` and the iterations
+        measured earlier."""
         if not iterations:
             return tried
         return await self._searched(
@@ -240,7 +241,8 @@ class Tuner:
         *,
         bytes_per_slot: float,
     ) -> Tried:
-        """Fits costs to iterations, and finds the best settings by predictions with these costs."""
+        """Fits the costs of a layout to measured iterations, and finds the best settings for the
+        layout with these costs."""
         calibration = calibrate(iterations, lone)
         predictor = self._predictor(layout, calibration, bytes_per_slot)
         began_s = self._clock()
@@ -252,7 +254,7 @@ class Tuner:
         )
 
     def _check_memory(self, layout: Layout, bytes_per_slot: float) -> None:
-        """Checks that every request of the workload could run.
+        """Checks that the K/V memory suffices for every request of the workload.
 
         Raises:
             SystemFailed: the longest request does not fit into the K/V memory.
@@ -271,8 +273,8 @@ class Tuner:
         return Predictor(calibration.costs, self._workload, Memory(n_slots))
 
     async def _run(self, tried: Tried, candidate: Candidate, *, limit_s: float) -> Check:
-        """Runs the part of the workload that fits into `limit_s`, and compares it with the
-        prediction.
+        """Runs the part of the workload that fits into `limit_s` on a real system, and compares the
+        result with the prediction.
 
         Raises:
             SystemFailed: the system did not start, or a request failed.
@@ -308,8 +310,8 @@ class Tuner:
             )
 
     def _kv_memory(self, tried: Tried, prediction: Prediction) -> int:
-        """Returns the bytes of K/V memory for each rank. They are `HEAD_ROOM` times the slots that
-        the workload reserved, at least enough for the longest request of the model, and at most
+        """Returns the number of bytes of K/V memory for each rank: `HEAD_ROOM` times the slots that
+        the workload reserved, but at least enough for the longest request of the model, and at most
         the available memory."""
         n_slots = max(
             int(HEAD_ROOM * prediction.outcome.max_reserved_slots), self._shape.max_model_len
@@ -318,7 +320,8 @@ class Tuner:
         return min(wanted, self._max_kv_bytes(tried.layout))
 
     def _max_kv_bytes(self, layout: Layout) -> int:
-        """Returns the bytes that each rank of a layout may have for keys and values."""
+        """Returns the largest number of bytes that each rank of a layout may use for keys and
+        values."""
         n_ranks = layout.stages * layout.tp
         together = self._settings.max_kv_memory or memory.kv_bytes(
             self._available, n_weight_bytes=self._shape.n_weight_bytes, n_ranks=n_ranks
@@ -352,7 +355,7 @@ class Tuner:
         """Limits the time of the block, which starts a system and runs a load of `limit_s`.
 
         Raises:
-            SystemFailed: the block has taken far longer than start and load may take.
+            SystemFailed: the block has taken far longer than starting and the load should take.
         """
         limit_s += START_TIMEOUT_S + SLACK_S
         try:
@@ -365,9 +368,9 @@ class Tuner:
 async def in_thread(
     predictor: Predictor, function: Callable[..., Prediction], *arguments: object
 ) -> Prediction:
-    """Calls a function in a thread and returns the resulting prediction. A prediction takes
-    seconds, and this process must watch its children meanwhile. If the caller is cancelled, the
-    function's predictor is stopped, so that the thread ends."""
+    """Calls `function` in a thread and returns the resulting prediction. A prediction takes
+    seconds, in which this process must still watch its children. If the caller is cancelled,
+    `predictor` is stopped, so that the thread ends."""
     try:
         return await asyncio.to_thread(function, *arguments)
     except asyncio.CancelledError:
@@ -378,8 +381,8 @@ async def in_thread(
 def part_of(
     arrivals: Sequence[Arrival], prediction: Prediction, *, limit_s: float
 ) -> Sequence[Arrival]:
-    """Returns the first requests, as many as can be run within `limit_s` by the prediction, at
-    least one."""
+    """Returns the first requests of the workload: at least one, and as many as should be done
+    within `limit_s` by the prediction."""
     limit_s *= PART_OF_LIMIT
     if prediction.rate is not None:
         part = [each for each in arrivals if each.time_s <= limit_s]

@@ -1,4 +1,4 @@
-"""The workload for which settings are found, and the value that is maximised."""
+"""The workload for which settings are found, and the value that the tuner maximises."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from simulator.workload import (
 )
 
 MIN_KEPT = 0.99
-"""Part of the requests that must keep the latency limits."""
+"""Fraction of the requests that must keep the latency limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,15 @@ class Workload:
 
     lengths: tuple[Lengths, ...]
     rate: float | None
-    """Rate of arrival in requests per second; None if all requests come at once, or if the highest
-    rate is searched."""
+    """Rate of arrival in requests per second. None if all requests arrive at once, or if the
+    highest rate is searched."""
     limits: LatencyLimits
     seed: int
 
     @classmethod
     def of(cls, settings: TuneSettings, max_model_len: int) -> "Workload":
-        """Returns the workload of the settings, without requests that exceed the model's context.
+        """Returns the workload that the settings describe, without requests that exceed the model's
+        context.
 
         Raises:
             ValueError: no request is left, or the trace cannot be read.
@@ -62,7 +63,7 @@ class Workload:
 
     @property
     def max_request_len(self) -> int:
-        """Number of tokens of the longest request, prompt and output together."""
+        """Number of tokens of the longest request, with prompt and output together."""
         return max(each.n_tokens for each in self.lengths)
 
     @property
@@ -71,15 +72,15 @@ class Workload:
         return "requests/s in the limits" if self.limits.are_set else "tokens/s"
 
     def arrivals(self, rate: float | None = None) -> list[Arrival]:
-        """Returns the requests with their times of arrival. Requests arrive at `rate`, or at the
-        rate of the workload if that is None."""
+        """Returns the requests with their times of arrival. The rate of arrival is `rate` or, if it
+        is None, the rate of the workload."""
         rate = rate or self.rate
         n = len(self.lengths)
         times = all_at_once(n) if rate is None else poisson_arrivals(n, rate=rate, seed=self.seed)
         return arrivals_of(self.lengths, times)
 
     def value_of(self, outcome: Outcome) -> float:
-        """Returns the value to maximise: goodput if there are latency limits, else tokens a
+        """Returns the value to maximise: goodput if there are latency limits, otherwise tokens per
         second."""
         if self.limits.are_set:
             return outcome.goodput(self.limits)

@@ -8,6 +8,6 @@
     models/     the model families, their layers and their weights
 
 The controller and its ranks are separate processes, so that the event loop does not compete with
-kernel launches for the interpreter lock. A plan then reaches the next stage however busy the ranks
-of this stage are.
+kernel launches for the interpreter lock. A plan thus reaches the next stage without delay, even if
+the ranks of this stage are busy.
 """

@@ -1,4 +1,4 @@
-"""`python -m services.worker`: one pipeline stage, which is a controller and its ranks.
+"""`python -m services.worker`: runs one pipeline stage, which is a controller and its ranks.
 
 listen → get a stage, from the settings or by assignment → load its weights → serve
 """
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 RANK_MODULE = "services.worker.rank"
 FLUSH_S = 0.5
-"""Largest number of seconds that the last reports may take to leave for the engine master, and then
-the last spans for the collector. Meanwhile the pipeline waits for the next start of this worker."""
+"""Timeout in seconds for sending the last reports to the engine master, and then the last spans to
+the collector. The pipeline cannot restart with this worker before the sending has ended."""
 
 SPARE_AFTER_S = 15.0
 """Seconds without a stage after which a worker counts as a spare. A leader that needs the worker
@@ -33,8 +33,8 @@ assigns a stage sooner."""
 
 
 async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[PlanRelay]) -> int:
-    """Serves until the process must stop and returns the exit status: 1 if a rank was lost,
-    otherwise 0."""
+    """Serves until the process must stop. Returns the exit status: 1 if a rank was lost, otherwise
+    0."""
     stop = process.stop_event()
     pipe = process.ReadyPipe(settings.ready_fd)
     controller = controller_of(settings, pipe, plan_relay)
@@ -79,8 +79,8 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
 def controller_of(
     settings: WorkerSettings, pipe: process.ReadyPipe, plan_relay: type[PlanRelay]
 ) -> Controller:
-    """Returns the controller of a worker, which reports the checkpoint and the progress of loading
-    to the launcher."""
+    """Returns the controller of a worker. The controller reports the checkpoint and the progress of
+    loading to the launcher through `pipe`."""
     return Controller(
         tp_size=settings.tp_size,
         place=settings.place,
@@ -127,7 +127,8 @@ async def place_of(
 async def has_loaded(
     settings: WorkerSettings, controller: Controller, ending: asyncio.Task[None]
 ) -> bool:
-    """Waits for the weights, and returns whether they were loaded before `ending` ended.
+    """Waits until the ranks have loaded their weights. Returns whether they were loaded before
+    `ending` ended.
 
     Declares the stage failed if loading takes longer than `load_limit_s`.
     """
@@ -159,7 +160,7 @@ async def until_end(controller: Controller, stop: asyncio.Event) -> None:
 
 
 def outcome(controller: Controller, settings: WorkerSettings) -> int:
-    """Returns the exit status: 1 if a rank was lost, otherwise 0. Logs the reason of the end."""
+    """Logs why the worker ends, and returns the exit status: 1 if a rank was lost, otherwise 0."""
     failure = controller.rank_watch.failure
     if failure.done():
         return give_up(failure.result(), ready_fd=settings.ready_fd, log_format=settings.log_format)
@@ -169,7 +170,8 @@ def outcome(controller: Controller, settings: WorkerSettings) -> int:
 
 
 def main(rank_module: str = RANK_MODULE, plan_relay: type[PlanRelay] = PlanRelay) -> int:
-    """Runs a stage and returns the exit status. Benchmarks pass other ranks and plan relays."""
+    """Runs a worker until its end and returns the exit status. Benchmarks pass another module of
+    ranks and another plan relay."""
     settings = WorkerSettings.load("worker", sys.argv[1:])
     name = "worker" if settings.stage_index is None else f"worker {settings.stage_index}"
     configure_logging(name, settings.log_level, log_format=settings.log_format)

@@ -1,11 +1,12 @@
 """The two socket pairs between a controller and one of its ranks, which carry frames.
 
-A frame has a kind and a payload: a protobuf message or UTF-8 text, as `MessageKind` says, never a
-pickle. The rank's end blocks; the controller's end is a protocol on the event loop.
+A frame has a kind and a payload. The payload is a protobuf message or UTF-8 text, as `MessageKind`
+says, and never a pickle. The rank's end blocks; the controller's end is a protocol on the event
+loop.
 
 The first pair is for work, and the rank's main thread reads it between iterations. The second pair
 is for messages that must not wait that long: heartbeats of the rank, the order to leave an epoch,
-and grammars to compile. A separate thread of the rank serves it (`rank.lifeline`).
+and grammars to compile. A separate thread of the rank serves the second pair (`rank.lifeline`).
 """
 
 import asyncio
@@ -21,11 +22,12 @@ HEADER = struct.Struct("<BI")  # kind, length of the payload in bytes
 READ_BYTES = 2**18
 
 MAX_PAYLOAD_BYTES = 2**28
-"""Largest number of bytes of a payload. Plans are the largest payloads, and gRPC limits them."""
+"""Largest number of bytes of a payload. Plans, the largest payloads, stay below it because gRPC
+limits their size."""
 
 
 class MessageKind(IntEnum):
-    """The kind of a frame, with its direction and its payload."""
+    """The kind of a frame, which determines the frame's direction and the form of its payload."""
 
     JOIN = 1
     """To the rank: a JoinPipelineRequest."""
@@ -34,44 +36,45 @@ class MessageKind(IntEnum):
     PROGRESS = 3
     """From the rank: bytes loaded so far and total bytes, as two decimal numbers."""
     LOADED = 4
-    """From the rank, when its weights are in memory: a DescribeResponse."""
+    """From the rank, when the rank's weights are in memory: a DescribeResponse."""
     JOINED = 5
-    """From the rank: the epoch that it has joined, as a decimal number."""
+    """From the rank: the epoch that the rank has joined, as a decimal number."""
     REPORT = 6
     """From the rank: a WatchStageResponse."""
     NOT_JOINED = 7
-    """From the rank: the epoch that it could not join as a decimal number, a space, and the reason
-    as text."""
+    """From the rank: the epoch that the rank could not join as a decimal number, a space, and the
+    reason as text."""
     FAILURE = 8
-    """From the rank: the reason for which it is about to end, as text."""
+    """From the rank, just before it ends because of an error: the reason, as text."""
     HEARTBEAT = 9
-    """From the rank, on the second pair: a sign that it runs, without a payload."""
+    """From the rank, on the second pair: a sign that the rank is alive. The payload is empty."""
     LEAVE = 10
-    """To the rank, on the second pair: an epoch as a decimal number. All epochs before it are over.
-    """
+    """To the rank, on the second pair: an epoch as a decimal number. The rank must leave any older
+    epoch."""
     TRACE = 11
     """From the rank: the IterationTrace of an iteration whose plan has a trace context."""
     PROFILE = 12
-    """To the rank: a number of iterations, a space, and the file for their profile. The number 0
-    calls off the profile that is being taken."""
+    """To the rank: a number of iterations, a space, and the file into which their profile is
+    written. The number 0 cancels the profile that is being taken."""
     PROFILED = 13
-    """From the rank, when a profile is written: the file of the profile."""
+    """From the rank, when a profile has been written: the path of the profile."""
     NOT_PROFILED = 14
     """From the rank: the reason for which a profile could not be written, as text."""
     PLACE = 15
-    """To the rank, as the first message: the index of its stage and the number of stages, as two
-    decimal numbers."""
+    """To the rank, as the first message: the index of the rank's stage and the number of stages, as
+    two decimal numbers."""
     REFUSAL = 16
-    """From a rank that ends: the setting or file with which it cannot start, as text."""
+    """From the rank, just before it ends: why it cannot start, as text that names the setting or
+    file."""
     TRAITS = 17
     """From the rank, as the first message: a DescribeResponse with the rank's traits."""
     PREPARE_GRAMMAR = 18
     """To the rank, on the second pair: a PrepareGrammarRequest."""
     GRAMMAR_PREPARED = 19
-    """From the rank, when it has compiled a grammar or cannot: a PrepareGrammarResponse."""
+    """From the rank, when it has compiled a grammar or has failed to: a PrepareGrammarResponse."""
     CHECKPOINT = 20
-    """From the first rank of the first stage, before it loads: the rows of a CheckpointReport, as
-    JSON."""
+    """From the first rank of the first stage, before that rank loads its weights: the rows of a
+    CheckpointReport, as JSON."""
 
 
 _KINDS = frozenset(MessageKind)
@@ -81,8 +84,8 @@ URGENT = frozenset({MessageKind.LEAVE, MessageKind.PREPARE_GRAMMAR})
 
 
 class BrokenFrame(ValueError):
-    """Received bytes are not a frame. The begin of the next frame is then unknown, so that the
-    connection cannot be used any more."""
+    """The received bytes are not a valid frame. The connection must then be closed, because the
+    start of the next frame is unknown."""
 
 
 class ChannelClosed(Exception):
@@ -100,7 +103,7 @@ class FrameBuffer:
         self._data += data
 
     def take(self) -> tuple[MessageKind, bytes] | None:
-        """Removes and returns the next message (frame). Returns None if none has arrived
+        """Removes and returns the next message (frame). Returns None if no message has arrived
         completely.
 
         Raises:
@@ -151,8 +154,8 @@ class RankEnd:
             raise ChannelClosed from error
 
     def receive(self, timeout_s: float) -> tuple[MessageKind, bytes] | None:
-        """Returns the next message (frame). Returns None if no bytes came within `timeout_s`. With
-        0, does not wait.
+        """Returns the next message (frame). Returns None if no bytes arrive within `timeout_s`.
+        With a timeout of 0, returns without waiting.
 
         Raises:
             ChannelClosed: the controller is gone.
@@ -171,8 +174,8 @@ class RankEnd:
 
 
 class ControllerEnd(asyncio.Protocol):
-    """The controller's end of a pair. It calls `on_message` for each frame, and `on_closed` once
-    when the rank is gone."""
+    """The controller's end of a socket pair. Calls `on_message` for each received frame, and
+    `on_closed` once when the rank has closed its end."""
 
     def __init__(
         self,
@@ -185,12 +188,12 @@ class ControllerEnd(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
-        """Queues a message (frame) and never waits. The queue stays short, since only a few
-        iterations are in flight."""
+        """Queues a message (frame) for sending, and never waits. The queue stays short, since only
+        a few iterations are in flight."""
         self._transport.write(encode(kind, payload))
 
     def close(self) -> None:
-        """Closes the socket, after which an idle rank ends."""
+        """Closes the socket. The rank then ends when it is idle."""
         self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -1,8 +1,8 @@
 """`python -m services.worker.profile HOST:PORT --iterations K`: orders a torch profile of a stage's
 next iterations, and prints the name of the written file.
 
-People run the program in a worker's pod. With mutual TLS it presents the worker's certificate. The
-setting `profile_dir` of the stage must be set.
+Operators run the program in a worker's pod. With mutual TLS it presents the worker's certificate.
+The worker's setting `profile_dir` must be set.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from services.common.settings import PREFIX
 
 
 async def take(arguments: argparse.Namespace) -> int:
-    """Orders the profile and waits for it. Returns the exit status."""
+    """Orders the profile, waits until it is written, and returns the exit status."""
     connect = tls.connector(arguments.tls_dir, role=tls.WORKER)
     async with connect(arguments.address) as channel:
         request = worker_pb2.ProfileRequest(
@@ -37,7 +37,7 @@ async def take(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Reads the command line and orders the profile. Returns the exit status."""
+    """Reads the command line, orders the profile and returns the exit status."""
     parser = argparse.ArgumentParser(prog="profile", description="Has a stage write a profile.")
     parser.add_argument("address", metavar="HOST:PORT", help="where the stage's controller listens")
     parser.add_argument("--iterations", type=int, default=10, metavar="K", help="%(default)s")

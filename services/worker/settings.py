@@ -121,7 +121,7 @@ class SharedSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PipelinePlace:
-    """The place of a stage in its pipeline."""
+    """The index of a stage in its pipeline, and the number of stages."""
 
     stage_index: int
     n_stages: int
@@ -141,7 +141,7 @@ class PipelinePlace:
 
 
 class FreeRankSettings(SharedSettings):
-    """Settings of one rank without its stage, which the rank receives as JSON."""
+    """Settings of one rank whose stage is not known yet. The rank receives them as JSON."""
 
     tp_rank: int
     kv_memory_bytes: int | None  # None: all memory that the device has left
@@ -149,7 +149,7 @@ class FreeRankSettings(SharedSettings):
     log_format: LogFormat = "text"
 
     def at(self, place: PipelinePlace) -> "RankSettings":
-        """Returns the settings of this rank in a stage."""
+        """Returns the settings of this rank for the stage `place`."""
         own = {"stage_index": place.stage_index, "n_stages": place.n_stages}
         return RankSettings.model_validate(self.model_dump() | own)
 
@@ -234,8 +234,8 @@ class WorkerSettings(SharedSettings, ServerSettings):
         return self
 
     def cpus_of(self, tp_rank: int) -> list[int]:
-        """Returns the CPUs for one rank's threads. The result is empty if the operating system
-        decides."""
+        """Returns the CPUs to which one rank's threads are bound. The result is empty if the
+        operating system places the threads."""
         cpus = [int(cpu) for cpu in self.cpus.split(",") if cpu]
         return cpus[tp_rank * self.n_threads : (tp_rank + 1) * self.n_threads]
 

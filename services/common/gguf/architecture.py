@@ -1,5 +1,5 @@
-"""What is known of an architecture of GGUF files: its keys in the words of `config.json`, and its
-tensors in the words of a family.
+"""Describes an architecture of GGUF files: how its keys correspond to keys of `config.json`, and
+its tensors to the tensors of a family.
 
 Each file in `architectures/` describes one architecture or several that are alike. The rest of the
 program does not distinguish architectures.
@@ -30,21 +30,22 @@ SIZES: Mapping[str, str] = {
 
 
 class Metadata:
-    """The metadata of one architecture; errors name the key and the file."""
+    """The metadata of one architecture. Errors name the key and the file."""
 
     def __init__(self, header: GgufHeader, architecture: str) -> None:
         self.header = header
         self._prefix = f"{architecture}."
 
     def value(self, key: str) -> Any:
-        """Returns the value of a key of the architecture, of any type; None if it is missing."""
+        """Returns the value of a key of the architecture, of any type, or None if the key is
+        missing."""
         return self.header.metadata.get(self._prefix + key)
 
     def number(self, key: str) -> int | float | None:
         """Returns a number, or None if the key is missing.
 
-        A list of equal numbers, one for each layer, counts as one number. Raises ValueError for
-        other values.
+        If the value is a list with an equal number for each layer, that number is returned. Raises
+        ValueError for other values.
         """
         value = self.value(key)
         if _is_list(value) and len(set(value)) == 1:
@@ -61,15 +62,17 @@ class Metadata:
         return value
 
     def needed(self, key: str) -> int:
-        """Returns an integer; raises ValueError if it is missing."""
+        """Returns the integer under a key; raises ValueError if the key is missing or has another
+        value."""
         value = self.integer(key)
         if value is None:
             raise ValueError(f"{self.name(key)} is missing")
         return value
 
     def per_layer(self, key: str, n_layers: int) -> list[Any] | None:
-        """Returns a value for each layer, from a list or from one value for all layers; None if the
-        key is missing. Raises ValueError for a list of another length."""
+        """Returns a list with a value for each layer. The file has such a list, or one value for
+        all layers. Returns None if the key is missing. Raises ValueError for a list of another
+        length."""
         value = self.value(key)
         if value is None:
             return None
@@ -79,7 +82,7 @@ class Metadata:
         return values[:n_layers]
 
     def name(self, key: str) -> str:
-        """Returns the full name of a key, with the file, for messages."""
+        """Returns the full name of a key together with the file, for error messages."""
         return f"{self.header.path}: {self._prefix}{key}"
 
     def has(self, tensor: str) -> bool:
@@ -87,16 +90,18 @@ class Metadata:
         return tensor in self.header.tensors
 
     def has_in_layers(self, tensor: str) -> bool:
-        """Returns whether a layer has a tensor; the name stands without the prefix of the layer."""
+        """Returns whether any layer has a tensor. `tensor` is its name without the prefix of the
+        layer."""
         return any(name.endswith(f".{tensor}") for name in self.header.tensors)
 
     def n_rows(self, tensor: str) -> int | None:
-        """Returns the first size of a tensor; None if the file lacks it."""
+        """Returns the first dimension of a tensor, or None if the file lacks the tensor."""
         place = self.header.tensors.get(tensor)
         return place.shape[0] if place is not None and place.shape else None
 
     def keys(self) -> Mapping[str, Any]:
-        """Returns all keys of the architecture, without its name, and their values."""
+        """Returns all keys of the architecture with their values. The names of keys do not begin
+        with the architecture's name."""
         return {
             key.removeprefix(self._prefix): value
             for key, value in self.header.metadata.items()
@@ -109,13 +114,14 @@ def _is_list(value: Any) -> bool:
 
 
 def nothing(said: Metadata, config: Config) -> Config:
-    """Adds nothing to a configuration: the default of `Architecture.more`."""
+    """Returns an empty configuration. It is the default of `Architecture.more` and adds no keys."""
     return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """One architecture: which family computes it, and how its keys and tensors are translated."""
+    """A GGUF architecture: the family that computes it, and how its keys and tensors are
+    translated."""
 
     family: str  # the class of the family's checkpoints, unless `more` names another one
     tensors: Rules

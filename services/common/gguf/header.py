@@ -1,9 +1,9 @@
-"""Reads the header of a GGUF file, which is in front of the tensors: the metadata, and the place of
+"""Reads the header of a GGUF file, which precedes the tensors: the metadata, and the position of
 each tensor.
 
 The format is described in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; versions 2 and
-3 are read. A file may come from a stranger: every length is checked against the rest of the file
-before anything is allocated, and the numbers of long lists stay in arrays.
+3 are read. A file may come from an untrusted source: every length is checked against the rest of
+the file before anything is allocated, and the numbers of long lists stay in arrays.
 
 A model may be split into several files, `NAME-00001-of-00003.gguf` and so on. The first file has
 the metadata and names the model; the header of the model has the tensors of all files.
@@ -25,14 +25,15 @@ from typing import IO, Any
 SUFFIX = ".gguf"
 
 MAX_BYTES = 48 << 20
-"""Maximum bytes of metadata, four times as much as a vocabulary of 262,144 tokens takes."""
+"""Largest size of the metadata in bytes, four times as much as a vocabulary of 262,144 tokens
+takes."""
 
 MAX_TENSORS = 1 << 16
 MAX_KEYS = 1 << 12
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 16
 MAX_FILES = 1 << 10
-"""Maximum number of files of one model."""
+"""Largest number of files of one model."""
 
 _MAX_SMALL_BYTES = 1 << 20  # largest tensor that is read as numbers of Python
 
@@ -47,12 +48,12 @@ _NUMBERS = {
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})$")  # at the end of a name, without the suffix
 
 F32 = 0
-"""Number of the element type float32 in the format."""
+"""The number that stands for the element type float32 in the format."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """A tensor in a file."""
+    """The position, shape and element type of a tensor in a GGUF file."""
 
     path: Path
     shape: tuple[int, ...]  # the slowest dimension first
@@ -61,20 +62,20 @@ class TensorPlace:
 
     @property
     def n_elements(self) -> int:
-        """Number of elements."""
+        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """The header of a model in GGUF: its metadata, and the place of each tensor."""
+    """The header of a GGUF model: its metadata, and the position of each tensor."""
 
     path: Path  # the file that names the model, the first of several
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorPlace]
 
     def floats(self, name: str) -> tuple[float, ...]:
-        """Returns a small tensor of float32.
+        """Reads and returns the values of a small float32 tensor.
 
         Raises:
             OSError: the file cannot be read.
@@ -93,22 +94,23 @@ class GgufHeader:
 
 
 def is_gguf(model: Path) -> bool:
-    """Returns whether a path has the name of a GGUF file and is not a directory."""
+    """Returns whether a path ends like the name of a GGUF file and is not a directory."""
     return model.suffix == SUFFIX and not model.is_dir()
 
 
 def model_name(model: Path) -> str:
     """Returns the name of a model: the name of its directory or file.
 
-    For a link, the name of the link is returned, since the target may be a folder of a cache. The
-    number of a file among several is not part of the name.
+    If the path is a symbolic link, the result is the link's own name, since the target may be a
+    folder of a cache. For a model in several files, the number of the file is not part of the name.
     """
     name = Path(os.path.abspath(model)).name
     return _SPLIT.sub("", name.removesuffix(SUFFIX)) if name.endswith(SUFFIX) else name
 
 
 def model_files(model: Path) -> list[Path]:
-    """Returns all files of the model that a GGUF file belongs to, by their names alone."""
+    """Returns the paths of all files of the model to which a GGUF file belongs. Only the file's
+    name is used; nothing is read."""
     stem = model.name.removesuffix(SUFFIX)
     split = _SPLIT.search(stem)
     if split is None:
@@ -127,8 +129,8 @@ def read_header(path: Path) -> GgufHeader:
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: a file is no GGUF file, or is broken, or does not belong to the others; the
-            message says where.
+        ValueError: a file is not a GGUF file, is broken, or does not belong to the other files; the
+            message names the file.
     """
     header = _read_one(path)
     count = header.metadata.get("split.count") or 1
@@ -158,7 +160,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 def _read_one(path: Path) -> GgufHeader:
-    """Reads the header of one file, with the tensors of this file."""
+    """Reads the header of one file. The result has only the tensors of this file."""
     with path.open("rb") as file:
         reader = _Reader(file, min(path.stat().st_size, MAX_BYTES), path)
         if reader.take(4) != _MAGIC:
@@ -189,11 +191,11 @@ def _read_one(path: Path) -> GgufHeader:
 
 
 def token_id_of(metadata: Mapping[str, Any], name: str) -> int | None:
-    """Returns the number of a token that a file names, such as `eos_token_id`; None if the file
+    """Returns the id of a token that the metadata names, such as `eos_token_id`. Returns None if it
     names none.
 
     Raises:
-        ValueError: the value is no whole number.
+        ValueError: the value is not a whole number.
     """
     value = metadata.get(f"tokenizer.ggml.{name}")
     if value is not None and type(value) is not int:
@@ -202,7 +204,8 @@ def token_id_of(metadata: Mapping[str, Any], name: str) -> int | None:
 
 
 class _Reader:
-    """Reads one value after the other, and refuses to read beyond a maximum number of bytes."""
+    """Reads values from a file one after the other, and refuses to read more than a maximum number
+    of bytes."""
 
     def __init__(self, file: IO[bytes], n_bytes: int, path: Path) -> None:
         self._file = file
@@ -210,7 +213,7 @@ class _Reader:
         self._path = path
 
     def take(self, n_bytes: int) -> bytes:
-        """Returns the next bytes."""
+        """Reads and returns the next `n_bytes` bytes."""
         content = self._file.read(n_bytes) if n_bytes <= self._n_left else b""
         if len(content) < n_bytes:
             raise ValueError(
@@ -220,23 +223,23 @@ class _Reader:
         return content
 
     def number(self, kind: str) -> Any:
-        """Returns a number of a type of `struct`."""
+        """Reads a number. `kind` is its type as the module `struct` writes it."""
         return struct.unpack(f"<{kind}", self.take(struct.calcsize(f"<{kind}")))[0]
 
     def count(self, largest: int, what: str) -> int:
-        """Returns a number of items; raises ValueError if it is greater than `largest`."""
+        """Reads a number of items; raises ValueError if it is greater than `largest`."""
         count: int = self.number("Q")
         if count > largest:
             raise ValueError(f"{self._path} says that it has {count} {what}")
         return count
 
     def string(self) -> str:
-        """Returns a text, with replacement characters for bytes that are not UTF-8."""
+        """Reads a text. Bytes that are not UTF-8 become replacement characters."""
         return self.take(self.number("Q")).decode(errors="replace")
 
     def value(self, kind: int) -> Any:
-        """Returns a value of a type: a number, a boolean, a text, or a list of values of one
-        type."""
+        """Reads a value of the type number `kind`: a number, a boolean, a text, or a list of values
+        of one type."""
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
@@ -260,8 +263,8 @@ class _Reader:
         return numbers
 
     def tensor(self) -> tuple[str, TensorPlace]:
-        """Returns a tensor and its name. The offset of the tensor counts from the end of the
-        metadata."""
+        """Reads the description of a tensor, and returns its name and its position. The offset is
+        counted from the end of the metadata."""
         name = self.string()
         n_dimensions = self.number("I")
         if n_dimensions > MAX_DIMENSIONS:

@@ -1,7 +1,7 @@
 """Translates a GGUF file's metadata to the keys of `config.json`, for the supported architectures.
 
-So the rules for `config.json` hold for GGUF files too. An unknown key of the architecture is
-refused, with its name in the error, unless its value switches its feature off.
+The rules for `config.json` thus apply to GGUF files too. A key that the architecture does not know
+is refused by name, unless its value switches its feature off.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _OTHERS = frozenset((
 ))  # fmt: skip
 _LAYERS = "block_count"
 MAX_LAYERS = 1 << 12
-"""Maximum number of layers; the configuration has lists of this length."""
+"""Largest number of layers. The limit bounds the lists of the configuration, which have an item for
+each layer."""
 _DEFAULT_BASE = 10_000.0  # rotary base of files that do not name one
 
 # Tokens that end a turn or a text, in the words of the models: files name one end at most. The list
@@ -45,7 +46,8 @@ _CONTROL = 3  # the type of a token that is no text
 
 
 def architecture_of(header: GgufHeader) -> Architecture:
-    """Returns the description of a file's architecture; raises ValueError if there is none."""
+    """Returns the description of a file's architecture. Raises ValueError if the architecture is
+    not supported."""
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ValueError(
@@ -93,7 +95,8 @@ def model_config(header: GgufHeader) -> Config:
 
 
 def frequency_factors(header: GgufHeader) -> tuple[float, ...] | None:
-    """Returns the divisors of the rotary frequencies, one per pair; None if the file has none.
+    """Returns the divisors of the rotary frequencies, one for each rotated pair, or None if the
+    file has none.
 
     Raises:
         OSError, ValueError: the divisors cannot be read.
@@ -105,7 +108,8 @@ def frequency_factors(header: GgufHeader) -> tuple[float, ...] | None:
 
 
 def _n_layers(said: Metadata) -> int:
-    """Returns the number of layers, without additional layers that predict further tokens."""
+    """Returns the number of layers. Additional layers that predict several tokens ahead are not
+    counted."""
     n_layers = said.needed(_LAYERS) - (said.integer("nextn_predict_layers") or 0)
     if not 0 < n_layers <= MAX_LAYERS:
         raise ValueError(f"{said.name(_LAYERS)} means {n_layers} layers")
@@ -113,8 +117,8 @@ def _n_layers(said: Metadata) -> int:
 
 
 def _translated(said: Metadata, names: Mapping[str, str], *, optional: Any = _OPTIONAL) -> Config:
-    """Returns the numbers of the keys `names` under their names in `config.json`; keys without a
-    name are left out. Raises ValueError for a missing key that is not `optional`."""
+    """Returns the numbers under the keys `names`, by their names in `config.json`. Missing keys are
+    left out. Raises ValueError if a missing key is not in `optional`."""
     config: Config = {}
     for key, name in names.items():
         value = said.number(key) if name else None
@@ -126,7 +130,8 @@ def _translated(said: Metadata, names: Mapping[str, str], *, optional: Any = _OP
 
 
 def _vocab_size(said: Metadata) -> int:
-    """Returns the number of tokens: the rows of the table, or else the length of a list."""
+    """Returns the number of tokens: the number of rows of the embedding table or, without it, the
+    length of the token list."""
     n_rows = said.n_rows("token_embd.weight")
     if n_rows is not None:
         return n_rows
@@ -135,7 +140,7 @@ def _vocab_size(said: Metadata) -> int:
 
 
 def _refuse_unknown(said: Metadata, architecture: Architecture) -> None:
-    """Raises ValueError for keys of the architecture that are not read."""
+    """Raises ValueError if the file has keys of the architecture that are not read."""
     known = SIZES.keys() | architecture.keys.keys() | architecture.others | ROPE_KEYS | _OTHERS
     unknown = sorted(
         said.name(key).rpartition(": ")[2]
@@ -151,7 +156,8 @@ def _refuse_unknown(said: Metadata, architecture: Architecture) -> None:
 def _heads(said: Metadata, architecture: Architecture, config: Config) -> Config:
     """Returns the size of heads, and the share of a head that is rotated.
 
-    Unless the architecture rotates a part of each head, keys, values and positions must agree.
+    Unless the architecture rotates only a part of each head, the sizes of keys, values and rotated
+    elements must be equal.
     """
     if architecture.renamed.get("attention.key_length") == "":
         return {}
@@ -172,14 +178,16 @@ def _heads(said: Metadata, architecture: Architecture, config: Config) -> Config
 
 
 def _element_type(file_type: Any) -> str:
-    """Returns the element type for `--dtype auto`; quantised files are computed in bfloat16."""
+    """Returns the element type that `--dtype auto` stands for. Quantised files are computed in
+    bfloat16."""
     if file_type in (0, 1):
         return "float32" if file_type == 0 else "float16"
     return "bfloat16"
 
 
 def _eos_token_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """Returns the tokens that end an output: the tokens that the file names, and ends of turns."""
+    """Returns the ids of the tokens that end an output: the tokens that the metadata names, and
+    known end-of-turn tokens."""
     names = ("eos_token_id", "eot_token_id", "eom_token_id")
     ids = [token_id_of(metadata, name) for name in names]
     tokens, types = (metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))

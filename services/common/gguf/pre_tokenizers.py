@@ -1,7 +1,9 @@
-"""How texts are cut into words before byte-level BPE merges them, by `tokenizer.ggml.pre`.
+"""The rules that divide a text into words before byte-level BPE, by the value of
+`tokenizer.ggml.pre`.
 
-A GGUF file names the rule of its tokenizer and does not contain it. The patterns here are those of
-the models' own `tokenizer.json`. Rules that differ between versions of a model have several names.
+A GGUF file names the rule of its tokenizer and does not contain it. The patterns here are copied
+from the models' own `tokenizer.json`. Rules that differ between versions of a model have several
+names.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ _WIDE_SIGNS = "\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002"
 
 
 def _cl100k(digits: str, *, marks: str = "", lines: str = r"\r\n") -> str:
-    """Returns the pattern of OpenAI's cl100k with other digits that stay together; `marks` are
-    further characters of words."""
+    """Returns the pattern of OpenAI's cl100k with another pattern `digits` for numbers. `marks` are
+    further characters that words may contain."""
     letters = rf"[\p{{L}}{marks}]+" if marks else r"\p{L}+"
     return (
         rf"{_ENDINGS}|{_ANY_BUT_LETTERS}{letters}|\p{{N}}{digits}"
@@ -58,8 +60,8 @@ def _cl100k(digits: str, *, marks: str = "", lines: str = r"\r\n") -> str:
 
 
 def _cased(digits: str, *, endings: str = "", without: str = "", lines: str = r"\r\n/") -> str:
-    """Returns the pattern of OpenAI's o200k, which begins words at capitals; words have `endings`,
-    and no letters of `without`."""
+    """Returns the pattern of OpenAI's o200k, which starts a new word at a capital letter. Words may
+    end with `endings`, and contain no letters of `without`."""
     first = f"{_ANY_BUT_LETTERS}[{_CAPITALS}{without}]*[{_SMALL}{without}]+{endings}"
     second = f"{_ANY_BUT_LETTERS}[{_CAPITALS}{without}]+[{_SMALL}{without}]*{endings}"
     return rf"{first}|{second}|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[{lines}]*{_SPACES}"
@@ -75,7 +77,7 @@ def _split(pattern: str) -> Json:
 
 
 def _cuts(*patterns: str) -> Json:
-    """Returns a rule that cuts by one pattern after the other."""
+    """Returns a rule that divides a text by several patterns, one after the other."""
     return _sequence(*map(_split, patterns), _BYTES)
 
 
@@ -85,7 +87,7 @@ def _sequence(*steps: Json) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """A rule by which texts are cut, and what belongs to it."""
+    """A rule that divides a text into words, and further settings of tokenizers with this rule."""
 
     cut: Json
     is_composed: bool = False  # texts are brought into the form NFC

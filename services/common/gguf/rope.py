@@ -1,11 +1,11 @@
-"""Translates the rotary settings of a GGUF file to those of `config.json`."""
+"""Translates the rotary settings of a GGUF file to the rotary settings of `config.json`."""
 
 from __future__ import annotations
 
 from services.common.gguf.architecture import Config, Metadata
 
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-"""Tensors with the factors of longrope, for each frequency."""
+"""Names of the tensors with the factors of longrope. Each has one factor for each frequency."""
 
 KEYS = frozenset((
     "rope.dimension_count", "rope.scaling.attn_factor", "rope.scaling.factor",
@@ -14,15 +14,15 @@ KEYS = frozenset((
     "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_ext_factor",
     "rope.scaling.yarn_log_multiplier",
 ))  # fmt: skip
-"""Keys that this file reads."""
+"""Keys of the metadata that this module reads."""
 
 _LOG_SCALE = 0.1  # "yarn" scales by 1 + 0.1 * ln(factor); some files include the 0.1
 
 
 def rope_scaling(said: Metadata) -> Config:
-    """Returns how positions are scaled beyond the context length of the training.
+    """Returns how positions beyond the trained context length are scaled.
 
-    The result has the keys of `rope_scaling`, and is empty where positions are not scaled.
+    The result has the keys of `rope_scaling`. It is empty if positions are not scaled.
 
     Raises:
         OSError: factors cannot be read.
@@ -67,8 +67,8 @@ def _yarn(said: Metadata) -> Config:
 
 
 def log_scale(said: Metadata, *, has_tenth: bool) -> Config:
-    """Returns the factor of attention scores that "yarn" adds in some families, as the two keys of
-    `rope_scaling`. `has_tenth` says that the file's number includes the factor 0.1."""
+    """Returns the factor by which "yarn" multiplies attention scores in some families, as two keys
+    of `rope_scaling`. `has_tenth` says that the number in the file includes the factor 0.1."""
     factor = said.number("rope.scaling.yarn_log_multiplier")
     if not factor:
         return {}
@@ -77,7 +77,7 @@ def log_scale(said: Metadata, *, has_tenth: bool) -> Config:
 
 
 def _longrope(said: Metadata) -> Config:
-    """Returns the settings of longrope, whose factors are tensors."""
+    """Returns the settings of longrope. Their factors are read from tensors."""
     for name in (LONG, SHORT):
         if not said.has(name):
             raise ValueError(f"{said.header.path} lacks {name}")

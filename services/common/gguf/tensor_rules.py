@@ -1,11 +1,11 @@
 """How a family's tensors are stored in GGUF files, as plain data.
 
 A checkpoint of a family and a GGUF file of the same model hold the same weights under different
-names, and sometimes in another arrangement. Each class here is one arrangement; a plain text is the
-name of a tensor that is stored as the family expects it. The rules are only declared here: the
-workers carry them out.
+names, and sometimes in another arrangement. Each class here describes one arrangement. A tensor
+without any difference is described by its name alone, a plain text. This module only declares the
+rules, and the workers apply them.
 
-The name of a stored tensor stands without the prefix of its layer (`blk.7.`). A name without a dot
+Names of stored tensors are written without the prefix of the layer (`blk.7.`). A name without a dot
 gets the ending of the family's tensor, `.weight` or `.bias`; a name with a dot is complete, and a
 dot at its end is dropped.
 """
@@ -19,8 +19,8 @@ from typing import Literal, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Rows of heads whose rotated elements lie side by side, where the family has them half a head
-    apart."""
+    """Rows of heads in which the file stores the two elements of a rotated pair side by side. In
+    the family, the two are half a head apart."""
 
     name: str
     heads: Literal["q", "kv"]
@@ -28,35 +28,36 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class PlusOne:
-    """Scales of a norm with 1 added, which the family adds itself."""
+    """The scales of a norm to which the file has added 1. The family adds this 1 itself."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One item of a stack [n, ...]; the number is in the family's name."""
+    """One item of a stacked tensor [n, ...]. The item's number is in the family's name for it."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """A tensor of its own for each number; `{}` in the name stands for the number."""
+    """One of several numbered tensors; `{}` in the name stands for the number."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class OneRow:
-    """A vector that is a matrix of one row in the family."""
+    """A vector in the file that is a matrix of one row in the family."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """The queries, keys or values of one matrix that holds the three one after the other."""
+    """The queries, the keys or the values, taken from one matrix that holds all three one after the
+    other."""
 
     name: str
     part: Literal["q", "k", "v"]
@@ -64,9 +65,10 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """Two stacks [n, size, ...] that are one stack [n, 2 * size, ...] in the family.
+    """Two stacks [n, size, ...] in the file that are one stack [n, 2 * size, ...] in the family.
 
-    The rows of the two alternate, or the rows of the first come before those of the second.
+    In the joined stack, the rows of the two alternate, or the rows of the first come before the
+    rows of the second.
     """
 
     first: str
@@ -76,7 +78,8 @@ class Both:
 
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
-    """Matrices from latents to keys and to values, which are one matrix in the family.
+    """Two stacks of matrices, from latents to keys and from latents to values. They are one matrix
+    in the family.
 
     `keys` is [n_heads, latent, size] and `values` is [n_heads, size, latent].
     """
@@ -94,8 +97,8 @@ class Transposed:
 
 @dataclass(frozen=True, slots=True)
 class KeyGroups:
-    """Projections to queries, keys and values, and to z, that the family stores as one matrix with
-    the rows of each key head together."""
+    """Two projections, to queries, keys and values, and to z. In the family they are one matrix in
+    which the rows of each key head are together."""
 
     qkv: str
     z: str
@@ -103,7 +106,7 @@ class KeyGroups:
 
 @dataclass(frozen=True, slots=True)
 class ValueHeads:
-    """Rows or columns of value heads in another order.
+    """Rows or columns of value heads, which the file stores in another order.
 
     The file has the first value head of every key head, then the second of every key head, and so
     on. The family has all value heads of the first key head first. `size` is the number of elements
@@ -119,7 +122,7 @@ class ValueHeads:
 
 @dataclass(frozen=True, slots=True)
 class Decay:
-    """The decays of value heads, which the family stores as the logarithm of their negation."""
+    """The decays of value heads. The family stores the logarithm of the negated decay."""
 
     name: str
     is_tiled: bool  # in the order that `ValueHeads` describes
@@ -127,7 +130,8 @@ class Decay:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The kernel of a convolution [channels, width], in the family [channels, 1, width]."""
+    """The kernel of a convolution: [channels, width] in the file, and [channels, 1, width] in the
+    family."""
 
     name: str
     is_tiled: bool  # in the order that `ValueHeads` describes
@@ -135,7 +139,8 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first of several rules whose tensors the file has: files of different ages differ."""
+    """Several rules, of which the first is used whose tensors the file has. Files of different
+    versions need different rules."""
 
     rules: tuple[Rule, ...]
 
@@ -158,8 +163,9 @@ Rule: TypeAlias = (
     | First
 )
 Rules: TypeAlias = Mapping[str, Rule]
-"""Rules by the family's names. Names inside layers stand without the prefix of the layer, numbers
-of experts are `{}`, and the endings `.weight` and `.bias` are left out."""
+"""Type of a mapping from the family's names of tensors to rules. Names inside layers are written
+without the prefix of the layer, `{}` stands for the number of an expert, and the endings `.weight`
+and `.bias` are left out."""
 
 
 def stored_names(rule: Rule) -> tuple[str, ...]:

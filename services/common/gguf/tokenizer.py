@@ -1,9 +1,9 @@
 """Translates a GGUF file's vocabulary to the form of `tokenizer.json`.
 
 Three kinds of vocabulary are supported. "gpt2" is byte-level BPE with merges. The file names the
-rule by which it cuts texts, and `pre_tokenizers.py` has the rules. "llama" is SentencePiece: pieces
-and scores, from which the merges are made here. "gemma4" is SentencePiece with merges. Other kinds
-are refused with their name.
+rule that divides texts into words, and `pre_tokenizers.py` has the rules. "llama" is SentencePiece:
+pieces and scores, from which the merges are made here. "gemma4" is SentencePiece with merges. Other
+kinds are refused, with an error that names the kind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KINDS = ("gemma4", "gpt2", "llama")
 
 
 def read_gguf_tokenizer(path: Path) -> str:
-    """Returns the `tokenizer.json` of a GGUF file.
+    """Returns a `tokenizer.json` that is made from the vocabulary of a GGUF file.
 
     Raises:
         OSError: the file cannot be read.
@@ -46,10 +46,10 @@ def read_gguf_tokenizer(path: Path) -> str:
 
 
 def tokenizer_json(metadata: Mapping[str, Any]) -> str:
-    """Returns the `tokenizer.json` of a GGUF file's metadata.
+    """Returns a `tokenizer.json` that is made from the metadata of a GGUF file.
 
     Raises:
-        ValueError: the vocabulary is missing, or of an unknown kind; the message says which.
+        ValueError: the vocabulary is missing, or of an unknown kind. The message names the kind.
     """
     kind = metadata.get("tokenizer.ggml.model")
     vocabulary = _GgufVocabulary(metadata)
@@ -74,7 +74,8 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> str:
 
 
 def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the texts of the tokens that chat templates use by name."""
+    """Returns the texts of special tokens by the names that chat templates use, such as
+    `bos_token`."""
     names = {
         "bos_token": "bos_token_id",
         "eos_token": "eos_token_id",
@@ -94,7 +95,7 @@ def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _GgufVocabulary:
-    """The tokens of a vocabulary and their types."""
+    """The tokens of a GGUF vocabulary and their types."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         tokens = metadata.get("tokenizer.ggml.tokens")
@@ -108,7 +109,7 @@ class _GgufVocabulary:
         self.types: Sequence[int] = types
 
     def ids(self, *, without: Sequence[int] = ()) -> dict[str, int]:
-        """Returns the number of each token, without the tokens of some types."""
+        """Returns the id of each token, except the tokens whose type is in `without`."""
         return {
             token: token_id
             for token_id, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
@@ -116,7 +117,8 @@ class _GgufVocabulary:
         }
 
     def added(self) -> Iterator[Json]:
-        """Yields the added tokens, which are found in a text before the rest is tokenized."""
+        """Yields the added tokens. The tokenizer finds them in a text before it divides the
+        rest."""
         for token_id, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
             if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token:
                 yield {
@@ -131,8 +133,8 @@ class _GgufVocabulary:
 
 
 def _types_by_names(tokens: Sequence[str], metadata: Mapping[str, Any]) -> Sequence[int]:
-    """Returns types for a file without types: tokens that a key names are special, and no
-    others."""
+    """Returns the type of each token for a file that does not list types. Tokens that a key names
+    are special, and all others are normal."""
     named = {
         value
         for key, value in metadata.items()
@@ -142,7 +144,7 @@ def _types_by_names(tokens: Sequence[str], metadata: Mapping[str, Any]) -> Seque
 
 
 def _byte_level(vocabulary: _GgufVocabulary, metadata: Mapping[str, Any]) -> Json:
-    """Returns the parts of byte-level BPE."""
+    """Returns the sections of `tokenizer.json` that make byte-level BPE."""
     pre = metadata.get("tokenizer.ggml.pre")
     if pre is None:
         raise ValueError(
@@ -170,7 +172,7 @@ def _byte_level(vocabulary: _GgufVocabulary, metadata: Mapping[str, Any]) -> Jso
 
 
 def _stored_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns the pairs that the file merges, the first ones first."""
+    """Returns the pairs that the file merges, in the order of merging."""
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list):
         raise ValueError("tokenizer.ggml.merges is no list of texts")
@@ -186,7 +188,8 @@ def _stored_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _sentence_piece(
     vocabulary: _GgufVocabulary, metadata: Mapping[str, Any], merges: Sequence[tuple[str, str]]
 ) -> Json:
-    """Returns the parts of SentencePiece's BPE, which falls back to bytes."""
+    """Returns the sections of `tokenizer.json` that make SentencePiece's BPE with fallback to
+    bytes."""
     has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
     has_unknown = isinstance(unknown, int) and 0 <= unknown < len(vocabulary.tokens)
@@ -219,10 +222,10 @@ def _sentence_piece(
 
 
 def _merges(vocabulary: _GgufVocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Returns the merges that make the pieces, in the order of the pieces' scores, the best first.
+    """Returns the merges from which the pieces are made, the piece with the highest score first.
 
-    Every pair of pieces whose concatenation is a piece becomes a merge. For one piece, the pairs
-    with the lowest numbers come first.
+    Every pair of pieces whose concatenation is a piece becomes a merge. If several pairs make one
+    piece, pairs of pieces with lower ids come first.
     """
     ids = vocabulary.ids(without=(_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE))
     return merges_of({piece: -scores[token_id] for piece, token_id in ids.items()})
@@ -231,7 +234,8 @@ def _merges(vocabulary: _GgufVocabulary, scores: Sequence[float]) -> list[tuple[
 def _around(
     vocabulary: _GgufVocabulary, metadata: Mapping[str, Any], *, by_default: bool
 ) -> Json | None:
-    """Returns the part that adds tokens before and behind a text; None if no token is added."""
+    """Returns the section of `tokenizer.json` that adds tokens before and after a text, or None if
+    no token is added."""
     ends = []
     for end, default in (("bos", by_default), ("eos", False)):
         wants = metadata.get(f"tokenizer.ggml.add_{end}_token", default)

@@ -1,7 +1,8 @@
-"""Translates `vocab.json` with `merges.txt`, byte-level BPE as GPT-2 and OPT are published.
+"""Translates `vocab.json` with `merges.txt`, the files in which GPT-2 and OPT publish byte-level
+BPE.
 
-The two files do not say how a text is divided into words. That follows from the name of the
-tokenizer's class or of the model's kind.
+The two files do not say how a text is divided into words. This is determined by the name of the
+tokenizer's class or by the model's type.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from services.common.tokenizer_parts import (
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 
 MAX_BYTES = 64 << 20
-"""Largest size of one of the files in bytes, sixteen times as many as GPT-2's have."""
+"""Largest size in bytes of either file, sixteen times the size of GPT-2's files."""
 
 _VERSION = "#version"
-"""Beginning of a first line of `merges.txt` that is no merge; it may be missing."""
+"""Beginning of an optional first line of `merges.txt`. A line that begins so is not a merge."""
 
 _END = "<|endoftext|>"
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of byte-level BPE: the step that divides texts into words, the form into which texts
-    are brought before, and the roles of tokens unless a file says something else."""
+    """A variant of byte-level BPE: the step that divides texts into words, the Unicode normal form
+    of texts, and the default roles of tokens."""
 
     words: Json
     normalizer: Json | None
@@ -55,19 +56,20 @@ _QWEN2 = _Kind(
     {"eos_token": _END, "pad_token": _END, "unk_token": _END},
 )
 _OF_CLASS = {"GPT2": _GPT2, "CodeGen": _GPT2, "Qwen2": _QWEN2}
-"""Kinds by the name of the tokenizer's class, without its ending."""
+"""The variants by the name of the tokenizer's class, without its ending."""
 
 _OF_MODEL = {"gpt2": _GPT2, "opt": _GPT2, "phi": _GPT2, "qwen2": _QWEN2, "qwen3": _QWEN2,
              "qwen2_moe": _QWEN2, "qwen3_moe": _QWEN2}  # fmt: skip
-"""Kinds by `model_type` of `config.json`."""
+"""The variants by `model_type` of `config.json`."""
 
 
 def read_bpe_files(path: Path) -> str:
-    """Returns the `tokenizer.json` of a `vocab.json` and the `merges.txt` beside it.
+    """Converts a `vocab.json` and the `merges.txt` beside it to a `tokenizer.json`, and returns the
+    latter.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError, LookupError, TypeError: a file is broken, or the kind is unknown.
+        ValueError, LookupError, TypeError: a file is broken, or the variant is unknown.
     """
     kind = _kind_of(path)
     named = NamedTokens.beside(path, kind.roles)
@@ -90,7 +92,7 @@ def read_bpe_files(path: Path) -> str:
 
 
 def default_roles(path: Path) -> Mapping[str, str]:
-    """Returns the roles of tokens that no file changes."""
+    """Returns the default texts of tokens by their roles. Other files may replace them."""
     return _kind_of(path).roles
 
 

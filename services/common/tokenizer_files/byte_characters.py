@@ -1,4 +1,4 @@
-"""The characters as which byte-level BPE writes bytes in its vocabulary.
+"""The characters that stand for bytes in the vocabulary of byte-level BPE.
 
 Bytes that are printable characters of Latin-1 stand for themselves. The others, such as the space,
 are written as the characters from U+0100 on, in ascending order.
@@ -10,5 +10,5 @@ _TABLE = {byte: chr(0x100 + place) for place, byte in enumerate(_REST)}
 
 
 def characters_of(token: bytes) -> str:
-    """Returns the spelling of a token in the vocabulary."""
+    """Returns the bytes of a token as the characters that stand for them in a vocabulary."""
     return token.decode("latin-1").translate(_TABLE)

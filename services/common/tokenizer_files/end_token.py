@@ -1,4 +1,4 @@
-"""The token that a checkpoint's tokenizer calls the end of a text."""
+"""Finds the token with which a checkpoint's tokenizer ends a text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ _ROLE = "eos_token"
 
 
 def end_token(directory: Path) -> Derived[int] | None:
-    """Returns the number of the end of a text, by `tokenizer_config.json` and the files beside it
-    or by the tokenizer itself; None if they name none, or the directory has no tokenizer.
+    """Returns the id of the end-of-text token and where it was found: in `tokenizer_config.json`
+    and the files beside it, or in the tokenizer itself. Returns None if no file names such a token,
+    or the directory has no tokenizer.
 
     Raises:
         OSError: a file cannot be read.

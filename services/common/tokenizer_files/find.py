@@ -1,4 +1,5 @@
-"""Says which file of a checkpoint is its tokenizer, and reads the file as a `tokenizer.json`."""
+"""Determines which file of a checkpoint is its tokenizer, and reads the file as a
+`tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from services.common.tokenizer_files import bpe_files, sentence_piece, tekken, t
 TOKENIZER_JSON = "tokenizer.json"
 
 MAX_FILE_BYTES = 256 << 20
-"""Largest size of a `tokenizer.json` in bytes; the files of the largest vocabularies have a fifth
-of this size."""
+"""Largest size of a `tokenizer.json` in bytes, five times the size of the largest published
+files."""
 
 _TRANSLATED: Mapping[str, Callable[[Path], str]] = {
     tekken.FILE: tekken.read_tekken,
@@ -23,8 +24,8 @@ _TRANSLATED: Mapping[str, Callable[[Path], str]] = {
     tiktoken_file.FILE: tiktoken_file.read_tiktoken,
     bpe_files.VOCABULARY: bpe_files.read_bpe_files,
 }
-"""Functions that read files of other forms, by the names of the files. Of several files in one
-checkpoint, the first is read."""
+"""For each other tokenizer file, the function that reads it as a `tokenizer.json`. If a checkpoint
+has several of these files, the first one is read."""
 
 _ROLES: Mapping[str, Callable[[Path], Mapping[str, str]]] = {
     tekken.FILE: lambda file: tekken.NAMED,
@@ -34,12 +35,12 @@ _ROLES: Mapping[str, Callable[[Path], Mapping[str, str]]] = {
 }
 
 _BESIDE = {bpe_files.VOCABULARY: bpe_files.MERGES}
-"""Names of files without which another file is no tokenizer."""
+"""For some tokenizer files, the name of a second file that must also be there."""
 
 
 def tokenizer_in(names: Collection[str]) -> str | None:
-    """Returns the name of the file that is the tokenizer, among the names of a directory's files;
-    None if none is."""
+    """Returns which of `names`, the files of a directory, is the tokenizer. Returns None if none of
+    them is."""
     for name in (TOKENIZER_JSON, *_TRANSLATED):
         if name in names and _BESIDE.get(name, name) in names:
             return name
@@ -48,7 +49,7 @@ def tokenizer_in(names: Collection[str]) -> str | None:
 
 def tokenizer_file(model: Path) -> Path:
     """Returns the file that has a model's vocabulary: a file of a directory, or the GGUF file
-    itself. If there is none, the path of a `tokenizer.json` is returned."""
+    itself. Without such a file, returns the path that a `tokenizer.json` would have."""
     if is_gguf(model):
         return model
     names = [name for name in (TOKENIZER_JSON, *_TRANSLATED, *_BESIDE.values())]
@@ -57,8 +58,9 @@ def tokenizer_file(model: Path) -> Path:
 
 
 def default_roles(file: Path) -> Mapping[str, str]:
-    """Returns the texts of tokens by their roles, such as `bos_token`, that the file of the
-    tokenizer itself says; empty for a `tokenizer.json`, beside which a configuration says them.
+    """Returns the texts of tokens by their roles, such as `bos_token`, that the tokenizer's own
+    file names. Returns an empty mapping for a `tokenizer.json`, since other files name the roles
+    then.
 
     Raises:
         OSError: the file cannot be read.
@@ -69,7 +71,7 @@ def default_roles(file: Path) -> Mapping[str, str]:
 
 
 def read_tokenizer(file: Path) -> str:
-    """Returns the `tokenizer.json` of a file that `tokenizer_file` has returned.
+    """Reads a tokenizer file that `tokenizer_file` has found, and returns it as a `tokenizer.json`.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,5 +1,5 @@
-"""The tokens that files beside a vocabulary name: added tokens, and tokens with a role such as
-`eos_token`. `services.common.tokenizer_config` reads these files, and has the rules."""
+"""Reads the tokens that are named in files beside a vocabulary: added tokens, and tokens with a
+role such as `eos_token`. `services.common.tokenizer_config` has the rules for these files."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from services.common.tokenizer_parts import Json, added_token
 
 @dataclass(frozen=True, slots=True)
 class NamedTokens:
-    """The tokens that files beside a vocabulary name."""
+    """The tokens that are named in files beside a vocabulary."""
 
     config: Mapping[str, Any]
-    """The content of `tokenizer_config.json`, and of `special_tokens_map.json` if it counts."""
+    """The content of `tokenizer_config.json`, including `special_tokens_map.json` if that file is
+    used."""
     roles: Mapping[str, str]
     """Texts of tokens by their roles, such as `bos_token`."""
     special: frozenset[str]
-    """Texts of tokens that are special."""
+    """Texts of the special tokens."""
     added: Mapping[str, int]
-    """Numbers of added tokens by their texts."""
+    """Ids of the added tokens by their texts."""
     forms: Mapping[str, Mapping[str, Any]]
-    """How an added token is found in a text (`lstrip` and others), by its text."""
+    """Properties such as `lstrip`, which say how an added token is found in a text, by the token's
+    text."""
 
     @classmethod
     def beside(cls, vocabulary: Path, roles: Mapping[str, str]) -> Self:
-        """Reads the files in the directory of `vocabulary`. `roles` are those of the model's class,
-        which the files may change.
+        """Reads the files in the directory of `vocabulary`. `roles` are the default roles of
+        tokens, which the files may replace.
 
         Raises:
             OSError: a file cannot be read.
@@ -52,12 +54,14 @@ class NamedTokens:
         )  # fmt: skip
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Returns a switch of the configuration; null means the default."""
+        """Returns the boolean under `name` in the configuration, or `default` if it is null or
+        missing."""
         found = self.config.get(name)
         return default if found is None else bool(found)
 
     def with_role(self, role: str, vocab: Mapping[str, int]) -> tuple[str, int] | None:
-        """Returns text and number of the token with a role, if the vocabulary has one."""
+        """Returns the text and the id of the token with a role, or None if the vocabulary has no
+        such token."""
         text = self.roles.get(role)
         if text is None:
             return None
@@ -65,11 +69,11 @@ class NamedTokens:
         return None if token_id is None else (text, token_id)
 
     def tokens(self, vocab: Mapping[str, int]) -> Iterator[Json]:
-        """Yields all tokens that are found in a text before the rest is tokenized: added ones, and
-        special ones of the vocabulary.
+        """Yields all tokens that the tokenizer finds in a text before it divides the rest: added
+        tokens, and special tokens of the vocabulary.
 
         Raises:
-            ValueError: an added token has the number of another token.
+            ValueError: an added token has the id of another token.
         """
         by_id = {token_id: text for text, token_id in vocab.items()}
         for text, token_id in self.added.items():

@@ -1,5 +1,5 @@
-"""Byte-level BPE whose vocabulary lists the bytes of tokens in the order of merging, as the library
-`tiktoken` reads it."""
+"""Translates byte-level BPE in the form of the library `tiktoken`: a list of the tokens' bytes in
+the order of merging."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def ranked_tokenizer(
     pattern: str,
     start: str | None = None,
 ) -> str:
-    """Returns the `tokenizer.json` of tokens that have numbers from `first_id` on.
+    """Returns a `tokenizer.json` for `tokens`, whose ids begin at `first_id`.
 
     `pattern` divides texts into words, and `start` is the special token in front of each text.
 
     Raises:
-        ValueError: a token is there twice, or too long.
-        KeyError: `start` is no special token.
+        ValueError: a token occurs twice, or is too long.
+        KeyError: `start` is not a special token.
     """
     ranked = {characters_of(token): float(rank) for rank, token in enumerate(tokens)}
     vocab = {token: place + first_id for place, token in enumerate(ranked)}

@@ -1,9 +1,9 @@
-"""Translates `tokenizer.model`, the file of a SentencePiece model, as Llama's and Gemma's are.
+"""Translates `tokenizer.model`, the file of a SentencePiece model, which Llama and Gemma use.
 
 Two kinds of models are translated: byte pair encoding, whose merges are made here from the order of
-the scores, and unigram models. The space in front of a text is that of the `transformers` library,
-which differs from SentencePiece in two cases: a text that begins with a space gets no other one,
-and unless `legacy` is true, what follows a special token gets none.
+the scores, and unigram models. A space is added in front of a text by the rules of the
+`transformers` library, which differ from SentencePiece in two cases: no space is added to a text
+that begins with one, nor, unless `legacy` is true, to the text after a special token.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from services.common.tokenizer_parts import (
 FILE = "tokenizer.model"
 
 MAX_BYTES = 64 << 20
-"""Largest size of a `tokenizer.model` in bytes, ten times as many as published ones have."""
+"""Largest size of a `tokenizer.model` in bytes, ten times the size of published files."""
 
 _UNIGRAM, _BPE = 1, 2  # kinds of models
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # types of pieces
@@ -39,7 +39,7 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
 
 
 def read_sentence_piece(path: Path) -> str:
-    """Returns the `tokenizer.json` of a `tokenizer.model`.
+    """Converts a `tokenizer.model` to a `tokenizer.json`, and returns the latter.
 
     Raises:
         OSError: a file cannot be read.
@@ -73,7 +73,7 @@ def read_sentence_piece(path: Path) -> str:
 
 
 def default_roles(path: Path) -> Mapping[str, str]:
-    """Returns the roles of tokens, as the model's trainer knows them.
+    """Returns the default texts of tokens by their roles, as stored by the model's trainer.
 
     Raises:
         OSError: the file cannot be read.
@@ -109,8 +109,9 @@ def _model(path: Path) -> Any:
 
 
 def _added(model: Any, *, in_normal_form: bool) -> Iterator[Json]:
-    """Yields the pieces that are found in a text before the rest is tokenized. With
-    `in_normal_form`, texts have no plain spaces when these pieces are searched."""
+    """Yields the pieces that the tokenizer finds in a text before it divides the rest. With
+    `in_normal_form`, spaces in the text have already been replaced when these pieces are searched.
+    """
     for token_id, piece in enumerate(model.pieces):
         if piece.type in (_UNKNOWN, _CONTROL):
             yield added_token(piece.piece, token_id, special=True)
@@ -155,7 +156,7 @@ def _decoder(*, strips: bool) -> Json:
 
 
 def _unknown(model: Any) -> int | None:
-    """Returns the number of the piece for what no other piece spells."""
+    """Returns the id of the piece for unknown text, or None if the model has no such piece."""
     found = (place for place, piece in enumerate(model.pieces) if piece.type == _UNKNOWN)
     return next(found, None)
 

@@ -1,8 +1,9 @@
-"""The message in a file of a SentencePiece model, as far as a tokenizer is made of it.
+"""The protobuf message in the file of a SentencePiece model, with only the fields from which a
+tokenizer is made.
 
 The fields are those of https://github.com/google/sentencepiece/blob/master/src/
 sentencepiece_model.proto; other fields of a file are skipped. The message is declared here and not
-in a `.proto`, since it is the format of a file and travels between no processes.
+in a `.proto`, since it is a file format and is not sent between processes.
 """
 
 from __future__ import annotations
@@ -66,4 +67,4 @@ def _declared() -> Any:
 
 
 ModelProto: Any = _declared()
-"""The class of the message."""
+"""The Python class of the message."""

@@ -1,9 +1,9 @@
-"""Translates `tekken.json`, the tokenizer of Mistral's own libraries, which Devstral and Magistral
-have.
+"""Translates `tekken.json`, the tokenizer format of Mistral's own libraries, which Devstral and
+Magistral use.
 
 The file has the bytes of each token in the order of merging, as `tiktoken` reads them, and the
-special tokens, which come first in the model's vocabulary. Files before version 11 may leave out
-the special tokens, which are then the twenty below.
+special tokens, which come first in the model's vocabulary. A file before version 11 may leave out
+the special tokens; the twenty tokens below are then used.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from services.common.tokenizer_parts import MAX_TOKENS, Json
 FILE = "tekken.json"
 
 MAX_BYTES = 128 << 20
-"""Largest size of a `tekken.json` in bytes, eight times as many as published ones have."""
+"""Largest size of a `tekken.json` in bytes, eight times the size of published files."""
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-"""The tokens that chat templates use by name."""
+"""The special tokens by the names that chat templates use."""
 
 _OLD_SPECIAL = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
@@ -35,7 +35,7 @@ _FILLER = "<SPECIAL_{}>"
 
 
 def read_tekken(path: Path) -> str:
-    """Returns the `tokenizer.json` of a `tekken.json`.
+    """Converts a `tekken.json` to a `tokenizer.json`, and returns the latter.
 
     Raises:
         OSError: the file cannot be read.
@@ -55,7 +55,7 @@ def read_tekken(path: Path) -> str:
 
 
 def tekken_version(path: Path) -> int:
-    """Returns the version of the format of conversations, such as 11 for "v11".
+    """Returns the version of Mistral's conversation format, such as 11 for "v11".
 
     Raises:
         OSError: the file cannot be read.
@@ -70,7 +70,7 @@ def tekken_version(path: Path) -> int:
 
 
 def special_tokens(path: Path) -> frozenset[str]:
-    """Returns the texts of the special tokens that a file lists.
+    """Returns the texts of the special tokens that a `tekken.json` lists.
 
     Raises:
         OSError: the file cannot be read.
@@ -91,7 +91,7 @@ def _contents(path: Path) -> Json:
 
 
 def _special_tokens(contents: Json, n_special: int) -> list[str]:
-    """Returns the texts of all special tokens by their numbers."""
+    """Returns the texts of all special tokens in the order of their ids."""
     listed = _listed(contents)
     by_rank = {int(token["rank"]): str(token["token_str"]) for token in listed}
     if not len(by_rank) == len(listed) <= n_special <= MAX_TOKENS:
@@ -103,7 +103,8 @@ def _special_tokens(contents: Json, n_special: int) -> list[str]:
 
 
 def _tokens(vocab: list[Json], n_tokens: int) -> list[bytes]:
-    """Returns the bytes of the first `n_tokens` tokens; the file may have more than the model."""
+    """Returns the bytes of the first `n_tokens` tokens. The file may list more tokens than the
+    model has."""
     if not 0 < n_tokens <= min(len(vocab), MAX_TOKENS):
         raise ValueError(f"vocab has {len(vocab)} tokens, and the model {n_tokens}")
     try:

@@ -1,9 +1,9 @@
 """Translates `tiktoken.model`, the tokenizer of Kimi K2 as published.
 
-A line of the file has the bytes of a token in base64 and its rank. How texts are divided into words
-is only in the program beside the file, which is not run: the pattern below is Kimi's, and other
-models are refused. After the tokens come 256 special ones, some of which `tokenizer_config.json`
-names.
+A line of the file has the bytes of a token in base64 and its rank. The rule that divides texts into
+words is only in a Python program beside the file, which is not run. This module has Kimi's rule,
+and other models are refused. The tokens are followed by 256 special tokens, some of which
+`tokenizer_config.json` names.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from services.common.tokenizer_parts import MAX_TOKENS
 FILE = "tiktoken.model"
 
 MAX_BYTES = 64 << 20
-"""Largest size of a `tiktoken.model` in bytes, twenty times as many as Kimi's has."""
+"""Largest size of a `tiktoken.model` in bytes, twenty times the size of Kimi's file."""
 
 ROLES: Mapping[str, str] = {"bos_token": "[BOS]", "eos_token": "[EOS]"}
-"""Texts of tokens by their roles, unless a file says something else."""
+"""Default texts of tokens by their roles. Other files may replace them."""
 
 N_SPECIAL = 256
 
 _KIMI = ("kimi", "deepseek_v3")
-"""Beginnings of `model_type` in the `config.json` of Kimi's models."""
+"""Values with which `model_type` may begin in the `config.json` of Kimi's models."""
 
 # Words have no Chinese characters, which are words of their own.
 _CAPITAL = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]"
@@ -48,11 +48,11 @@ _PATTERN = "|".join((
 
 
 def read_tiktoken(path: Path) -> str:
-    """Returns the `tokenizer.json` of a `tiktoken.model`.
+    """Converts a `tiktoken.model` to a `tokenizer.json`, and returns the latter.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError, LookupError, TypeError: a file is broken, or the model is another one.
+        ValueError, LookupError, TypeError: a file is broken, or the model is not Kimi.
     """
     _check_model(path)
     tokens = _tokens(bounded_file.read_bytes(path, max_bytes=MAX_BYTES))

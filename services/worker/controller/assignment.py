@@ -1,4 +1,4 @@
-"""The stage that a worker is: the stage of its settings, or a stage that a leader assigns.
+"""The stage of a worker, which is named by its settings or assigned by a leader.
 
 A worker is one stage for the life of its process. If a leader assigns another stage, the process
 ends, and its launcher or Kubernetes starts it again without a stage. The process also ends if it
@@ -11,22 +11,24 @@ from services.common.errors import InvalidRequest
 from services.worker.settings import PipelinePlace
 
 MAX_STAGES = 1024
-"""Largest number of stages of a pipeline: no model has more layers."""
+"""Largest number of stages of a pipeline. The limit is safe, because no model has more layers."""
 
 
 class Assignment:
-    """The stage of this worker, which may not be known yet."""
+    """The stage of this worker. The stage may be unknown until a leader assigns one."""
 
     def __init__(self, fixed: PipelinePlace | None = None) -> None:
-        """`fixed` is the stage of the settings, which no leader changes."""
+        """`fixed` is the stage that the settings name, which no leader can change. None if the
+        settings name no stage."""
         self.place = fixed
         """The stage that this worker is; None until a stage is assigned."""
         self.is_fixed = fixed is not None
         """Whether the stage comes from the settings."""
         self.is_recalled = asyncio.Event()
-        """Set when the process must end, to be started again without stage and epoch."""
+        """An event that is set when the process must end and be started again, without a stage and
+        an epoch."""
         self.recalled_for = ""
-        """The reason for which the process must end, as text for the log."""
+        """Why the process must end, as text for the log."""
         self._has_place = asyncio.Event()
         if fixed is not None:
             self._has_place.set()
@@ -41,8 +43,8 @@ class Assignment:
             raise InvalidRequest("stage_index", f"this worker is {self.place} by its settings")
 
     def take(self, place: PipelinePlace) -> None:
-        """Assigns the stage `place` to this worker. If the worker has another stage, it is
-        recalled: its process ends and starts again."""
+        """Assigns the stage `place` to this worker. If the worker already is another stage, the
+        worker is recalled: its process ends and starts again."""
         if self.place is None:
             self.place = place
             self._has_place.set()
@@ -50,7 +52,7 @@ class Assignment:
             self.recall(f"another stage is needed than {self.place}")
 
     def recall(self, why: str) -> None:
-        """Makes the process end, for the reason `why`."""
+        """Ends the process, for the reason `why`, so that it is started again without a stage."""
         self.recalled_for = why
         self.is_recalled.set()
 

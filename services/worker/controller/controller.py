@@ -36,16 +36,16 @@ from services.worker.controller.stage_tracer import StageTracer
 from services.worker.settings import PipelinePlace
 
 FROM_OUTSIDE = {0, -signal.SIGKILL, -signal.SIGTERM}
-"""Exit statuses of a rank that did not fail by itself: its controller stops, or it was killed by an
-operator, or by the kernel when the machine has no memory."""
+"""Exit statuses of a rank that did not fail by itself: the rank was stopped by its controller, or
+killed by an operator, or killed by the kernel because the machine ran out of memory."""
 
 MAX_NAME_LENGTH = 300
 """Largest number of characters in an address or in the name of a pipeline. A DNS name has at most
-253."""
+253 characters."""
 
 
 class Controller:
-    """Controls one stage, which is in at most one epoch at a time."""
+    """Controls one stage. The stage is in at most one epoch at a time."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class Controller:
     ) -> None:
         """If `place` is None, the worker has no stage until a leader assigns one. `on_progress` is
         called while the ranks load, and `on_checkpoint` with the report about the checkpoint.
-        Benchmarks pass another `plan_relay`."""
+        Benchmarks pass another class as `plan_relay`."""
         self.name = ""
-        """Name of the worker for people."""
+        """Name of the worker in logs and messages."""
         self.assignment = Assignment(place)
         self.epoch = Epoch()
         self.reports = ReportFeed(self.epoch)
@@ -136,7 +136,7 @@ class Controller:
 
         Raises:
             StaleEpoch: the epoch is not newer than the newest epoch that the worker has seen.
-            InvalidRequest: the request does not fit this stage.
+            InvalidRequest: the request is for another stage, or a size in it is too large.
             Unavailable: the process is about to end, a rank has not loaded, or the ranks did not
                 find the ranks of the other stages.
         """
@@ -156,13 +156,14 @@ class Controller:
         self.plans.open(request)
 
     async def end(self) -> None:
-        """Refuses all calls from now on, since the process is about to end, and ends all streams.
-        So the engine master learns of the end at once, and no leader counts on this worker."""
+        """Refuses all calls from now on and ends all streams, because the process is about to end.
+        The engine master thus learns of the end at once, and no leader assigns a stage to this
+        worker."""
         self._is_ending = True
         await self.close()
 
     async def close(self) -> None:
-        """Ends all streams and orders of the epoch."""
+        """Ends all streams of the current epoch, and its orders for profiles and grammars."""
         self.reports.end()
         self.grammar_orders.end()
         await self.plans.close()
@@ -211,15 +212,15 @@ class Controller:
         self.rank_watch.lose(whose + reason, is_by_itself=kind is MessageKind.FAILURE)
 
     def _on_answer(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None:
-        """Passes the answer of a rank to the part of the controller that waits for the answer."""
+        """Passes a rank's answer to the part of the controller that is waiting for it."""
         if kind is MessageKind.GRAMMAR_PREPARED:
             self.grammar_orders.note_answer(tp_rank, payload)
         else:
             self.profile_orders.on_message(kind, payload)
 
     def _forget_unreached(self, number: int) -> None:
-        """Recalls the worker and raises Unavailable if its newest epoch is one that no leader can
-        have reached. Does nothing if `number`, the epoch of a leader, is newer."""
+        """Raises Unavailable and recalls the worker if its newest epoch is too large for any
+        leader. Does nothing if `number`, the epoch that the leader has sent, is newer."""
         if number <= self.epoch.number and self.epoch.is_out_of_reach:
             why = f"no leader can have reached epoch {self.epoch.number}, nor go beyond it"
             self.assignment.recall(why)
@@ -237,9 +238,10 @@ class Controller:
 
 
 def check_place(request: worker_pb2.JoinPipelineRequest, own: worker_pb2.DescribeResponse) -> None:
-    """Checks a request to join an epoch against the stage's description of itself.
+    """Raises InvalidRequest if a request to join an epoch does not fit the stage described by
+    `own`.
 
-    Ranks create groups and storage of the sizes in the request.
+    The sizes in the request are checked too, because ranks allocate memory for them.
 
     Raises:
         InvalidRequest: the request is for another stage, or a size in it is too large.

@@ -1,4 +1,4 @@
-"""The ports of a stage: its gRPC service, its health and its metrics."""
+"""Opens the ports of a stage, which serve gRPC, health and metrics."""
 
 import contextlib
 from typing import Self
@@ -28,7 +28,8 @@ class WorkerEndpoints:
 
     @classmethod
     async def open(cls, settings: WorkerSettings, controller: Controller) -> Self:
-        """Starts all servers. Probes see a worker that has started and is not ready.
+        """Starts all servers. Until the worker is ready, health probes are answered as started and
+        not ready.
 
         Raises:
             OSError: an address is in use.
@@ -57,20 +58,21 @@ class WorkerEndpoints:
         return ends
 
     async def say_ready(self, is_ready: bool) -> None:
-        """Sets whether probes see a ready worker: a stage that has loaded, or a spare."""
+        """Sets whether health probes report the worker as ready. A worker is ready if it has loaded
+        its stage, or is a spare."""
         await self._health.set_ready(is_ready)
 
     async def say_stopping(self, *, has_failed: bool) -> None:
-        """Makes probes report that this worker is stopping. With `has_failed`, probes report a
-        failure too."""
+        """Makes health probes report that this worker is stopping. With `has_failed`, they also
+        report a failure."""
         await self._health.set_ready(False)
         await self._health.set_serving(False)
         if has_failed:
             await self._health.set_alive(False)
 
     async def stop_service(self, flush_s: float) -> None:
-        """Stops WorkerService once its calls have ended and their last messages have left, after
-        `flush_s` at the latest; probes and metrics are still answered."""
+        """Stops WorkerService when its calls have ended and their last messages are sent, or after
+        `flush_s` seconds. The servers of health and metrics keep running."""
         self._health.end()
         await self._server.stop(grace=flush_s)
 

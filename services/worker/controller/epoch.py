@@ -15,12 +15,12 @@ from services.worker.channel import MessageKind
 from services.worker.controller.rank_process import RankLink
 
 JOIN_TIMEOUT_S = 50.0
-"""Timeout for all ranks to join, in seconds. It is shorter than the engine master's timeout, so
-that the engine master receives the reason."""
+"""Timeout in seconds for all ranks to join an epoch. It is shorter than the engine master's
+timeout, so that the engine master is told why joining failed."""
 
 
 class Epoch:
-    """The epoch that a stage is in, or was in last; the number is 0 before the first epoch."""
+    """The epoch that a stage is in, or was in last. Its number is 0 before the first epoch."""
 
     def __init__(self) -> None:
         self.pipeline_id = ""
@@ -35,7 +35,8 @@ class Epoch:
         self._ranks = ranks
 
     def check(self, number: int) -> None:
-        """Raises StaleEpoch unless `number` is the current epoch. 0 never is."""
+        """Raises StaleEpoch unless `number` is the current epoch. The number 0 is never the current
+        epoch."""
         if number == 0 or number != self.number:
             raise StaleEpoch(f"epoch {number} is not the current epoch {self.number}")
 
@@ -45,15 +46,13 @@ class Epoch:
         return self.number > MAX_REACHED_EPOCH
 
     def claim(self, number: int) -> None:
-        """Makes `number` the current epoch. Leaders of earlier terms are then refused.
+        """Makes `number` the current epoch, so that leaders of earlier terms are refused.
 
-        A leader assigns a stage in an epoch that no pipeline joins.
-
-        A leader assigns a stage in an epoch that no pipeline joins.
+        A leader also claims an epoch to assign a stage. No pipeline ever joins that epoch.
 
         Raises:
             InvalidRequest: the number is above MAX_EPOCH.
-            StaleEpoch: the number is not above that of the current epoch.
+            StaleEpoch: the number is not above the number of the current epoch.
         """
         if number > MAX_EPOCH:
             raise InvalidRequest("epoch", f"{number} is above {MAX_EPOCH}, the last of all terms")
@@ -62,12 +61,12 @@ class Epoch:
         self.number = number
 
     def advance(self, request: worker_pb2.JoinPipelineRequest) -> None:
-        """Makes the request's epoch the current one. Raises the errors of `claim`."""
+        """Makes the request's epoch the current epoch. Raises the same errors as `claim`."""
         self.claim(request.epoch)
         self.pipeline_id = request.pipeline_id
 
     async def join_ranks(self, request: worker_pb2.JoinPipelineRequest) -> None:
-        """Makes all ranks leave the epoch that they are in and join the current epoch.
+        """Makes all ranks leave their present epoch and join the current epoch of the stage.
 
         Raises:
             StaleEpoch: a newer epoch has begun in the meantime.
@@ -89,19 +88,22 @@ class Epoch:
             raise Unavailable(self._error)
 
     def note_joined(self, tp_rank: int, payload: bytes) -> None:
-        """Handles a rank's message that it has joined an epoch (`MessageKind.JOINED`)."""
+        """Records that a rank has joined an epoch. `payload` is the rank's message
+        (`MessageKind.JOINED`)."""
         if int(payload) == self.number:
             self._joined.add(tp_rank)
         if len(self._joined) == len(self._ranks):
             self._is_settled.set()
 
     def note_not_joined(self, tp_rank: int, payload: bytes) -> None:
-        """Handles a rank's message that it could not join an epoch (`MessageKind.NOT_JOINED`)."""
+        """Records that a rank could not join an epoch. `payload` is the rank's message
+        (`MessageKind.NOT_JOINED`)."""
         number, _, reason = payload.decode().partition(" ")
         if int(number) == self.number:
             self.give_up(f"rank {tp_rank}: {reason}")
 
     def give_up(self, reason: str) -> None:
-        """Ends a running `join_ranks` with Unavailable, because the ranks cannot all join."""
+        """Makes a running `join_ranks` raise Unavailable with `reason`, because the ranks cannot
+        all join."""
         self._error = reason
         self._is_settled.set()

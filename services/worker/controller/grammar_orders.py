@@ -1,7 +1,7 @@
 """Orders to the ranks of a stage to compile a grammar.
 
-An order is done when every rank has answered. Ranks compile beside their iterations, so an order
-delays no plan.
+An order is complete when every rank has answered. Ranks compile in a thread while they compute
+iterations, so an order delays no plan.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ from services.worker.controller.rank_process import RankLink
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """An order, the ranks that have not answered, and the future of the answer."""
+    """An order to compile a grammar, with the ranks that have not answered yet and the future of
+    the answer."""
 
     missing: set[int]
     answer: "asyncio.Future[worker_pb2.PrepareGrammarResponse]" = field(
@@ -27,7 +28,7 @@ class _Order:
 
 
 class GrammarOrders:
-    """The orders of the current epoch that are not done, by the digests of the grammars."""
+    """The unfinished orders of the current epoch, by the digests of the grammars."""
 
     def __init__(self, epoch: Epoch) -> None:
         self._epoch = epoch
@@ -42,7 +43,7 @@ class GrammarOrders:
         self, request: worker_pb2.PrepareGrammarRequest, *, epoch: int
     ) -> worker_pb2.PrepareGrammarResponse:
         """Makes all ranks compile a grammar. Returns their first failure, or an empty text if there
-        is none. The caller limits the time.
+        is none. This method has no timeout; the caller must set one.
 
         Raises:
             StaleEpoch: the epoch is over, or ends during the wait.
@@ -59,8 +60,8 @@ class GrammarOrders:
                 del self._orders[request.digest]
 
     def note_answer(self, tp_rank: int, payload: bytes) -> None:
-        """Handles a rank's message that the rank has compiled a grammar, or why the rank could not.
-        Ignores the message if the order has been given up."""
+        """Handles a rank's message that the rank has compiled a grammar, or why it could not.
+        Ignores the message if nothing waits for the answer any more."""
         answer = worker_pb2.PrepareGrammarResponse.FromString(payload)
         order = self._orders.get(answer.digest)
         if order is None or order.answer.done():
@@ -70,7 +71,7 @@ class GrammarOrders:
             order.answer.set_result(answer)
 
     def end(self) -> None:
-        """Ends all orders, since their epoch is over."""
+        """Cancels all orders, because their epoch is over."""
         for order in self._orders.values():
             if not order.answer.done():
                 order.answer.set_exception(StaleEpoch("the epoch of the grammar is over"))

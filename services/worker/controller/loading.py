@@ -7,14 +7,16 @@ from collections.abc import Callable
 from orcinus.v1 import worker_pb2
 
 OnProgress = Callable[[int, int], None]
-"""Called with the number of bytes that all ranks have loaded so far, and their total."""
+"""A function that is called with the number of bytes that all ranks have loaded so far, and with
+their total number of bytes."""
 
 OnCheckpoint = Callable[[list[list[str]]], None]
-"""Called with the rows of a CheckpointReport, pairs of texts."""
+"""A function that is called with the rows of a CheckpointReport. Each row is a pair of texts."""
 
 
 class Loading:
-    """The progress of all ranks, and the description of each that has loaded."""
+    """How far all ranks have loaded their weights, and the description of each rank that has
+    finished."""
 
     def __init__(
         self,
@@ -35,7 +37,8 @@ class Loading:
         self._is_done = asyncio.Event()
 
     def note_progress(self, tp_rank: int, payload: bytes) -> None:
-        """Handles a rank's message about its progress (`MessageKind.PROGRESS`)."""
+        """Records how many bytes a rank has loaded. `payload` is the rank's message
+        (`MessageKind.PROGRESS`)."""
         n_done, n_total = (int(number) for number in payload.split())
         self._progress[tp_rank] = (n_done, n_total)
         done, total = (sum(column) for column in zip(*self._progress.values(), strict=True))
@@ -44,12 +47,14 @@ class Loading:
             self._on_progress(done, total)
 
     def note_checkpoint(self, payload: bytes) -> None:
-        """Handles the report about the checkpoint (`MessageKind.CHECKPOINT`)."""
+        """Passes on the report about the checkpoint. `payload` is a rank's message
+        (`MessageKind.CHECKPOINT`)."""
         if self._on_checkpoint is not None:
             self._on_checkpoint(json.loads(payload))
 
     def note_loaded(self, tp_rank: int, payload: bytes) -> None:
-        """Handles the description of a rank that has loaded (`MessageKind.LOADED`)."""
+        """Records the description of a rank that has loaded. `payload` is the rank's message
+        (`MessageKind.LOADED`)."""
         self._descriptions[tp_rank] = worker_pb2.DescribeResponse.FromString(payload)
         if len(self._descriptions) == self._tp_size:
             self._is_done.set()

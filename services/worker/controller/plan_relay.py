@@ -24,7 +24,7 @@ RUN_ITERATIONS = rpc.method_path(
 
 
 class PlanRelay:
-    """Forwards the plans of the current epoch's streams to the ranks and to the next stage."""
+    """Forwards the plans that this stage receives to its ranks and to the next stage."""
 
     def __init__(
         self, epoch: Epoch, *, connect: rpc.Connect, on_next_lost: Callable[[str], None]
@@ -42,7 +42,7 @@ class PlanRelay:
         self._next: grpc.aio.StreamUnaryCall[bytes, bytes] | None = None
 
     def attach(self, ranks: Sequence[RankLink], *, tracer: StageTracer | None = None) -> None:
-        """Sets the ranks of the stage, and the tracer that is notified of every plan."""
+        """Sets the ranks of the stage, and the tracer that is notified of every forwarded plan."""
         self._ranks = ranks
         self._tracer = tracer
 
@@ -95,7 +95,7 @@ class PlanRelay:
             self._on_next_lost(f"the next stage takes no more plans: {error}")
 
     async def close(self) -> None:
-        """Ends the epoch's streams from the previous stage and to the next stage."""
+        """Ends the epoch's two streams, from the previous stage and to the next stage."""
         for task in self._streams:
             task.cancel()
         await self._hang_up()

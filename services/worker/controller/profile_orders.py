@@ -1,4 +1,5 @@
-"""Orders for profiles of a stage's ranks: one at a time, written to one directory."""
+"""Orders for profiles of a stage's ranks. One profile is taken at a time, and all are written to
+one directory."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,8 +13,8 @@ from services.worker.channel import MessageKind
 from services.worker.controller.rank_process import RankLink
 
 MAX_ITERATIONS = 100
-"""Largest number of iterations in a profile. Each takes some megabytes, and the rank does not
-compute while the profile is written."""
+"""Largest number of iterations in a profile. Each iteration takes some megabytes, and the rank
+computes nothing while it writes the profile."""
 
 
 class ProfileOrders:
@@ -62,8 +63,7 @@ class ProfileOrders:
         return path
 
     def on_message(self, kind: MessageKind, payload: bytes) -> None:
-        """Handles a rank's message that a profile is written, or why the profile could not be
-        written."""
+        """Handles a rank's message that a profile is written, or why it could not be written."""
         if self._ordered is None or self._ordered.done():
             return
         if kind is MessageKind.PROFILED:

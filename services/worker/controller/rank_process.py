@@ -1,4 +1,4 @@
-"""A rank from the controller's side: a child process and two channels to the process.
+"""A rank as the controller sees it: a child process, and two channels to that process.
 
 The child process is a new interpreter, not a fork, because a fork would copy gRPC's state without
 its threads.
@@ -44,14 +44,14 @@ class RankLink(Protocol):
 
 
 class RankListener(Protocol):
-    """An object that is called for the messages of ranks."""
+    """An object whose methods are called with the messages of a rank and when the rank ends."""
 
     def on_message(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None:
         """Called for each message (frame) of the rank."""
 
     def on_exit(self, tp_rank: int, status: int) -> None:
-        """Called when the rank has ended, with the status: the negative number of a signal that
-        ended the rank, or the exit status."""
+        """Called when the rank's process has ended. `status` is its exit status, or the negative
+        number of the signal that ended it."""
 
 
 class RankProcess:
@@ -82,8 +82,8 @@ class RankProcess:
     ) -> "RankProcess":
         """Starts `python -m module` for a rank and connects to the process.
 
-        The rank waits for a message with its stage (`MessageKind.PLACE`) before it loads. If `cpus`
-        are given, each compute thread of the rank has one CPU to itself.
+        The rank waits for a message with its stage (`MessageKind.PLACE`) before it loads its
+        weights. If `cpus` are given, each compute thread of the rank has one CPU to itself.
         """
         pairs = [socket.socketpair() for _ in range(2)]
         process = await asyncio.create_subprocess_exec(
@@ -116,15 +116,16 @@ class RankProcess:
         channel.send(kind, payload)
 
     def kill(self) -> None:
-        """Kills the rank, even if its process is stopped by a signal. Does not wait for the end."""
+        """Kills the rank, even if its process is stopped by a signal. Does not wait until the
+        process has ended."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def stop(self) -> None:
-        """Kills the rank and waits for its end, for at most STOP_TIMEOUT_S.
+        """Kills the rank and waits up to STOP_TIMEOUT_S seconds for its process to end.
 
-        A rank has nothing to finish, since its requests belong to the scheduler. A rank that ended
-        by itself could still compute an iteration, or load weights, for long.
+        A rank has nothing to finish, since its requests belong to the scheduler. It is killed,
+        because it could otherwise go on for a long time with an iteration or with loading weights.
         """
         self._channel.close()
         self._lifeline.close()
@@ -140,8 +141,8 @@ async def start_ranks(
 ) -> list[RankProcess]:
     """Starts `python -m module` for each rank of a stage. Returns the ranks in order of tp_rank.
 
-    Each rank reports its traits first. It loads its weights when `place_ranks` has told it the
-    stage.
+    Each rank reports its traits first. It loads its weights once `place_ranks` has told it which
+    stage it belongs to.
     """
     n_threads = settings.n_threads or max(1, usable_cpus() // settings.tp_size)
     return [
@@ -158,7 +159,7 @@ async def start_ranks(
 
 
 def place_ranks(place: PipelinePlace, ranks: Sequence[RankLink]) -> None:
-    """Tells ranks which stage they belong to. They then load the weights of that stage."""
+    """Tells ranks which stage they belong to. The ranks then load the weights of that stage."""
     for rank in ranks:
         rank.send(MessageKind.PLACE, place.to_bytes())
 
@@ -169,7 +170,7 @@ async def connect(
     on_closed: Callable[[], None],
 ) -> ControllerEnd:
     """Creates a socket pair and returns the controller's end. `on_message` is called for each
-    message (frame), and `on_closed` at the end."""
+    message (frame), and `on_closed` when the other end is closed."""
     _, end = await asyncio.get_running_loop().create_connection(
         lambda: ControllerEnd(on_message, on_closed), sock=ours
     )

@@ -1,7 +1,7 @@
-"""The traits of a worker: everything that must be equal on all stages of a pipeline.
+"""The traits of a worker: the properties that must be equal on all stages of a pipeline.
 
-Each rank tells its traits before it loads weights, so that a leader assigns stages only to workers
-that fit together.
+Each rank reports its traits before it loads weights, so that a leader assigns stages only to
+workers that fit together.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,17 +10,17 @@ from orcinus.v1 import worker_pb2
 
 
 class RankTraits:
-    """The traits that the ranks of a worker have told."""
+    """The traits that the ranks of a worker have reported."""
 
     def __init__(self, tp_size: int, *, on_difference: Callable[[str], None]) -> None:
-        """`on_difference` is called with the reason if two ranks of the worker differ, which makes
-        the worker useless."""
+        """`on_difference` is called with the reason if two ranks of the worker report different
+        traits. Such a worker cannot serve a stage."""
         self._on_difference = on_difference
         self._tp_size = tp_size
         self._told: dict[int, dict[str, str]] = {}  # by tp_rank
 
     def note(self, tp_rank: int, payload: bytes) -> None:
-        """Handles a rank's message with its traits (`MessageKind.TRAITS`)."""
+        """Records the traits of a rank. `payload` is the rank's message (`MessageKind.TRAITS`)."""
         traits = dict(worker_pb2.DescribeResponse.FromString(payload).traits)
         for other, its_traits in self._told.items():
             for name in sorted(traits.keys() | its_traits.keys()):
@@ -34,5 +34,6 @@ class RankTraits:
 
     @property
     def all(self) -> Mapping[str, str]:
-        """The traits of the worker. The value is empty until all ranks have told theirs."""
+        """The traits of the worker. The mapping is empty until all ranks have reported their
+        traits."""
         return self._told[0] if len(self._told) == self._tp_size else {}

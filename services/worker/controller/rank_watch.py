@@ -1,4 +1,4 @@
-"""Watches the heartbeats of a stage's ranks, and gives the heartbeats of the stage.
+"""Watches the heartbeats of a stage's ranks, and sends the heartbeats of the stage.
 
 Each rank sends heartbeats from the start of its process, more often than the stage. The stage sends
 a heartbeat as long as all ranks send theirs. The stage has failed when a rank ends or is silent for
@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Callable
 
 HEARTBEAT_S = 1.0
-"""Interval of the stage's heartbeats in seconds; the interval of ranks is shorter."""
+"""Interval between two heartbeats of the stage, in seconds. Ranks send heartbeats at a shorter
+interval."""
 
 LOADING_SILENCE_LIMIT_S = 60.0
 """Seconds without a heartbeat after which a rank that has not loaded counts as lost. A rank sends
@@ -17,7 +18,7 @@ no heartbeat while it imports torch, and possibly none while it reads a large te
 
 
 class RankWatch:
-    """Counts the heartbeats of a stage's ranks, and detects the loss of a rank."""
+    """Tracks the heartbeats of a stage's ranks, and detects the loss of a rank."""
 
     def __init__(
         self, tp_size: int, *, on_alive: Callable[[], None], on_lost: Callable[[str, bool], None]
@@ -25,7 +26,8 @@ class RankWatch:
         """`on_alive` is called for each heartbeat of the stage. `on_lost` is called once, when a
         rank is lost, with the reason and whether the rank failed by itself."""
         self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """A future that gets the reason as its result when a rank is lost and the stage fails."""
+        """A future that is done when a rank is lost and the stage fails. Its result is the
+        reason."""
         self.tp_size = tp_size
         self.n_heartbeats = 0
         """Number of heartbeats that the stage has sent."""
@@ -38,7 +40,8 @@ class RankWatch:
 
     @property
     def n_alive(self) -> int:
-        """Number of ranks that have sent a heartbeat since the last check but one."""
+        """Number of ranks that have sent a heartbeat recently: since the check before the
+        last one."""
         return sum(self._n_missed[tp_rank] <= 1 for tp_rank in list(self._heard))
 
     def note_heartbeat(self, tp_rank: int) -> None:
@@ -47,12 +50,13 @@ class RankWatch:
         self._n_missed[tp_rank] = 0
 
     def note_loaded(self, tp_rank: int) -> None:
-        """Notes that a rank has loaded its weights. A shorter limit of silence applies to it."""
+        """Records that a rank has loaded its weights. From then on, the shorter silence limit
+        applies to the rank."""
         self._loaded.add(tp_rank)
 
     def lose(self, reason: str, *, is_by_itself: bool = False) -> None:
-        """Declares the stage failed, unless it has failed already. `is_by_itself` says that a rank
-        failed, and that nothing outside has stopped or killed it."""
+        """Declares the stage failed, unless it has failed already. `is_by_itself` means that a rank
+        failed without being stopped or killed from outside."""
         if not self.failure.done():
             self.failure.set_result(reason)
             self._on_lost(reason, is_by_itself)
@@ -67,8 +71,9 @@ class RankWatch:
         """Sends a heartbeat of the stage if every rank has sent one since the last check. Declares
         a rank lost if it has been silent for too long.
 
-        The limit is `silence_limit_s`, or LOADING_SILENCE_LIMIT_S until the rank has loaded. Checks
-        are counted, not seconds, because heartbeats lie unread while the controller does not run.
+        The limit is `silence_limit_s`, or LOADING_SILENCE_LIMIT_S until the rank has loaded.
+        Silence is measured in checks and not by the clock, because heartbeats stay unread while the
+        controller itself does not run.
         """
         for tp_rank, n_missed in self._n_missed.items():
             is_loaded = tp_rank in self._loaded

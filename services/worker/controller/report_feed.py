@@ -1,7 +1,7 @@
 """Delivers the reports of a stage to all watchers of the stage.
 
-Most reports come from a rank and are forwarded as bytes, without decoding. The stage adds reports
-of two kinds: heartbeats and its failure.
+Most reports come from a rank and are forwarded as bytes, without decoding. The stage itself adds
+two kinds of reports: its heartbeats and its failure.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ class ReportFeed:
         self._publish(worker_pb2.WatchStageResponse(heartbeat=worker_pb2.StageHeartbeat()))
 
     def publish_failure(self, reason: str, *, is_by_itself: bool = False) -> None:
-        """Tells watchers that the stage has failed, so that the epoch cannot go on, and why.
-        `is_by_itself` says that nothing outside has stopped or killed a rank."""
+        """Tells watchers that the stage has failed and why, so that the epoch cannot go on.
+        `is_by_itself` means that a rank failed without being stopped or killed from outside."""
         self._publish_failure(worker_pb2.StageFailure(reason=reason, is_by_itself=is_by_itself))
 
     def publish_neighbours_loss(self, reason: str) -> None:
@@ -50,8 +50,8 @@ class ReportFeed:
         """Yields an iterator over the reports that are published inside the `with` block.
 
         Raises:
-            StaleEpoch: `epoch` is not the current epoch. The iterator raises it when the epoch is
-                over.
+            StaleEpoch: `epoch` is not the current epoch. The iterator raises this error when the
+                epoch ends.
         """
         self._epoch.check(epoch)
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()

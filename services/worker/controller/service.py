@@ -22,11 +22,12 @@ CALLERS = {
     "WatchStage": {tls.SCHEDULER},
     "Profile": {tls.WORKER},
 }
-"""Roles that may call each method. Plans come from the scheduler or from the previous stage.
-Profiles are ordered by people in a worker's pod."""
+"""Roles whose certificates may call each method. Plans come from the scheduler or from the previous
+stage. Profiles are ordered by people in a worker's pod."""
 
 MAX_STREAMS = 16
-"""Largest number of concurrent calls of RunIterations, and of WatchStage. An epoch has one each."""
+"""Largest number of concurrent calls of RunIterations, and also of WatchStage. An epoch needs one
+call of each."""
 
 
 class WorkerService:
@@ -66,7 +67,7 @@ class WorkerService:
     async def PrepareGrammar(
         self, request: worker_pb2.PrepareGrammarRequest, context: Any
     ) -> worker_pb2.PrepareGrammarResponse:
-        """Makes all ranks of the stage compile a grammar, and answers when they have compiled
+        """Makes all ranks of the stage compile a grammar. Answers when all of them have compiled
         it."""
         epoch = rpc.epoch_of(context)
         return await self._controller.grammar_orders.prepare(request, epoch=epoch)

@@ -1,4 +1,4 @@
-"""Spans of a stage's part in recorded iterations, made from the timings of its rank.
+"""Makes a span for a stage's part of each traced iteration, from the timings of its rank.
 
 Ranks do not use OpenTelemetry. A rank reports its timings, and the controller makes the span, whose
 parent is the scheduler's span that the plan names. The span begins when the plan was forwarded, so
@@ -13,7 +13,7 @@ from orcinus.v1 import worker_pb2
 from services.common import semconv, tracing
 
 MAX_UNDER_WAY = 64
-"""Number of plans whose forwarding time is kept; a pipeline has fewer plans in flight."""
+"""Number of plans whose forwarding time is remembered. A pipeline has fewer plans in flight."""
 
 
 class StageTracer:
@@ -27,7 +27,7 @@ class StageTracer:
         self._forwarded: deque[int] = deque(maxlen=MAX_UNDER_WAY)
 
     def joined(self, epoch: int) -> None:
-        """Begins an epoch. The numbers of its iterations begin at 1."""
+        """Begins an epoch, in which iterations are numbered from 1."""
         self._epoch = epoch
         self._n_plans = 0
         self._forwarded.clear()
@@ -39,7 +39,7 @@ class StageTracer:
         self._forwarded.append(now_ns)
 
     def record(self, payload: bytes) -> None:
-        """Makes the span of an iteration. `payload` is an IterationTrace."""
+        """Makes the span of one iteration from `payload`, the bytes of an IterationTrace."""
         trace = worker_pb2.IterationTrace.FromString(payload)
         timing = trace.timing
         began_ns = min(trace.start_unix_ns, self._forwarded_at(trace) or trace.start_unix_ns)

@@ -1,7 +1,7 @@
-"""The position of an output among words that must not be generated.
+"""Tokens that are banned next in an output, because the request bans words.
 
-A word is a sequence of tokens. Where the output ends with all tokens of a word but the last, the
-last one is banned. Only generated tokens count, as in vLLM.
+A word is a sequence of tokens. If the output ends with all tokens of a word except the last one,
+the word's last token is banned. Only generated tokens are compared, as in vLLM.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from services.worker.engine.token_rules import allowed_mask
 
 
 class BadWordsMatcher:
-    """The tokens that may come next in one output, by the words that are banned in it. Implements
-    the protocol `Matcher`, with the request's lists of allowed and of banned tokens."""
+    """The tokens that may come next in one output, given the words that its request bans.
+    Implements the protocol `Matcher`, and includes the request's lists of allowed and of banned
+    tokens."""
 
     is_cut = False
 
@@ -35,7 +36,8 @@ class BadWordsMatcher:
         self._generated.append(token_id)
 
     def mask(self) -> bytes:
-        """Returns the tokens that may come next: bit b of 32-bit word w is for token 32 w + b."""
+        """Returns the tokens that may come next, as a bit mask: bit b of 32-bit word w is set if
+        token 32 w + b is allowed."""
         tokens = tuple(self._generated)
         is_allowed = self._allowed.copy()
         for length in self._lengths:

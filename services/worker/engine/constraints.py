@@ -1,5 +1,5 @@
-"""Allowed next tokens of each request whose allowed tokens depend on its output: of requests that
-follow a grammar, and of requests with banned words.
+"""Allowed next tokens of requests for which they depend on the output so far: requests that follow
+a grammar, and requests with banned words.
 
 A row's matcher has taken the generated tokens up to some position. It takes the tokens that this
 rank has sampled and, for a request that is resumed after a loss, the generated tokens that the plan
@@ -22,10 +22,10 @@ from services.worker.engine.plan import Ints, PlanError
 
 
 class Matcher(Protocol):
-    """The position of one output in its grammar, or among its banned words.
+    """The state of one output in its grammar, or among its banned words.
 
-    `services.grammar` implements this protocol, so the engine core does not need its library.
-    `BadWordsMatcher` is for banned words.
+    For grammars, `services.grammar` implements this protocol, so the engine does not import
+    llguidance. For banned words, `BadWordsMatcher` does.
     """
 
     def take(self, token_id: int) -> None:
@@ -33,17 +33,19 @@ class Matcher(Protocol):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the output ends because a step of the grammar takes too much work."""
+        """Whether the output ends early, because a step of the grammar takes too much work."""
 
     def mask(self) -> bytes:
-        """Returns the tokens that may come next: bit b of 32-bit word w is for token 32 w + b."""
+        """Returns the tokens that may come next, as a bit mask: bit b of 32-bit word w is set if
+        token 32 w + b is allowed."""
 
 
 class Grammars(Protocol):
     """The grammars of a model: `services.grammar.grammars.Grammars`."""
 
     def begin_iteration(self) -> None:
-        """Begins the masks of a new iteration and resets the count of work."""
+        """Begins the masks of a new iteration, and resets the counter that limits the work of one
+        iteration."""
 
     def matcher(self, digest: bytes) -> Matcher | None:
         """Returns a matcher of the grammar with this digest, at the beginning of an output. Returns
@@ -59,7 +61,8 @@ class TokenArrival(Protocol):
 
 @dataclass(slots=True)
 class _Constrained:
-    """A request with a matcher, and the position in its sequence of the next token to take."""
+    """A request with a matcher. The record also has the position of the next token that the matcher
+    must take."""
 
     matcher: Matcher
     position: int
@@ -67,7 +70,7 @@ class _Constrained:
 
 @dataclass(frozen=True, slots=True)
 class ConstrainedRows:
-    """The rows of a batch whose next token a matcher limits."""
+    """The rows of a batch that have a matcher, which limits their next token."""
 
     places: Ints  # [n], indices among the batch's sampled tokens, in ascending order
     rows: Ints  # [n], rows of the request table
@@ -79,8 +82,8 @@ class Constraints:
     """The matchers of the requests of an epoch, by row."""
 
     def __init__(self, grammars: Grammars | None) -> None:
-        """`grammars` is None on ranks that do not sample. It is also None if the model can follow
-        no grammar."""
+        """`grammars` is None on ranks that do not sample, and for models that can follow no
+        grammar."""
         self._grammars = grammars
         self._held: dict[int, _Constrained] = {}
         self._arriving: list[tuple[ConstrainedRows, TokenArrival]] = []
@@ -97,8 +100,8 @@ class Constraints:
         """Adds a request whose output follows the grammar with this digest.
 
         Raises:
-            PlanError: the model can follow no grammar, or this grammar is not compiled. The
-                scheduler admits no such request.
+            PlanError: the model can follow no grammar, or this grammar is not compiled. A correct
+                scheduler never admits such a request.
         """
         if self._grammars is None:
             raise PlanError(f"row {row} has a grammar, and this model can follow none")
@@ -108,7 +111,7 @@ class Constraints:
         self.hold(row, matcher, n_prompt_tokens=n_prompt_tokens)
 
     def hold(self, row: int, matcher: Matcher, *, n_prompt_tokens: int) -> None:
-        """Adds a request with a matcher at the beginning of its output."""
+        """Adds a request whose `matcher` is at the beginning of the request's output."""
         self._held[row] = _Constrained(matcher, n_prompt_tokens)
 
     def release(self, row: int) -> None:
@@ -116,8 +119,9 @@ class Constraints:
         self._held.pop(row, None)
 
     def take_sent(self, row: int, start: int, token_ids: Sequence[int]) -> None:
-        """Passes the tokens of a span to the matcher of a row. The span begins at the position
-        `start`. Tokens that the matcher has had before are left out."""
+        """Passes the tokens that a plan sends for a row to the row's matcher. The first token has
+        the position `start` in the sequence. Tokens that the matcher has already taken are skipped.
+        """
         held = self._held.get(row)
         if held is None:
             return
@@ -126,7 +130,8 @@ class Constraints:
             held.position += 1
 
     def rows_of(self, rows: Ints, positions: Ints) -> ConstrainedRows | None:
-        """Returns the rows with a matcher among a batch's sampled `rows` [n_sampled]."""
+        """Returns those of a batch's sampled `rows` [n_sampled] that have a matcher. Returns None
+        if none has one."""
         if not self._held:
             return None
         places = np.array([i for i, row in enumerate(rows.tolist()) if row in self._held], np.int64)
@@ -136,7 +141,8 @@ class Constraints:
         return ConstrainedRows(places, rows[places], positions[places], held)
 
     def masks(self, constrained: ConstrainedRows, uploads: Uploads) -> AllowedTokens:
-        """Returns the tokens that may be sampled, readable when `uploads` has been flushed.
+        """Returns the tokens that may be sampled for the constrained rows. The tensors are readable
+        after `uploads` has been flushed.
 
         Waits for sampled tokens that have not yet arrived from the device.
         """
@@ -157,9 +163,10 @@ class Constraints:
         return [place for place, one in places if one.matcher.is_cut]
 
     def sampled(self, constrained: ConstrainedRows, tokens: Ints | Tensor) -> None:
-        """Takes the tokens sampled for a batch, [n_sampled].
+        """Passes the tokens sampled for a batch, [n_sampled], to the matchers of the constrained
+        rows.
 
-        Tokens on a device are taken later, when the copy has arrived on the host.
+        Tokens on a device are passed later, when their copy has arrived on the host.
         """
         if isinstance(tokens, Tensor):
             self._arriving.append((constrained, _DeviceArrival(tokens)))
@@ -180,7 +187,8 @@ class Constraints:
 
 
 class _DeviceArrival:
-    """A copy of tokens from a GPU, which is queued after the kernels that sample."""
+    """A copy of sampled tokens from a GPU to the host. The copy is queued after the kernels that
+    sample."""
 
     def __init__(self, tokens: Tensor) -> None:
         self._tokens = tokens.to("cpu", non_blocking=True)

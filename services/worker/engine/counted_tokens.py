@@ -1,4 +1,4 @@
-"""The tokens of a batch that are counted for penalties."""
+"""Selects the tokens of a batch that must be counted for penalties."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from services.worker.engine.token_counts import NOT_COUNTED, CountedTokens
 def counted_tokens(
     table: RequestTable, spans: Spans, first_tokens: Ints, uploads: Uploads
 ) -> CountedTokens | None:
-    """Returns the tokens of a batch that are counted for penalties. Returns None if no request of
-    the batch has penalties. `first_tokens` [n_spans] are the indices at which `spans` begin."""
+    """Returns the tokens of a batch that must be counted for penalties, or None if no request of
+    the batch has penalties. `first_tokens` [n_spans] are the indices in the batch at which `spans`
+    begin."""
     count_rows = table.count_rows(spans.rows)
     if count_rows is None:
         return None

@@ -8,14 +8,14 @@ which the recording reads:
     batch size      1, 2, 4, 8, then in steps of 8 to 64, of 16 to 256, of 32 above
     block tables    wide enough for sequences of 1,024, 2,048, 4,096, ... or the most tokens
 
-The width of the tables decides how attention divides its work. With a single width, short sequences
-would take as long to plan and to upload as long ones. Some shapes are recorded when an epoch begins
-(`warm_up`), the others when they first occur. All ranks of a stage run equal plans, so they record
-at the same time. A recording takes one more iteration, and up to a second.
+The width of the block tables decides how attention divides its work. If there were only one width,
+short sequences would take as long to plan and to upload as long ones. Some shapes are recorded when
+an epoch begins (`warm_up`), the others when they first occur. All ranks of a stage run equal plans,
+so they record at the same time. A recording runs one additional iteration and takes up to a second.
 
-Padding reads and writes a block that no request has. A graph computes the stage's share of an
-iteration: the embedding on the first stage, the layers, and the logits on the last stage. Tokens
-are sampled after the graph.
+Padding reads and writes a K/V block that belongs to no request. A graph computes the stage's share
+of an iteration: the embedding on the first stage, the layers, and the logits on the last stage.
+Tokens are sampled after the graph.
 
 If another rank is lost during a recording, CUDA's error ends the process: a recording that has
 begun cannot be undone, and PyTorch's allocator would treat it as still running.
@@ -50,11 +50,11 @@ _RECORDINGS_BYTES = 1 << 29
 
 
 def reserved_bytes(max_spans: int, result_bytes: int) -> int:
-    """Returns the number of bytes of GPU memory that the graphs of an epoch may take, if results
-    have `result_bytes` for each span.
+    """Returns the number of bytes of GPU memory that the graphs of an epoch may take. Results have
+    `result_bytes` for each span.
 
-    Results are counted four times, because logits are also kept before a cap, after a cap, and
-    scaled.
+    The bytes of results are counted four times, because a graph also keeps three copies of the
+    logits: before a cap, after a cap, and scaled.
     """
     return _RECORDINGS_BYTES + 4 * max_spans * result_bytes
 
@@ -77,7 +77,7 @@ class CudaGraph:
         self._graph = torch.cuda.CUDAGraph()
 
     def capture(self, function: Callable[[], object]) -> None:
-        """Implements `Graph.capture`. Waits for the device."""
+        """Records the kernels of `function`, as `Graph.capture` describes. Waits for the device."""
         stream = self._memory.stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -93,7 +93,7 @@ class CudaGraph:
             function()
 
     def replay(self) -> None:
-        """Implements `Graph.replay`."""
+        """Launches the recorded kernels again, on the current stream."""
         self._graph.replay()
 
 
@@ -111,13 +111,13 @@ class GraphMemory:
 
 
 def cuda_graphs() -> Callable[[], Graph]:
-    """Returns a function that makes the graphs of one epoch on the current GPU."""
+    """Returns a function that creates empty CUDA graphs for one epoch, on the current GPU."""
     memory = GraphMemory()
     return lambda: CudaGraph(memory)
 
 
 class DecodeGraphs:
-    """The recorded shapes of one epoch."""
+    """The decode graphs of one epoch, one for each recorded batch shape."""
 
     def __init__(
         self,
@@ -132,10 +132,11 @@ class DecodeGraphs:
         device: torch.device,
         hidden: Tensor | None,
     ) -> None:
-        """`compute` is the stage's share of an iteration: from a batch and received hidden states
-        to hidden states or logits, [n_spans, any]. On stages that receive, `hidden` [max_spans,
-        hidden_size] is the tensor for received hidden states. Its values must be finite, because
-        padding is computed from them. Batches of more than `max_spans` spans do not use graphs."""
+        """`compute` runs the stage's share of an iteration. It takes a batch and received hidden
+        states, and returns hidden states or logits, [n_spans, any]. On stages that receive,
+        `hidden` [max_spans, hidden_size] is the tensor for received hidden states. Its values must
+        be finite, because padding is computed from them. Batches of more than `max_spans` spans do
+        not use graphs."""
         self._builder = builder
         self._uploads = uploads
         self._compute = compute
@@ -151,7 +152,7 @@ class DecodeGraphs:
 
     @property
     def n_recorded(self) -> int:
-        """Number of shapes that have a graph."""
+        """Number of batch shapes that have been recorded."""
         return len(self._recorded)
 
     def shape_of(self, spans: Spans) -> DecodeShape | None:
@@ -169,8 +170,8 @@ class DecodeGraphs:
     def shapes(self) -> Iterator[DecodeShape]:
         """Yields all shapes that may be recorded, from short sequences to long ones.
 
-        For each width the largest batch comes first, since the memory of its recording suffices for
-        all smaller batches. The other batches follow in ascending order.
+        For each width of block tables the largest batch is first, since the memory of its recording
+        suffices for all smaller batches. The smaller batches follow in ascending order.
         """
         sizes = {min(padded_size(n), self._max_spans) for n in range(1, self._max_spans + 1)}
         *smaller, largest = sorted(sizes)
@@ -181,7 +182,7 @@ class DecodeGraphs:
                 yield DecodeShape(n_spans, -(-length // self._block_size))
 
     def record(self, shape: DecodeShape) -> None:
-        """Records decodes of `shape` unless they have been recorded."""
+        """Records a graph for decodes of `shape`, unless there is one already."""
         if shape not in self._recorded:
             self._recorded[shape] = self._record(shape)
 
@@ -197,7 +198,7 @@ class DecodeGraphs:
 
     def run(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
         """Runs the batch that was built last and returns the results without padding, [n_spans,
-        any]. The next run overwrites them."""
+        any]. The next run overwrites the results."""
         if batch.shape is None or self._results is None or batch is not self._built:
             raise ValueError("the batch is not the one that was built last for a graph")
         if self._hidden is not None and hidden is not None:
@@ -208,7 +209,8 @@ class DecodeGraphs:
         return self._results[: batch.n_spans]
 
     def drop(self) -> None:
-        """Destroys all recordings. NCCL does not release a group that a recording uses."""
+        """Destroys all recordings of the epoch. Must be called before a process group is closed,
+        because NCCL does not release a group that a recording uses."""
         self._recorded.clear()
 
     def _record(self, shape: DecodeShape) -> _Recorded:
@@ -233,7 +235,7 @@ class DecodeGraphs:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """A graph, and the tensors that must live as long as the graph."""
+    """A recorded graph, and the tensors that must live as long as the graph."""
 
     graph: Graph
     inputs: Tensor  # [bytes] uint8, the memory to which batches are uploaded
@@ -241,8 +243,7 @@ class _Recorded:
 
 
 def padded_size(n_spans: int) -> int:
-    """Returns the smallest batch size for which there may be a graph and that is not below
-    `n_spans`."""
+    """Returns the smallest padded batch size that is at least `n_spans`."""
     if n_spans <= 8:
         return int(1 << (n_spans - 1).bit_length())
     step = 8 if n_spans <= 64 else 16 if n_spans <= 256 else 32
@@ -250,7 +251,7 @@ def padded_size(n_spans: int) -> int:
 
 
 def padded_length(n_keys: int, max_model_len: int) -> int:
-    """Returns the shortest sequence length of a graph, in tokens, that is at least `n_keys`."""
+    """Returns the shortest sequence length of a graph, in tokens, that is not below `n_keys`."""
     length = _FIRST_WIDTH
     while length < n_keys:
         length *= _WIDTH_FACTOR

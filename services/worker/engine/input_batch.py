@@ -1,9 +1,9 @@
 """The flat tensors of one iteration, laid out from the spans of its plan.
 
 Most operations treat all tokens alike, whatever their requests (selective batching, OSDI'22 section
-3.2). The further inputs of attention and sampling are prepared here, once for all layers. All
-arrays of an iteration are copied to the device in one transfer (`kernels.upload`). This module does
-not depend on the model or on the wire format.
+3.2). The additional inputs that attention and sampling need are prepared here, once for all layers.
+All arrays of an iteration are copied to the device in one transfer (`kernels.upload`). This module
+does not depend on the model or on the wire format.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class InputBatch:
 
     @property
     def slots(self) -> Tensor:
-        """Slots of the tokens' keys and values in the first K/V group, [n_tokens] int64."""
+        """Slots for the tokens' keys and values in the first K/V group, [n_tokens] int64."""
         return self.kv[0].slots
 
     @property
@@ -59,7 +59,7 @@ class InputBatch:
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """Size of a padded batch of decodes; the shapes of all tensors depend only on these fields."""
+    """The padded size of a batch of decodes. It alone determines the shapes of all tensors."""
 
     n_spans: int
     n_columns: int  # largest number of blocks of a sequence
@@ -67,7 +67,7 @@ class DecodeShape:
 
 @dataclass(frozen=True, slots=True)
 class TokenLayout:
-    """The places of a batch's tokens in the batch, in their sequences and in the K/V storage."""
+    """Where the tokens of a batch are: in the batch, in their sequences and in the K/V storage."""
 
     starts: Ints  # [n_spans], position of each span's first token
     widths: Ints  # [n_spans], number of tokens of each span, padding included
@@ -100,8 +100,8 @@ class BatchBuilder:
 
         `key_caches` are the keys [n_blocks, block_size, n_kv_heads, head_dim] of one layer of each
         kind of heads. `n_kv_heads` is 0 if no layer stores keys. `n_heads` is this rank's number of
-        query heads. `windows` are the windows of the stage's layers in each K/V group, `states` the
-        states that layers keep of requests. `vocab_size` is None on stages that do not sample.
+        query heads. `windows` are the windows of the stage's layers in each K/V group. `states` are
+        the states that layers keep of requests. `vocab_size` is None on stages that do not sample.
 
         The keys and values of padding are stored in the last block, which no request may have.
         """
@@ -117,18 +117,17 @@ class BatchBuilder:
         self._scratch = n_blocks - 1
 
     def build(self, spans: Spans) -> InputBatch:
-        """Returns the batch of `spans`, which the table has applied. Spans may have different
-        lengths."""
+        """Returns the batch of `spans` of any lengths. The table must have applied their plan."""
         block_tables = self._table.block_tables(spans.rows)
         return self._batch(spans, self._layout(spans.start_positions, spans.n_tokens, block_tables))
 
     def n_tokens(self, lengths: Sequence[int]) -> int:
-        """Returns the number of tokens of the batch that `build` makes of spans of `lengths`."""
+        """Returns how many tokens `build` puts into the batch of spans of the given lengths."""
         return sum(lengths)
 
     def build_decodes(self, spans: Spans, shape: DecodeShape) -> InputBatch:
-        """Returns the batch of `spans` of one token each, padded to `shape` with spans at position
-        0 of a sequence in the last block.
+        """Returns the batch of `spans` of one token each. The batch is padded to `shape` with spans
+        at position 0 of a sequence in the last block.
 
         For each shape and target of uploads, the tensors that layers read have fixed addresses.
         """
@@ -142,7 +141,7 @@ class BatchBuilder:
         return self._batch(spans, self._layout(starts, np.ones_like(starts), tables), shape=shape)
 
     def _layout(self, starts: Ints, widths: Ints, block_tables: Ints) -> TokenLayout:
-        """Returns the layout of spans at the positions `starts` that are `widths` tokens long."""
+        """Returns the layout of spans of `widths` tokens that begin at the positions `starts`."""
         first_tokens, span_of_token, positions = _places(starts, widths)
         blocks = block_tables[:, span_of_token, positions // self._block_size]
         slots = blocks * self._block_size + positions % self._block_size
@@ -153,8 +152,8 @@ class BatchBuilder:
     def _batch(
         self, spans: Spans, layout: TokenLayout, *, shape: DecodeShape | None = None
     ) -> InputBatch:
-        """Returns the batch of `spans`, uploaded. With a `shape`, the layout has spans of padding
-        after `spans`."""
+        """Returns the batch of `spans` and queues its upload. With a `shape`, `layout` also has
+        spans of padding, after `spans`."""
         add = self._uploads.add
         numbers = self._table.last_tokens.numbers
         first_tokens = layout.first_tokens[: len(spans.rows)]
@@ -227,15 +226,15 @@ class BatchBuilder:
         )
 
     def _sampling(self, rows: Ints, positions: Ints) -> SamplingColumns:
-        """Returns the sampling columns for the tokens of `rows` that will be at `positions`."""
+        """Returns the sampling columns for the next tokens of `rows`, at `positions`."""
         if self._vocab_size is None or self._table.is_greedy(rows):
             return ALL_GREEDY
         return self._table.sampling(rows, positions).columns(self._uploads, self._vocab_size)
 
 
 def _places(starts: Ints, widths: Ints) -> tuple[Ints, Ints, Ints]:
-    """Returns the index in the batch of each span's first token [n_spans]. Returns also, for each
-    token, the index of its span [n_tokens] and its position in the sequence [n_tokens]."""
+    """Returns the index in the batch of each span's first token [n_spans] and, for each token, the
+    index of its span [n_tokens] and its position in the sequence [n_tokens]."""
     n_spans, n_tokens = len(widths), sum(widths.tolist())
     if n_tokens == n_spans:
         places = np.arange(n_spans)
@@ -247,8 +246,8 @@ def _places(starts: Ints, widths: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _sent_tokens(spans: Spans, first_tokens: Ints, *, n_tokens: int) -> Ints:
-    """Returns the tokens of a batch [n_tokens] from the plan, with 0 for padding and for tokens
-    that the plan leaves out. Spans begin at `first_tokens`."""
+    """Returns the tokens of a batch [n_tokens] that the plan contains, and 0 for padding and for
+    tokens that the plan leaves out. Spans begin at the indices `first_tokens` of the batch."""
     if len(spans.token_ids) == n_tokens:
         return spans.token_ids
     n_sent = np.where(spans.token_on_rank, 0, spans.n_tokens)

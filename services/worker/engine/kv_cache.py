@@ -1,6 +1,6 @@
 """Paged storage for the keys and values of one stage's layers, for the heads of one rank.
 
-The scheduler's K/V manager decides, for all stages, to which request and to which group of layers a
+For all stages, the scheduler's K/V manager decides to which request and to which group of layers a
 block belongs. A block id stands for the same slots on all stages. Layers of different groups share
 storage, since a block belongs to one group at a time.
 """
@@ -17,14 +17,14 @@ from services.worker.models.config import KVSizes, ModelConfig
 from services.worker.models.kv_groups import KVGroups
 
 _NOWHERE = -1
-"""The place of a layer that stores no keys and values."""
+"""Place value for a layer that stores no keys and values."""
 
 
 def kv_block_bytes(
     config: ModelConfig, layers: range, *, block_size: int, dtype: torch.dtype, tp_size: int
 ) -> int:
-    """Returns the number of bytes of one block on one rank. The block has the keys and values of
-    its slots, for those of `layers` that belong to one group."""
+    """Returns the number of bytes of one K/V block on one rank. A block holds the keys and values
+    of its slots for the layers of one K/V group."""
     n_elements = sum(
         each.n_heads * (each.key_dim + each.value_dim)
         for each in _places(config, layers, KVGroups.of(config), tp_size).values()
@@ -47,10 +47,11 @@ class KVCache:
         tp_size: int = 1,
         groups: KVGroups | None = None,
     ) -> None:
-        """Allocates all blocks. `groups` are by default the groups of the configuration.
+        """Allocates all blocks, filled with zeros. `groups` are by default the groups of the
+        configuration.
 
-        The blocks are zeroed, because attention reads slots after the end of a sequence with weight
-        zero, and zero times an arbitrary number in memory may be NaN.
+        Attention reads slots after the end of a sequence with weight zero. An uninitialised slot
+        may be NaN, and zero times NaN is NaN.
         """
         self.n_blocks = n_blocks
         self.block_size = block_size
@@ -65,11 +66,12 @@ class KVCache:
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
             storage[place] for place in _place_of_each(config, layers, groups)
         )
-        """The keys and values that each layer attends to: its own, or those of an earlier layer."""
+        """For each layer, the keys and values to which it attends: its own, or the ones of an
+        earlier layer."""
 
     def key_caches(self) -> Sequence[Tensor]:
-        """Returns the keys of the first layer of each kind of heads. If no layer stores keys, the
-        result has the empty keys of one layer."""
+        """Returns the key storage of the first layer of each kind of heads. If no layer stores
+        keys, the result is one empty tensor."""
         of_kind: dict[torch.Size, Tensor] = {}
         for keys, _ in self.layers:
             if keys.numel():
@@ -80,9 +82,9 @@ class KVCache:
 def _places(
     config: ModelConfig, layers: range, groups: KVGroups, tp_size: int
 ) -> dict[int, KVSizes]:
-    """Returns the sizes of keys and values that a rank stores at each place of a block.
+    """Returns the sizes of keys and values at each place of a block on this rank.
 
-    A place has the layers of different groups that share storage.
+    Layers of different groups use the same place, since a block belongs to one group at a time.
     """
     places = zip(_place_of_each(config, layers, groups), layers, strict=True)
     return {
@@ -93,8 +95,8 @@ def _places(
 
 
 def _place_of_each(config: ModelConfig, layers: range, groups: KVGroups) -> list[int]:
-    """Returns the index of each layer's storage within the blocks of its group. A layer that stores
-    no keys and values has the index of the layer whose keys and values it uses."""
+    """Returns, for each layer, the index of its storage within the blocks of its group. A layer
+    that stores no keys and values has the index of the layer whose keys and values it uses."""
     of_layers = groups.of_layers
     n_before: Counter[int] = Counter()
     places: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""The memory of a GPU that is left for keys and values.
+"""Computes how much memory of a GPU is left for keys and values.
 
     fraction of the total - used - iteration - transfers - graphs
 
@@ -23,7 +23,8 @@ _GIB = 1 << 30
 
 
 class NoMemoryLeft(CannotStart):
-    """No memory is left for keys and values. The message has the numbers and names the settings."""
+    """No memory is left for keys and values. The error's message has the numbers of bytes and names
+    the settings."""
 
 
 class DeviceMemory(Protocol):
@@ -33,11 +34,12 @@ class DeviceMemory(Protocol):
         """Returns the size of the memory."""
 
     def used(self) -> int:
-        """Returns the number of bytes that all processes use. Bytes that this process could free at
-        once do not count."""
+        """Returns the number of bytes that all processes use, without bytes that this process could
+        free at once."""
 
     def peak_of(self, run: Callable[[], None]) -> int:
-        """Runs `run` and returns its peak use in bytes, above the use before the run."""
+        """Calls `run` and returns how many bytes its peak memory use is above the use before the
+        call."""
 
 
 class GpuMemory:
@@ -64,7 +66,8 @@ class GpuMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """The shares of a device's memory in bytes, as the module's docstring defines them."""
+    """The total memory of a device, and the number of bytes for each purpose (see the module's
+    docstring)."""
 
     total: int
     used: int
@@ -73,10 +76,11 @@ class MemoryShares:
     graphs: int
 
     def kv_memory(self, fraction: float) -> int:
-        """Returns the number of bytes for keys and values, if a `fraction` of the total is used.
+        """Returns the number of bytes for keys and values, if the process may use the given
+        `fraction` of the total.
 
         Raises:
-            NoMemoryLeft: the shares leave no memory.
+            NoMemoryLeft: the other uses leave no memory.
         """
         needed = self.used + self.iteration + self.transfers + self.graphs
         left = int(self.total * fraction) - needed
@@ -93,8 +97,8 @@ class MemoryShares:
 def transfer_bytes(
     hidden_bytes: int, *, stage_index: int, n_stages: int, max_pending_sends: int
 ) -> int:
-    """Returns the largest number of bytes of hidden states in flight, without those of the
-    iteration that is computed. One iteration has `hidden_bytes`.
+    """Returns the largest number of bytes that hidden states in flight may take on a rank, apart
+    from the iteration that is being computed. One iteration has `hidden_bytes`.
 
     The scheduler's default depth is assumed: one iteration in flight for each stage, and at least
     two. A rank allocates hidden states for all announced iterations, and keeps hidden states that
@@ -109,7 +113,7 @@ def transfer_bytes(
 def measure(
     memory: DeviceMemory, iteration: Callable[[], None], *, transfers: int, graphs: int
 ) -> MemoryShares:
-    """Returns the shares of a device on which everything but K/V is loaded.
+    """Measures how the memory of a device is used, when everything except K/V is loaded.
 
     `iteration` is run twice, because the first run also compiles kernels and allocates memory that
     stays in use.

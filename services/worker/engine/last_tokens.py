@@ -1,8 +1,9 @@
 """The last sampled token of each row, on a rank that embeds and samples.
 
 Plans leave such tokens out, because the rank has sampled them itself. On a GPU the tokens stay on
-the device, and the host does not wait for them. On a CPU they are in NumPy arrays: when weights
-have displaced the code from the caches, NumPy takes a quarter of PyTorch's time for few numbers.
+the device, and the host does not wait for them. On a CPU the tokens are in NumPy arrays. For few
+numbers NumPy takes a quarter of PyTorch's time, because the weights have displaced the libraries'
+code from the caches.
 """
 
 from __future__ import annotations
@@ -21,26 +22,28 @@ Numbers = Ints | Tensor
 
 
 class LastTokens(Protocol):
-    """The last token of each row. A row must not be read before a token was sampled for it."""
+    """The last token of each row of the request table. A row must not be read before a token was
+    sampled for it."""
 
     def grow(self, n_rows: int) -> None:
         """Makes the store hold at least `n_rows` rows."""
 
     def numbers(self, values: Ints, uploads: Uploads) -> Numbers:
-        """Converts rows, or indices in a batch, to the type that the other methods take.
+        """Converts rows of the table, or indices in a batch, to the type that the other methods
+        take.
 
         The result may be used after `uploads` has been flushed.
         """
 
     def keep(self, rows: Numbers, tokens: Numbers) -> None:
-        """Keeps the tokens sampled for `rows`, both [n_sampled]. A token is -1 if its logits were
-        not finite."""
+        """Stores `tokens` as the last tokens of `rows`, both [n_sampled]. A token is -1 if its
+        logits were not finite."""
 
     def put(self, token_ids: Tensor, places: Numbers, rows: Numbers) -> None:
         """Writes the last tokens of `rows` [n] to the indices `places` [n] of a batch's `token_ids`
         [n_tokens].
 
-        Writes 0 instead of -1, because a token may be embedded before the host refuses the -1.
+        A last token of -1 is written as 0, because it may be embedded before the host refuses it.
         """
 
 
@@ -50,7 +53,7 @@ def last_tokens(device: torch.device) -> LastTokens:
 
 
 class TokensOnHost:
-    """Last tokens in a NumPy array, for a CPU."""
+    """The last tokens of rows in a NumPy array, for a CPU."""
 
     def __init__(self) -> None:
         self._tokens: Ints = np.zeros(0, np.int64)  # [n_rows]
@@ -69,7 +72,7 @@ class TokensOnHost:
 
 
 class TokensOnDevice:
-    """Last tokens in a tensor on the device; no method waits for the device."""
+    """The last tokens of rows in a tensor on the device. No method waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._tokens = torch.zeros(0, dtype=torch.int64, device=device)  # [n_rows]

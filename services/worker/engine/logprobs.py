@@ -2,9 +2,9 @@
 
 A log-probability is the logarithm of the softmax of the model's logits in float32, without
 penalties, biases, masks and filters. So it depends neither on the request's sampling options nor on
-the rest of the batch. For sampled tokens the logits are given. For the tokens of a prompt the
-logits are computed from the hidden states, a few rows at a time, since all of them might not fit in
-memory.
+the rest of the batch. For sampled tokens the caller has computed the logits. For the tokens of a
+prompt the logits are computed here from the hidden states, a few rows at a time, since the logits
+of all tokens might not fit in memory.
 
 This module does not depend on the model: the caller passes a function that computes the logits of
 rows of hidden states.
@@ -25,7 +25,8 @@ from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.plan import Admission, Ints, PlanError, Spans
 
 ROWS_AT_ONCE = 64
-"""Number of rows of logits that are processed together, which limits the memory for copies."""
+"""Number of rows of logits that are processed together. The limit bounds the memory for copies of
+logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +52,19 @@ class WantedLogprobs:
 
     @property
     def n_top(self) -> int:
-        """The largest number of alternatives for a token among all spans."""
+        """The largest number of alternatives that a span asks for."""
         return max(span.n_top for span in self.spans)
 
     @property
     def of_prompts(self) -> bool:
-        """Whether log-probabilities are computed for any token of a prompt."""
+        """Whether log-probabilities are computed for a token of a prompt."""
         return len(self.prompt_places) > 0
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobColumns:
-    """Log-probabilities and ranks of tokens, and the `n_top` most likely alternatives of each."""
+    """Log-probabilities and ranks of tokens and, for each token, the `n_top` most likely
+    alternatives."""
 
     logprobs: Tensor  # [n] float32
     ranks: Tensor  # [n] int64, from 1
@@ -71,8 +73,8 @@ class LogprobColumns:
 
     @classmethod
     def of(cls, logits: Tensor, tokens: Tensor, *, n_top: int) -> LogprobColumns:
-        """Returns the log-probabilities of `tokens` [n] in columns, given the `logits` [n,
-        vocab_size] from which they were sampled."""
+        """Returns the log-probabilities of `tokens` [n] and of their `n_top` most likely
+        alternatives, computed from `logits` [n, vocab_size]."""
         logits = logits.float()
         total = logits.logsumexp(-1)
         # A token of -1 stands for logits that are not finite; its request fails afterwards.
@@ -83,7 +85,7 @@ class LogprobColumns:
 
     @classmethod
     def joined(cls, parts: list[LogprobColumns]) -> LogprobColumns:
-        """Returns the log-probabilities of all `parts` as one object, in the order of the parts."""
+        """Concatenates the log-probabilities of all `parts`, in order."""
         return cls(
             torch.cat([part.logprobs for part in parts]),
             torch.cat([part.ranks for part in parts]),
@@ -92,8 +94,8 @@ class LogprobColumns:
         )
 
     def to_host(self) -> LogprobColumns:
-        """Starts a copy to host memory and returns it. The copy may be read when the device has
-        finished."""
+        """Starts to copy the columns to host memory, and returns the copy. The copy may be read
+        when the device has finished."""
         return LogprobColumns(
             self.logprobs.to("cpu", non_blocking=True),
             self.ranks.to("cpu", non_blocking=True),
@@ -115,17 +117,19 @@ class ReportedSpan:
 
 @dataclass(frozen=True, slots=True)
 class BatchLogprobs:
-    """The log-probabilities that requests of a batch ask for."""
+    """The log-probabilities of a batch's tokens, and the spans to which they belong."""
 
     spans: tuple[LogprobSpan, ...]
     columns: LogprobColumns
 
     def to_host(self) -> BatchLogprobs:
-        """Returns the log-probabilities in host memory, as `LogprobColumns.to_host` does."""
+        """Starts to copy the log-probabilities to host memory, and returns the copy. The copy may
+        be read when the device has finished."""
         return BatchLogprobs(self.spans, self.columns.to_host())
 
     def by_span(self) -> Iterator[ReportedSpan]:
-        """Yields the log-probabilities of each span. The columns must be on the host."""
+        """Yields the log-probabilities of each span. `to_host` must have been called, and its copy
+        must have arrived."""
         columns = self.columns
         logprobs, ranks = columns.logprobs.numpy(), columns.ranks.numpy()
         top_ids, top_logprobs = columns.top_ids.numpy(), columns.top_logprobs.numpy()
@@ -151,7 +155,7 @@ class LogprobRequests:
         self._n_prompt: dict[int, tuple[int, int]] = {}
 
     def admit(self, admission: Admission) -> None:
-        """Records the log-probabilities that a new request asks for."""
+        """Records which log-probabilities a new request asks for."""
         if admission.n_logprobs is not None:
             self._n_sampled[admission.row] = admission.n_logprobs
         if admission.n_prompt_logprobs is not None:
@@ -164,7 +168,7 @@ class LogprobRequests:
         self._n_prompt.pop(row, None)
 
     def check(self, spans: Spans) -> None:
-        """Raises PlanError unless `next_token_ids` are the tokens that the spans need."""
+        """Raises PlanError unless the plan has exactly the `next_token_ids` that its spans need."""
         n_given = len(spans.next_token_ids)
         if not n_given and not self._n_prompt:
             return
@@ -184,12 +188,13 @@ class LogprobRequests:
         return row in self._n_sampled
 
     def are_of_prompts(self, spans: Spans) -> bool:
-        """Returns whether log-probabilities of prompt tokens are to be computed in `spans`."""
+        """Returns whether log-probabilities of prompt tokens must be computed for any of
+        `spans`."""
         return bool(self._n_prompt) and any(True for _ in self._prompts(spans))
 
     def wanted(self, spans: Spans, first_tokens: Ints, uploads: Uploads) -> WantedLogprobs | None:
-        """Returns the tokens of a batch for which log-probabilities are computed. Returns None for
-        no tokens.
+        """Returns the tokens of a batch for which log-probabilities must be computed, or None if
+        there are none.
 
         `first_tokens` [n_spans] are the indices in the batch at which spans begin. The tensors are
         readable after `uploads` has been flushed.
@@ -224,9 +229,9 @@ class LogprobRequests:
         )
 
     def _prompts(self, spans: Spans) -> Iterator[tuple[LogprobSpan, int, int | None]]:
-        """Yields each span of a prompt for which log-probabilities are computed. With each span
-        come the index of its first token in `token_ids`, and the token after the span. The latter
-        is None if it does not belong to the prompt."""
+        """Yields each span of a prompt whose log-probabilities must be computed, the index of the
+        span's first token in `token_ids`, and the prompt token after the span. This token is None
+        if the span ends the prompt."""
         if not self._n_prompt:
             return
         end_sent = n_next = 0

@@ -41,9 +41,9 @@ from services.worker.models.tensor_parallel import SINGLE, HeadShare, TensorPara
 
 
 class ModelRunner:
-    """Runs the iterations of one epoch on one rank of a stage; each epoch has a new model runner.
+    """Runs the iterations of one epoch on one rank of a stage. Each epoch has a new model runner.
 
-    All ranks of a stage run equal plans, and each rank has the results.
+    All ranks of a stage run equal plans, and each rank gets the complete results.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class ModelRunner:
         max_batch_tokens: int | None = None,
         n_state_rows: int = MAX_STATE_ROWS,
     ) -> None:
-        """With `new_graph`, batches of up to `max_graph_batch_size` decodes run as graphs, for
-        which the model's operations must have fixed shapes (see `Ops.plan_attention`). A batch has
-        at most `max_batch_tokens` tokens, by default one for each K/V slot.
+        """With `new_graph`, batches of up to `max_graph_batch_size` decodes run as graphs. The
+        model's operations must then have fixed shapes (see `Ops.plan_attention`). A batch has at
+        most `max_batch_tokens` tokens, by default one for each K/V slot.
 
         If layers keep a state of each request, at most `n_state_rows` requests run at a time. With
         0 rows all requests share one state, and their results are meaningless.
@@ -126,7 +126,7 @@ class ModelRunner:
             vocab_size=model.config.vocab_size if model.is_last else None,
         )
         self.graphs: DecodeGraphs | None = None
-        """The graphs of batches of decodes; None if decodes do not run as graphs."""
+        """The graphs for batches of decodes. None if decodes do not run as graphs."""
         if new_graph is not None and max_graph_batch_size > 0:
             self.graphs = DecodeGraphs(
                 self._builder,
@@ -153,8 +153,8 @@ class ModelRunner:
         return self._builder.build(spans) if shape is None else self.graphs.build(spans, shape)
 
     def empty_hidden(self, n_tokens: Sequence[int]) -> Tensor:
-        """Returns an empty tensor [n_batch_tokens, hidden_size] for the previous stage's hidden
-        states, for spans of `n_tokens` tokens.
+        """Returns an uninitialised tensor [n_batch_tokens, hidden_size], into which the hidden
+        states of the previous stage are received, for spans of `n_tokens` tokens.
 
         Raises PlanError for too many tokens. The rest of the plan is checked by `prepare`.
         """
@@ -166,7 +166,7 @@ class ModelRunner:
 
     def forward(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
         """Runs this stage's layers and returns hidden states [n_tokens, hidden_size]. On the last
-        stage these include the padding of a graph.
+        stage these include the rows that pad a graph's batch.
 
         `hidden` are the hidden states from the previous stage, None on the first stage. A batch
         must be run only once, by this method or by `logits`, because running it writes K/V.
@@ -210,8 +210,8 @@ class ModelRunner:
         return tokens
 
     def cut(self, batch: InputBatch) -> list[int]:
-        """Returns the indices of sampled tokens that end an output early, before its grammar ends.
-        Must be called after `sample`."""
+        """Returns the indices of sampled tokens that end an output before its grammar allows an
+        end. Must be called after `sample`."""
         if batch.constrained is None:
             return []
         return self._table.constraints.cut(batch.constrained)
@@ -233,7 +233,8 @@ class ModelRunner:
         return logprobs_of(batch.logprobs, logits.values, tokens, logits_at=logits_at)
 
     def close(self) -> None:
-        """Releases the epoch's process groups. Must be called before these are closed."""
+        """Destroys the recorded graphs of the epoch. Must be called before its process groups are
+        closed."""
         if self.graphs is not None:
             self.graphs.drop()
             self.graphs = None  # graphs refer to this runner, whose K/V must be freed
@@ -257,8 +258,8 @@ class ModelRunner:
         return tokens.numpy() if tokens.is_cpu else tokens
 
     def _sampling(self, batch: InputBatch) -> SamplingColumns:
-        """Returns the sampling columns of a batch, with the masks of matchers. It is called late,
-        so that masks are made while the device computes."""
+        """Returns the sampling columns of a batch, with the masks of matchers. It must be called as
+        late as possible, because the host then makes the masks while the device computes."""
         if batch.constrained is None:
             return batch.sampling
         masks = self._table.constraints.masks(batch.constrained, self._uploads)
@@ -302,8 +303,8 @@ class ModelRunner:
 
 
 def both(static: AllowedTokens | None, grammars: AllowedTokens) -> AllowedTokens:
-    """Returns the masks of both: rows with a list of allowed tokens, and rows with a matcher. A row
-    is in one of the two at most."""
+    """Combines two sets of masks: of rows with a list of allowed tokens, and of rows with a
+    matcher. No row is in both."""
     if static is None:
         return grammars
     rows, order = torch.cat((static.rows, grammars.rows)).sort()

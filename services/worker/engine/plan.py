@@ -19,12 +19,13 @@ Ints = NDArray[np.int64]
 
 
 class PlanError(ValueError):
-    """A plan violates the protocol; the message says how. Later plans must not be run."""
+    """A plan violates the protocol; the error's message says how. Later plans must not be run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that is new to the ranks, and the row that it has until it is released."""
+    """A request that is new on the ranks. It keeps its row in the request table until it is
+    released."""
 
     row: int
     n_prompt_tokens: int
@@ -42,10 +43,11 @@ class IterationPlan:
 
     The columns `rows` to `token_on_rank` have one entry per span. `token_ids` has the tokens of all
     spans in order. `new_block_ids` has the new blocks of all spans in order, and for each span the
-    blocks of each K/V group in turn. A span with `token_on_rank` is the token that was sampled last
-    for its row, which has no entry in `token_ids`. `next_token_ids` has the token after each span
-    that ends within a prompt whose log-probabilities are to be computed. `n_drafts` is empty, or
-    has for each span the number of tokens at its end that are drafts.
+    blocks of each K/V group in turn. If `token_on_rank` is true, the span's only token is the last
+    token that was sampled for its row, and `token_ids` does not contain it. `next_token_ids` has
+    the token after each span that ends within a prompt whose log-probabilities are to be computed.
+    `n_drafts` has, for each span, the number of tokens at the span's end that are drafts; it is
+    empty if there are no drafts.
     """
 
     iteration: int
@@ -65,7 +67,7 @@ class IterationPlan:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """A plan's columns as arrays of matching lengths."""
+    """The columns of a plan as arrays, with one element for each span."""
 
     rows: Ints  # [n_spans], like the next four
     start_positions: Ints
@@ -115,8 +117,8 @@ class Spans:
         )
 
     def sampled(self) -> Sampled:
-        """Returns the tokens to sample. There is one for each span with `sample`, and one for each
-        draft of such a span."""
+        """Returns the tokens that must be sampled: one for each span with `sample`, and one for
+        each draft of such a span."""
         rows, last = self.rows[self.sample], np.flatnonzero(self.sample)
         positions = (self.start_positions + self.n_tokens)[self.sample]
         if self.n_drafts is None:
@@ -130,7 +132,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The tokens that are sampled in a batch, in order; arrays are [n_sampled]."""
+    """The tokens that are sampled after the spans of a batch, in order; arrays are [n_sampled]."""
 
     rows: Ints
     spans: Ints  # indices of spans in the plan
@@ -144,7 +146,8 @@ def column(values: Sequence[int]) -> Ints:
 
 
 def ranges(firsts: Ints, lengths: Ints) -> Ints:
-    """Returns the numbers `firsts[i]` to `firsts[i] + lengths[i] - 1` for each i in turn."""
+    """Returns the concatenated ranges of numbers `firsts[i]` to `firsts[i] + lengths[i] - 1`, for
+    each i in order."""
     n_before = np.cumsum(lengths) - lengths
     numbers: Ints = np.arange(lengths.sum()) + np.repeat(firsts - n_before, lengths)
     return numbers

@@ -1,4 +1,5 @@
-"""The states that some layers keep of each request in addition to keys and values, by row.
+"""The recurrent states of requests, by row. Some layers keep such states in addition to keys and
+values.
 
 A layer of linear attention has one state of fixed size for each request, and the last inputs of its
 convolution (`Ops.delta_net`). States are not in blocks. So requests cannot share states, and no
@@ -22,7 +23,8 @@ from services.worker.engine.plan import Ints
 from services.worker.models.config import ModelConfig
 
 MAX_STATE_ROWS = 256
-"""Largest number of requests with states at a time. For large models, memory allows fewer."""
+"""Largest number of requests that have recurrent states at a time. For large models, memory allows
+fewer."""
 
 
 def state_bytes(config: ModelConfig, layers: range, *, dtype: torch.dtype, tp_size: int) -> int:
@@ -51,7 +53,7 @@ class RecurrentState:
         device: torch.device,
         tp_size: int = 1,
     ) -> None:
-        """Allocates the states of all rows, and one more state for padding."""
+        """Allocates the states of all rows, and one additional state for padding."""
         self._n_rows = n_rows
         self.layers: Sequence[LayerKV | None] = tuple(
             None
@@ -76,7 +78,8 @@ class RecurrentState:
         return all(layer is None for layer in self.layers)
 
     def places(self, rows: Ints, n_spans: int) -> Ints:
-        """Returns the indices of the states of `rows`, [n_spans].
+        """Returns the index of the state of each span in a batch, [n_spans]. The first spans belong
+        to `rows`.
 
         Spans after `rows` are padding, and have the last index. Rows beyond the number of states
         also have the last index, as in a trial without states.

@@ -34,13 +34,13 @@ from services.worker.engine.token_rules import TokenRules
 _CPU = torch.device("cpu")
 
 MAX_ROWS = 1 << 16
-"""Limit of row numbers. The scheduler uses the lowest free rows, so a higher number in a plan is an
-error."""
+"""Row numbers of the table must be below this limit. The scheduler uses the lowest free rows, so a
+higher number in a plan is an error."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """The stored part of the request that has a row."""
+    """How much of a request is stored on the rank: its numbers of tokens, blocks and drafts."""
 
     n_tokens: int = 0
     n_blocks: int = 0
@@ -108,7 +108,7 @@ class RequestTable:
         """Releases and admits requests, appends blocks and advances rows, as the plan says. Returns
         the plan's spans as columns.
 
-        Raises PlanError, after which the table must not be used.
+        Raises PlanError if the plan violates the protocol. The table must not be used after that.
         """
         for row in plan.released_rows:
             self._release(row)
@@ -126,19 +126,19 @@ class RequestTable:
         return spans
 
     def keep_tokens(self, rows: Numbers, tokens: Numbers) -> None:
-        """Stores the tokens sampled for `rows`, both [n_sampled]. Later plans may then leave these
-        tokens out."""
+        """Stores the tokens sampled for `rows`, both [n_sampled], so that later plans may leave
+        these tokens out."""
         if self._keeps_tokens:
             self.last_tokens.keep(rows, tokens)
 
     def count(self, token_ids: Tensor, counted: CountedTokens) -> None:
-        """Adds the tokens in `counted` of a batch `token_ids` [n_tokens] to the counts for
-        penalties."""
+        """Counts, for penalties, the tokens that `counted` selects from a batch. `token_ids`
+        [n_tokens] are all tokens of the batch."""
         self._token_counts.add(token_ids, counted)
 
     def count_rows(self, rows: Ints) -> Ints | None:
-        """Returns the row of the counts for each of `rows`, or NOT_COUNTED. Returns None if none of
-        `rows` is counted."""
+        """Returns, for each of `rows`, its row in the token counts, or NOT_COUNTED if its tokens
+        are not counted. Returns None if none of the rows is counted."""
         if not self._token_counts.n_reserved:
             return None
         count_rows = self._count_rows[rows]
@@ -176,7 +176,8 @@ class RequestTable:
         return self._not_greedy.isdisjoint(rows.tolist())
 
     def sampling(self, rows: Ints, positions: Ints) -> SamplingBatch:
-        """Returns the sampling options for the tokens of `rows` that will be at `positions`."""
+        """Returns the sampling options for the next tokens of `rows`, which will be at
+        `positions`."""
         columns = self._sampling[rows]
         n_generated = positions - self._n_prompt_tokens[rows]
         min_tokens = columns["min_tokens"]
@@ -358,8 +359,8 @@ class RequestTable:
 def _refuse_sampling(row: int, sampling: SamplingParams, *, vocab_size: int) -> None:
     """Raises PlanError for options that the scheduler would have refused.
 
-    A token below 0 would be an index before the logits of the row. The number of stop tokens is not
-    checked, because they may include the model's end tokens, whose number has no limit.
+    A token id below 0 would address memory before the logits of the row. The number of stop tokens
+    is not checked, because they may include the model's end tokens, whose number has no limit.
     """
     own = frozenset(sampling.stop_token_ids)
     try:

@@ -1,7 +1,7 @@
 """The sampling options of a batch, prepared on the host for the operation that chooses tokens.
 
-`SamplingBatch` has the options of the rows, and its method `columns` returns them as the columns of
-`Ops.sample`. A row's random number is a hash of only (seed, position). So a request gets equal
+`SamplingBatch` has the options of each row, and its method `columns` converts them to the arguments
+of `Ops.sample`. A row's random number is a hash of only (seed, position). So a request gets equal
 tokens in any batch, on any number of stages, and after a recovery.
 
 In this module a row is a row of logits, not of the request table.
@@ -25,16 +25,18 @@ from services.worker.engine.token_rules import TokenRules, bias_columns, mask_co
 _COLUMNS = {name: option.column for name, option in OPTIONS.items() if option.column}
 
 SAMPLING_COLUMNS = np.dtype(list(_COLUMNS.items()))
-"""The type of a record with those options of a row that have a single value."""
+"""The NumPy record type of a row's sampling options. Options with several values, such as lists of
+tokens, are not in the record."""
 
 LEAST_TOP_P = np.finfo(np.float32).tiny
-"""Value in place of a smaller `top_p`, such as 0, with which only the most likely token stays."""
+"""Value that replaces a smaller `top_p`, such as 0. With it, only the most likely token can be
+sampled."""
 
 _values = attrgetter(*_COLUMNS)
 
 
 def column_values(params: SamplingParams) -> tuple[Any, ...]:
-    """Returns the options in the order of SAMPLING_COLUMNS."""
+    """Returns the single-valued options in the order of SAMPLING_COLUMNS."""
     values: tuple[Any, ...] = _values(params)
     return values
 
@@ -49,7 +51,8 @@ class PenalizedRows:
     counts: Tensor  # see `TokenCounts.tensor`
 
     def columns(self, uploads: Uploads) -> Penalties:
-        """Returns the columns for `Ops.sample`, readable after `uploads` has been flushed."""
+        """Returns the arguments for `Ops.sample`. The tensors are readable after `uploads` has been
+        flushed."""
         options = self.options
         return Penalties(
             rows=uploads.add(self.rows),
@@ -72,7 +75,8 @@ class SamplingBatch:
     rules: tuple[tuple[int, TokenRules], ...] = ()  # (row, rules of the row), in ascending order
 
     def columns(self, uploads: Uploads, vocab_size: int) -> SamplingColumns:
-        """Returns the columns for `Ops.sample`, readable after `uploads` has been flushed.
+        """Returns the arguments for `Ops.sample`. The tensors are readable after `uploads` has been
+        flushed.
 
         Raises ValueError if every token of a row is banned.
         """
@@ -111,8 +115,8 @@ class SamplingBatch:
         return {name: column for name, column in columns.items() if column is not None}
 
     def _banned_pairs(self, vocab_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the banned tokens of a batch as two lists, rows and ids, of equal length. They
-        are sorted by row."""
+        """Returns the banned tokens of a batch as two arrays of equal length: the row and the id of
+        each banned token, sorted by row."""
         rows, ids = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for row, token_ids in sorted(self.banned, key=lambda pair: pair[0]):
             # Ids beyond the vocabulary have no logit, so they need not be banned.
@@ -125,7 +129,8 @@ class SamplingBatch:
 
 
 def uniforms(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns a number in [0, 1) of 52 bits for each pair of a seed and a position.
+    """Returns a pseudorandom number in [0, 1), with 52 random bits, for each pair of a seed and a
+    position.
 
     SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", 2014) hashes
     a counter: output n for the seed s is mix(s + n * gamma). Here the seed is mixed first, because
@@ -141,7 +146,8 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Applies SplitMix64's finaliser (Stafford's variant 13), a bijection of 64-bit numbers."""
+    """Applies the finalising step of SplitMix64 (Stafford's variant 13), a bijection of 64-bit
+    numbers."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))

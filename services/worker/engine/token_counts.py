@@ -1,9 +1,10 @@
 """Counts of the occurrences of each token in requests with penalties, on the device that samples.
 
-A token is counted when it is an input of an iteration. The rank has every input: plans carry the
-tokens to all stages, and a token that a plan leaves out is on the rank. Tokens whose keys and
-values are in shared blocks are never inputs, and are counted when their request is admitted. So all
-tokens before a sampled token have been counted when it is sampled, also with chunked prefill.
+A token is counted when it is an input of an iteration. The rank knows every input: plans carry the
+tokens to all stages, and the rank itself has stored a token that a plan leaves out. Tokens whose
+keys and values are in shared blocks are never inputs, and are counted when their request is
+admitted. So all tokens before a sampled token have been counted when it is sampled, also with
+chunked prefill.
 
 A row of the counts takes 4 bytes for each token of the vocabulary, 513 KB for Llama 3. Only
 requests with penalties have a row. The host does not wait for the device.
@@ -29,7 +30,7 @@ _STEP = 32
 
 @dataclass(frozen=True, slots=True)
 class CountedTokens:
-    """The tokens of a batch that are counted; int64 tensors on the device of the counts."""
+    """The tokens of a batch that are counted, as int64 tensors on the device of the counts."""
 
     prompt_tokens: Tensor  # [n_prompt], indices in the batch
     prompt_rows: Tensor  # [n_prompt], rows of the counts
@@ -38,12 +39,12 @@ class CountedTokens:
 
 
 class TokenCounts:
-    """Counts of tokens, one row for each request that has penalties."""
+    """The counts of tokens, in one row for each request with penalties."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.tensor = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
-        """The counts, [n_rows, vocab_size] int32: the number of times that a token was generated,
-        plus IN_PROMPT if the prompt contains the token."""
+        """The counts, [n_rows, vocab_size] int32. A count is the number of times that the token was
+        generated, plus IN_PROMPT if the prompt contains the token."""
         self._free: list[int] = []  # a heap
         self._one = torch.ones(1, dtype=torch.int32, device=device)
 
@@ -63,11 +64,12 @@ class TokenCounts:
         return row
 
     def release(self, row: int) -> None:
-        """Frees a row."""
+        """Frees a row of the counts."""
         heapq.heappush(self._free, row)
 
     def add(self, token_ids: Tensor, counted: CountedTokens) -> None:
-        """Adds the tokens in `counted` of a batch `token_ids` [n_tokens] int64 to the counts.
+        """Counts the tokens that `counted` selects from a batch. `token_ids` [n_tokens] int64 are
+        all tokens of the batch.
 
         Tokens of prompts get the bit IN_PROMPT. All tokens of a prompt must be added before the
         first generated token of the request.
@@ -82,8 +84,8 @@ class TokenCounts:
             counts.scatter_add_(0, places, self._one.expand(len(places)))
 
     def add_stored(self, row: int, token_ids: Sequence[int], *, n_prompt: int) -> None:
-        """Adds the stored tokens of a request to the counts of its row. The first `n_prompt` of
-        them are its prompt."""
+        """Counts the tokens of a request that are already stored in shared K/V blocks. The first
+        `n_prompt` of them belong to the prompt."""
         if not len(token_ids):
             return
         tokens = torch.tensor(token_ids, dtype=torch.int64)

@@ -26,7 +26,8 @@ class TokenRules:
     biased_ids: NDArray[np.int64]  # [n_biases]
     biases: NDArray[np.float32]  # [n_biases]
     mask: NDArray[np.int32] | None
-    """[n_words]: bit b of word w is 1 if token 32 w + b may be sampled. None allows all tokens."""
+    """Bit mask of the tokens that may be sampled, [n_words]: bit b of word w is 1 if token 32 w + b
+    may be sampled. None allows all tokens."""
 
     @classmethod
     def of(cls, sampling: SamplingParams, *, vocab_size: int) -> Self | None:
@@ -42,8 +43,8 @@ class TokenRules:
 
 
 def bias_columns(rules: Sequence[tuple[int, TokenRules]], uploads: Uploads) -> Biases | None:
-    """Returns the biases of a batch. Returns None if no row has any. `rules` are pairs of a row and
-    its rules, in ascending order of rows."""
+    """Returns the logit biases of a batch, or None if no row has one. `rules` has pairs of a row
+    and its token rules, in ascending order of rows."""
     biased = [(row, one) for row, one in rules if len(one.biases)]
     if not biased:
         return None
@@ -56,8 +57,8 @@ def bias_columns(rules: Sequence[tuple[int, TokenRules]], uploads: Uploads) -> B
 
 
 def mask_columns(rules: Sequence[tuple[int, TokenRules]], uploads: Uploads) -> AllowedTokens | None:
-    """Returns the masks of a batch. Returns None if no row has any. `rules` are pairs of a row and
-    its rules, in ascending order of rows."""
+    """Returns the token masks of a batch, or None if no row has one. `rules` has pairs of a row and
+    its token rules, in ascending order of rows."""
     masks = [(row, one.mask) for row, one in rules if one.mask is not None]
     if not masks:
         return None
@@ -68,8 +69,8 @@ def mask_columns(rules: Sequence[tuple[int, TokenRules]], uploads: Uploads) -> A
 
 
 def allowed_mask(sampling: SamplingParams, vocab_size: int) -> NDArray[np.bool_]:
-    """Returns whether each token may be sampled by the lists of allowed and of banned tokens,
-    padded to a multiple of 32."""
+    """Returns, for each token of the vocabulary, whether the request's lists of allowed and of
+    banned tokens permit it. The array is padded to a multiple of 32."""
     is_allowed = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
     is_allowed[list(sampling.allowed_token_ids) or slice(vocab_size)] = True
     is_allowed[list(sampling.bad_token_ids)] = False
@@ -77,8 +78,9 @@ def allowed_mask(sampling: SamplingParams, vocab_size: int) -> NDArray[np.bool_]
 
 
 def _has_mask(sampling: SamplingParams) -> bool:
-    """Returns whether the lists of tokens make a mask that stays the same. With banned words, the
-    mask changes from token to token, and `BadWordsMatcher` makes it."""
+    """Returns whether the lists of tokens make a mask that stays the same for the whole output.
+    Requests with banned words have none, because their mask depends on the output
+    (`BadWordsMatcher`)."""
     lists = sampling.allowed_token_ids or sampling.bad_token_ids
     return bool(lists) and not sampling.bad_words
 

@@ -30,12 +30,12 @@ SAMPLED_PENALIZED = SamplingParams(
     bad_token_ids=(0,),
     seed=0,
 )
-"""Sampling options that take the most memory: limits, a penalty, a bias and a mask."""
+"""Sampling options whose iteration takes the most memory: limits, a penalty, a bias and a mask."""
 
 
 class TrialIteration:
-    """One rank's part of an iteration of prompts of `lengths` tokens, for each of which a token is
-    sampled.
+    """One rank's part of an iteration that runs one prompt for each of `lengths`, in tokens, and
+    samples one token after each prompt.
 
     Prompts of one token run as decodes. If all prompts have one token and `new_graph` is given, the
     iteration is recorded as a graph.
@@ -57,7 +57,7 @@ class TrialIteration:
         self._new_graph = new_graph
 
     def run(self) -> None:
-        """Runs one iteration, and then frees its results and memory."""
+        """Runs one iteration, and then frees its results and its memory."""
         model, lengths = self._model, self._lengths
         runner = ModelRunner(
             model,
@@ -82,7 +82,7 @@ class TrialIteration:
 
 
 class LoneRank:
-    """The collectives of one rank of several if the other ranks are absent. Results have the right
+    """Stands in for the collectives of a rank whose partners are absent. Results have the right
     shapes and wrong values."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -93,14 +93,14 @@ class LoneRank:
         """Leaves `tensor` unchanged."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Returns copies of the tensor of this rank, one for each rank. They have the size of a
-        real result."""
+        """Returns a tensor of the size of a real result, made of copies of this rank's tensor, one
+        for each rank."""
         return torch.cat([tensor] * self.size, dim=-1)
 
 
 def trial_lengths(n_tokens: int, max_model_len: int) -> list[int]:
-    """Returns lengths of spans with a sum of `n_tokens`: many spans of one token, and few spans of
-    up to `max_model_len` tokens for the rest."""
+    """Returns lengths of spans whose sum is `n_tokens`: many spans of one token, and a few long
+    spans of up to `max_model_len` tokens."""
     n_single = min(_N_SAMPLED, n_tokens // 2)
     n_long = n_tokens - n_single
     lengths = [max_model_len] * (n_long // max_model_len)

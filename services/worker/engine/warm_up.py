@@ -1,9 +1,9 @@
-"""Work that is done before the first requests, which would otherwise wait for it.
+"""Compiles kernels and records graphs in advance, so that the first requests do not wait for them.
 
 A kernel is compiled at its first call, which takes seconds. Compiled kernels belong to the process,
 so kernels are compiled when the weights have been loaded. The recording of a shape of decodes takes
 some tens of milliseconds (see `decode_graphs`). Recordings belong to an epoch, so they are made
-when an epoch begins. A time limit keeps the begin of an epoch short.
+when an epoch begins. A time limit bounds how long the recordings delay the epoch.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def compile_kernels(
 ) -> None:
     """Runs every kind of iteration of up to `n_tokens` tokens, so that all kernels are compiled.
 
-    The batches have decodes, with and without prompts. Tokens are chosen by argmax and by sampling,
-    with and without adjusted logits (penalties, biases and masks). With `new_graph` a batch of
-    decodes is also recorded.
+    The iterations are decodes with and without prompts. Tokens are chosen by argmax and by
+    sampling, with and without adjusted logits (penalties, biases and masks). With `new_graph` a
+    batch of decodes is also recorded.
     """
     started_s = time.monotonic()
     decodes = [1] * min(_N_DECODES, n_tokens)
@@ -65,9 +65,11 @@ def record_decodes(
     limit_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Records shapes of decodes, the most frequent first, until `limit_s` seconds have passed.
+    """Records decode graphs for batch shapes, the most frequent shapes first, until `limit_s`
+    seconds have passed.
 
-    All `ranks` of the stage record together, and stop when the time of one of them has passed.
+    All `ranks` of the stage record together, and all stop as soon as one of them has reached the
+    limit.
 
     Raises:
         TransferError: a rank is gone.
@@ -81,8 +83,8 @@ def record_decodes(
 
 
 def _any_of(ranks: TensorParallel, is_true: bool, device: torch.device) -> bool:
-    """Returns whether `is_true` is true on at least one of `ranks`. All ranks get the same
-    result."""
+    """Returns whether `is_true` is true on at least one of `ranks`. All ranks must call this
+    function, and get the same result."""
     n_true = torch.full((1,), float(is_true), device=device)
     ranks.all_reduce(n_true)
     return bool(n_true.item() > 0)

@@ -4,8 +4,8 @@ A family is a file in `families/` with a configuration and a `StageModel`, and a
 `registry.py` (docs/adding-a-model.md). Families share the other modules: `config.py` has the fields
 of every configuration. `rotary_config.py` has the fields of the descendants of Llama, and `rope.py`
 computes the angles of their rotary embeddings. `decoder.py` is the model that families fill in with
-the pieces of `decoder_layers.py`, `layer_forms.py` and `mixture.py`. These pieces are made of the
-linear layers in `layers.py`. A piece describes what is computed with its weights;
+the layers of `decoder_layers.py`, `layer_forms.py` and `mixture.py`. These layers are made of the
+linear layers in `layers.py`. A layer describes what is computed with its weights;
 `stage_program.py` joins the descriptions into the program of a stage, which `kernels` runs.
 `tensor_parallel.py` says which rank holds which weights. `weights.py` asks for tensors. The tensors
 come from `checkpoint_tensors.py`, which dequantises them with `quantised/`, or from

@@ -50,8 +50,7 @@ def load_stage(
     only `config.json` must exist. `dtype` is "auto", "float32" or "bfloat16" (see
     ModelConfig.resolve_dtype). `max_model_len` is the length of the longest sequence, by default
     the one that `open_checkpoint` derives. For the other arguments and the errors see
-    `build_stage`. The first rank of the first stage logs what a user should know about how the
-    weights are read.
+    `build_stage`. The first rank of the first stage logs notes about how the weights are read.
     """
     opened = open_checkpoint(model, load_format=load_format, max_model_len=max_model_len)
     config = opened.config
@@ -77,9 +76,10 @@ def load_stage(
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The configuration and the tensor files of a checkpoint, and the sources of derived values.
+    """The configuration and the tensor files of a checkpoint, and the origin of each derived value.
 
-    `derived` has the names of `ReadConfig.derived`, and "head" if the files were looked at.
+    `derived` has the names of `ReadConfig.derived`, and "head" if the files were searched for a
+    head.
     """
 
     config: ModelConfig
@@ -96,9 +96,9 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Returns the configuration and the tensor files of a checkpoint; raises UnsupportedModel.
 
-    If the configuration says that head and embedding are one matrix, the files are asked whether
-    they are. With `load_format` "random" no files need to exist. `max_model_len` is the operator's
-    setting for the longest sequence.
+    If the configuration says that head and embedding are one matrix, the tensor files are searched
+    to check this. With `load_format` "random" no files need to exist. `max_model_len` is the
+    operator's setting for the longest sequence.
     """
     files: TensorFiles
     if is_gguf(model):

@@ -1,7 +1,6 @@
 """Makes the report about a checkpoint: which of its files, keys and tensors are used, and how.
 
-All tensors of the model are looked at, by their headers. No weights are read, except to compare a
-head with the embedding.
+Only the headers of tensors are read. Weights are read only to compare a head with the embedding.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _NUMBER = re.compile(r"\.\d+(?=\.)")
 
 
 class _WatchedFiles(TensorFiles):
-    """Files that remember which of their tensors were looked for and found."""
+    """Tensor files that record which tensors were looked up and found."""
 
     def __init__(self, files: TensorFiles) -> None:
         self.found: set[str] = set()
@@ -77,7 +76,7 @@ def report_of(
 
     Raises:
         UnsupportedModel: the model has a feature that is not implemented.
-        CheckpointError: a tensor is missing, or has another form than the model wants.
+        CheckpointError: a tensor is missing, or has another form than the model needs.
     """
     config = checkpoint.config
     wanted, files = whole_model(config, dtype), _WatchedFiles(checkpoint.files)
@@ -110,7 +109,8 @@ def report_of(
 
 
 def whole_model(config: ModelConfig, dtype: torch.dtype) -> WantedTensors:
-    """Returns the tensors that a single rank with all layers wants; raises UnsupportedModel."""
+    """Returns the tensors that a single rank needs if it computes all layers; raises
+    UnsupportedModel."""
     device = torch.device("cpu")
     place = StagePlace(
         layers=range(config.n_layers),
@@ -126,7 +126,8 @@ def whole_model(config: ModelConfig, dtype: torch.dtype) -> WantedTensors:
 
 
 def _layers(tensors: CheckpointTensors, parts: Sequence[Part]) -> dict[str, list[str]]:
-    """Returns the kinds of matrices in layers by their forms, in the order of a layer."""
+    """Returns the kinds of matrices in layers, grouped by the form in which they are stored. The
+    kinds are in the order of a layer."""
     kinds: dict[str, dict[str, None]] = {}
     for part in parts:
         found = _LAYER.fullmatch(part.name)
@@ -137,7 +138,7 @@ def _layers(tensors: CheckpointTensors, parts: Sequence[Part]) -> dict[str, list
 
 
 def _ignored_files(model: Path, files: TensorFiles) -> list[str]:
-    """Returns the names of files beside those of the checkpoint that nothing is read from."""
+    """Returns the names of files in the checkpoint's directory that are not read."""
     if is_gguf(model):
         return []
     weights = {path.name for path in files.paths()}

@@ -2,8 +2,9 @@
 
 Names and shapes are checked before any tensor is read. A matrix that the files store quantised
 stays quantised where the device can multiply by weights with a scale for each group of inputs.
-There are two exceptions: fewer bits are requested than the files have, or the inputs of a group are
-not neighbours. All other tensors are dequantised while they are read, a block at a time.
+There are two exceptions: matrices for which the settings request fewer bits than the files have,
+and matrices whose groups are not of neighbouring inputs. All other tensors are dequantised while
+they are read, a block at a time.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ from services.worker.models.weights import (
 )
 
 _MAX_BITS: dict[Quantization, int] = {"none": 8, "int8": 8, "int4": 4}
-"""Largest number of bits at which stored weights stay quantised, for each requested
+"""Largest number of bits with which stored weights may stay quantised, for each requested
 quantization."""
 
 
 class CheckpointTensors(TensorSource):
-    """The tensors of a checkpoint that a model wants, with the wanted element type and device."""
+    """A source of the tensors that a model needs from a checkpoint, with a given element type and
+    device."""
 
     def __init__(
         self,
@@ -53,8 +55,8 @@ class CheckpointTensors(TensorSource):
         quantization: Quantization = "none",
         weight_format: WeightFormat | None = None,
     ) -> None:
-        """Checks names and shapes in the files; raises CheckpointError for tensors that do not
-        match."""
+        """Checks the names and shapes of tensors in the files. Raises CheckpointError if they do
+        not match."""
         super().__init__(wanted.tp_rank, wanted.tp_size, quantization)
         self._dtype = dtype
         self._device = device
@@ -118,7 +120,7 @@ class CheckpointTensors(TensorSource):
         return pack_grouped(matrix, self._device, self._dtype)
 
     def group_forms(self, parts: Sequence[Part]) -> list[GroupForm] | None:
-        """Returns the quantised form of each part; None unless every part stays quantised."""
+        """Returns the quantised form of each part, or None unless every part stays quantised."""
         forms = []
         for part in parts:
             stored = self._stored[part.name]
@@ -133,8 +135,8 @@ class CheckpointTensors(TensorSource):
         return forms if can_group(self._device) else None
 
     def grouped_bytes(self, parts: Sequence[Part]) -> int | None:
-        """Returns the largest number of bytes of memory that `parts` take if they stay quantised;
-        None if they do not stay quantised."""
+        """Returns an upper bound for the bytes of memory that `parts` take if they stay quantised,
+        or None if they do not."""
         forms = self.group_forms(parts)
         if forms is None:
             return None
@@ -146,7 +148,8 @@ class CheckpointTensors(TensorSource):
         return n_elements * bits // 8 + -(-n_elements // min(size, LONGEST)) * scale_bytes
 
     def form_in_words(self, part: Part) -> str:
-        """Returns how a part is stored, and whether it stays so in memory."""
+        """Returns a text that says how a part is stored in the files, and whether it stays so in
+        memory."""
         stored = self._stored[part.name]
         if not isinstance(stored, GroupedTensor):
             return "not quantised"
@@ -156,7 +159,7 @@ class CheckpointTensors(TensorSource):
         return f"{forms[0].bits} bits in groups of {forms[0].size}"
 
     def _grouped(self, parts: Sequence[Part]) -> GroupedMatrix | None:
-        """Returns the joined parts as a quantised matrix on the CPU; None if they do not stay
+        """Returns the joined parts as a quantised matrix on the CPU, or None if they do not stay
         quantised."""
         forms = self.group_forms(parts)
         if forms is None:
@@ -164,7 +167,7 @@ class CheckpointTensors(TensorSource):
         return joined([self._numbers(part, form) for part, form in zip(parts, forms, strict=True)])
 
     def _expert(self, part: Part, index: int) -> GroupedMatrix:
-        """Returns the quantised matrix of one expert, from a part of shape [n_experts, n_out,
+        """Returns the quantised matrix of one expert. `part` has the shape [n_experts, n_out,
         n_in]."""
         stored = self._stored[part.name]
         form = stored.group_form(part.spans) if isinstance(stored, GroupedTensor) else None
@@ -199,8 +202,8 @@ class CheckpointTensors(TensorSource):
     def _scales(
         self, part: Part, stored: GroupedTensor, spans: Spans, form: GroupForm
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the scales and offsets of a piece of a part; raises CheckpointError for values
-        that are not finite."""
+        """Returns the scales and offsets for the range `spans` of a part. Raises CheckpointError
+        for values that are not finite."""
         scales, offsets = stored.read_scales(spans, form)
         self._check_finite(part, scales)
         if offsets is not None:
@@ -227,7 +230,8 @@ class CheckpointTensors(TensorSource):
             self._progress.add(stored.n_bytes(spans))
 
     def _check(self, wanted: WantedTensors) -> int:
-        """Returns how many bytes the wanted parts have in the files; raises CheckpointError."""
+        """Checks the wanted parts and returns how many bytes they have in the files. Raises
+        CheckpointError for a part that does not match."""
         problems = [
             problem
             for part in wanted.parts
@@ -244,7 +248,7 @@ class CheckpointTensors(TensorSource):
 
 
 def _place(spans: Spans, whole: Spans) -> tuple[slice, ...]:
-    """Returns the position of the piece `spans` inside the part `whole`."""
+    """Returns the index range of `spans` relative to the larger area `whole`."""
     return tuple(
         slice(span.start - all_.start, span.stop - all_.start)
         for span, all_ in zip(spans, whole, strict=True)
@@ -254,8 +258,7 @@ def _place(spans: Spans, whole: Spans) -> tuple[slice, ...]:
 def _stored_tensors(
     wanted: WantedTensors, files: TensorFiles, weight_format: WeightFormat | None
 ) -> dict[str, StoredTensor]:
-    """Returns the stored form of each wanted tensor; raises CheckpointError if a tensor is
-    missing."""
+    """Returns how each wanted tensor is stored. Raises CheckpointError if a tensor is missing."""
     stored: dict[str, StoredTensor] = {}
     missing = []
     for part in {part.name: part for part in wanted.parts}.values():

@@ -1,12 +1,12 @@
 """The configuration of a model, and how its fields correspond to the keys of `config.json`.
 
 The configuration of a family is a frozen dataclass in the file of its model, a subclass of
-`ModelConfig`. The fields are what the computation needs, so code can also create a configuration
-directly. The rules that read the fields from `config.json` stand beside the fields, and only
+`ModelConfig`. The fields are the values that the computation needs, so code can also create a
+configuration directly. Each field is declared with the rule for reading it from `config.json`; only
 `config_file.py` uses these rules. A field is read from the key of the same name, or from the key
 that its metadata names as "alias". If a field depends on more than one key, the method `read`
-computes the field, and `read_keys` names these keys. `ignored_keys` are keys that do not change
-what the family computes.
+computes the field, and `read_keys` names these keys. `ignored_keys` are keys that do not change the
+results of the family.
 
 This module uses no files and no tensors.
 """
@@ -28,7 +28,7 @@ from services.worker.models.weight_format import WeightFormat
 class _Limits:
     """The allowed range of a numeric field, in the form that pydantic validates.
 
-    Only numbers of JSON are taken: a text such as "8" or a boolean is none.
+    Only JSON numbers are accepted. A text such as "8" and a boolean are refused.
     """
 
     def __init__(self, **limits: Any) -> None:
@@ -41,19 +41,20 @@ class _Limits:
 
 
 MAX_SIZE = 2**31 - 1
-"""The largest size of a dimension, and the largest token: kernels index rows with 32-bit
+"""The largest size of a dimension, and the largest token id. Kernels index rows with 32-bit
 integers."""
 
 PositiveInt = Annotated[int, _Limits(gt=0, le=MAX_SIZE)]
 Count = Annotated[int, _Limits(gt=0, le=1024)]
-"""A number of layers or experts. The limit is far above every real model, since each one becomes an
-object."""
+"""Type of a field that is a number of layers or experts. The limit is far above every real model.
+It bounds the memory, since each layer or expert becomes an object."""
 NonNegativeInt = Annotated[int, _Limits(ge=0, le=MAX_SIZE)]
 TokenId = Annotated[int, _Limits(ge=0, le=MAX_SIZE)]
 PositiveFloat = Annotated[float, _Limits(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, _Limits(ge=0, allow_inf_nan=False)]
 Flag = Annotated[bool, _Limits()]
-"""A boolean of a part of the settings; `config_file.py` checks those of the whole."""
+"""Type of a boolean field inside a group of settings. `config_file.py` checks booleans at the top
+level."""
 JsonObject = Mapping[str, Any]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -68,16 +69,16 @@ class KVSizes:
     value_dim: int  # 0: values are a part of the keys
 
     def of_rank(self, tp_size: int) -> KVSizes:
-        """Returns the sizes of one of `tp_size` ranks. Every rank stores an equal number of heads;
-        with fewer heads than ranks, each rank stores a copy of one head."""
+        """Returns the sizes on one of `tp_size` ranks. Every rank stores an equal number of heads.
+        If there are fewer heads than ranks, each rank stores a copy of one head."""
         n_heads = max(self.n_heads // tp_size, 1) if self.n_heads else 0
         return KVSizes(n_heads, self.key_dim, self.value_dim)
 
 
 @dataclass(frozen=True, slots=True)
 class StateSizes:
-    """The sizes, in elements, of the memory that a layer keeps for each request, whatever the
-    length of the request.
+    """The sizes, in elements, of the memory that a layer keeps for each request. They do not depend
+    on the length of the request.
 
     The memory is a state for each head, and the last inputs of a convolution. See `Ops.delta_net`.
     """
@@ -89,7 +90,7 @@ class StateSizes:
     n_channels: int  # elements of each input
 
     def of_rank(self, tp_size: int) -> StateSizes:
-        """Returns the sizes of one of `tp_size` ranks, which have equal parts of the heads."""
+        """Returns the sizes on one of `tp_size` ranks. Every rank has an equal number of heads."""
         return replace(self, n_heads=self.n_heads // tp_size, n_channels=self.n_channels // tp_size)
 
 
@@ -99,9 +100,9 @@ class UnsupportedModel(CannotStart):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The fields that every family has, and the keys of `config.json` from which they are read.
+    """The fields that every family has, and the rules for reading them from `config.json`.
 
-    The key of a field is the field's name or alias, unless `read` returns the field.
+    The key of a field is the field's name or alias, unless the method `read` computes the field.
     """
 
     architecture: ClassVar[str]  # the entry of `architectures` in config.json
@@ -127,8 +128,8 @@ class ModelConfig:
 
     @property
     def layer_windows(self) -> Sequence[int | None]:
-        """The number of keys that a query of each layer sees, with its own key; None: all earlier
-        ones."""
+        """For each layer, the number of keys that a query attends to, including its own key. None
+        means all earlier keys."""
         return (None,) * self.n_layers
 
     @property
@@ -139,36 +140,38 @@ class ModelConfig:
 
     @property
     def kv_sources(self) -> Sequence[int]:
-        """For each layer, the layer whose stored keys and values it attends to: itself or an
-        earlier one. A layer that attends to an earlier layer stores no keys and values."""
+        """For each layer, the index of the layer whose stored keys and values it attends to: its
+        own index, or an earlier one. A layer that attends to an earlier layer stores no keys and
+        values."""
         return range(self.n_layers)
 
     @property
     def layer_states(self) -> Sequence[StateSizes | None]:
-        """The sizes of the state that each layer keeps for a request, on all ranks together; None:
-        no state."""
+        """For each layer, the sizes of the state that it keeps for a request, on all ranks
+        together. None means no state."""
         return (None,) * self.n_layers
 
     @classmethod
     def keys(cls) -> dict[str, str]:
-        """Returns the key in `config.json` of each field; `read` takes precedence over this key."""
+        """Returns, for each field, its key in `config.json`. Fields that the method `read` computes
+        are included, but not read from this key."""
         return {field.name: field.metadata.get("alias", field.name) for field in fields(cls)}
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:
         """Returns the fields that depend on more than one key of `config`.
 
-        In this class these fields are the number of K/V heads, equal to the number of query heads,
-        and the size of a head. Families extend this method, and raise UnsupportedModel for features
-        that they do not compute.
+        In this class these fields are the number of K/V heads, by default the number of query
+        heads, and the size of a head. Families extend this method, and raise UnsupportedModel for
+        features that they do not compute.
         """
         keys = cls.keys()
         hidden_size, n_heads = config.get(keys["hidden_size"]), config.get(keys["n_heads"])
         return {"n_kv_heads": n_heads, "head_dim": default_head_dim(hidden_size, n_heads)}
 
     def check(self) -> None:
-        """Raises ValueError for fields that contradict each other, named by their `config.json`
-        keys."""
+        """Raises ValueError if fields contradict each other. The message names the keys in
+        `config.json`."""
         if self.n_heads % self.n_kv_heads:
             raise ValueError(
                 f"num_attention_heads ({self.n_heads}) is not a multiple of "
@@ -190,8 +193,8 @@ class ModelConfig:
         return _DTYPES[dtype]
 
     def fingerprint(self) -> str:
-        """Returns a SHA-256 of the configuration without the element type, independent of the
-        spelling in `config.json`."""
+        """Returns a SHA-256 of the configuration without the element type. The digest does not
+        depend on the spelling in `config.json`."""
         meaning = asdict(self) | {"architecture": self.architecture}
         del meaning["checkpoint_dtype"]
         canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
@@ -199,8 +202,8 @@ class ModelConfig:
 
 
 def require(config: JsonObject, **allowed: Sequence[Any]) -> None:
-    """Raises UnsupportedModel if `config` has a key of `allowed` with a value that is not
-    allowed."""
+    """Raises UnsupportedModel if `config` has one of the keys in `allowed`, but with a value that
+    is not allowed."""
     for key, values in allowed.items():
         if key in config and config[key] not in values:
             raise UnsupportedModel(
@@ -211,8 +214,8 @@ def require(config: JsonObject, **allowed: Sequence[Any]) -> None:
 def read_windows(
     config: JsonObject, *, window: int | None, default: Sequence[bool]
 ) -> tuple[int | None, ...]:
-    """Returns the window of each layer, by `layer_types` or, if that key is missing, by
-    `default`."""
+    """Returns the window of each layer, None for a layer without one. Layers with a window are
+    given by the key `layer_types` or, if it is missing, by `default`."""
     layer_types = config.get("layer_types")
     if layer_types is None:
         return tuple(window if is_sliding else None for is_sliding in default)
@@ -231,7 +234,7 @@ def default_head_dim(hidden_size: Any, n_heads: Any) -> int | None:
     """Returns the size of a head if `n_heads` heads divide `hidden_size`.
 
     Raises UnsupportedModel if the division leaves a remainder. Returns None if an argument is not a
-    positive integer, since the later validation of its key reports that error.
+    positive integer, because the key is validated later and the error is reported there.
     """
     if not isinstance(hidden_size, int) or not isinstance(n_heads, int) or n_heads < 1:
         return None

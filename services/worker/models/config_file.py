@@ -3,7 +3,7 @@
 No key of `config.json` is skipped silently. A key that the family's configuration does not know is
 refused by name, unless the key is switched off (null, false or empty). The values of known keys are
 validated by pydantic against the types of the configuration's fields. Only this file and
-`quantization_config/` need pydantic, and only the loading of a checkpoint imports them.
+`quantization_config/` need pydantic. They are imported only for loading a checkpoint.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ _COMMON_KEYS = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class ReadConfig:
-    """The configuration of a checkpoint's model, and the sources of values with several sources.
+    """The configuration of a checkpoint's model, and the origin of values that several files or
+    keys can give.
 
     The names of the values are "context", "rope", "ends of turn" and "quantisation".
     """
@@ -79,14 +80,13 @@ class ReadConfig:
     config: ModelConfig
     derived: Mapping[str, Derived[Any]]
     ignored_keys: tuple[str, ...] = ()
-    """Keys of `config.json` that have a value and change no result, or that only other parts of
-    the model need."""
+    """Keys of `config.json` that have a value but do not affect the results of the text model."""
 
 
 def read_config(model: Path) -> ModelConfig:
     """Returns the configuration of the model in a checkpoint's directory or GGUF file.
 
-    Raises UnsupportedModel, also for an architecture that no family implements.
+    Raises UnsupportedModel if the model cannot be served, or no family implements its architecture.
     """
     if is_gguf(model):
         return read_gguf_config(read_gguf_header(model)).config
@@ -94,7 +94,8 @@ def read_config(model: Path) -> ModelConfig:
 
 
 def read_directory_config(directory: Path, max_model_len: int | None = None) -> ReadConfig:
-    """Returns the configuration of the model in a checkpoint's directory; raises UnsupportedModel.
+    """Returns the configuration of the model in a checkpoint's directory. Raises UnsupportedModel
+    if the model cannot be served.
 
     `max_model_len` is the operator's setting for the longest sequence.
     """
@@ -111,8 +112,8 @@ def read_directory_config(directory: Path, max_model_len: int | None = None) -> 
 
 
 def _quantization_beside(directory: Path) -> JsonObject:
-    """Returns the quantisation settings that a checkpoint has in a file of their own, under the key
-    of `config.json`."""
+    """Returns the quantisation settings from a separate file of the checkpoint, as the entry that
+    they would be in `config.json`."""
     for name, method in quantization_config.OTHER_FILES.items():
         if (directory / name).exists():
             given = _read_json(directory / name)
@@ -121,7 +122,7 @@ def _quantization_beside(directory: Path) -> JsonObject:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Returns the header of a GGUF file; raises UnsupportedModel for one that is broken."""
+    """Returns the header of a GGUF file; raises UnsupportedModel for a broken file."""
     try:
         header = read_header(path)
     except (OSError, ValueError) as error:
@@ -131,7 +132,8 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 
 def read_gguf_config(header: GgufHeader, max_model_len: int | None = None) -> ReadConfig:
-    """Returns the configuration in the metadata of a GGUF file; raises UnsupportedModel.
+    """Returns the configuration in the metadata of a GGUF file. Raises UnsupportedModel if the
+    model cannot be served.
 
     `max_model_len` is the operator's setting for the longest sequence.
     """
@@ -164,7 +166,7 @@ def read_gguf_config(header: GgufHeader, max_model_len: int | None = None) -> Re
 def _gguf_sources(
     header: GgufHeader, derived: Mapping[str, Derived[Any]]
 ) -> dict[str, Derived[Any]]:
-    """Returns derived values with the sources that they have in a GGUF file."""
+    """Returns derived values, with their origins named as keys of a GGUF file."""
     metadata = f"metadata of {header.path.name}"
     sourced = {name: Derived(value.value, metadata) for name, value in derived.items()}
     types = Derived(types_in_words(header), "types of the tensors")
@@ -174,7 +176,7 @@ def _gguf_sources(
 def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
     """Returns the configuration that `config.json` and `generation_config.json` contain.
 
-    Raises UnsupportedModel.
+    Raises UnsupportedModel if the model cannot be served.
     """
     return parse_with_sources(config, generation).config
 
@@ -187,7 +189,7 @@ def parse_with_sources(
     max_model_len: int | None = None,
     stretching: Collection[str] = STRETCHING,
 ) -> ReadConfig:
-    """Returns what `parse_config` returns, with the sources of the values.
+    """Returns the configuration, as `parse_config` does, together with the origins of its values.
 
     `named_end` is the `eos_token` of `tokenizer_config.json`, and `max_model_len` the operator's
     setting for the longest sequence. For `stretching` see `stated_context`. Raises
@@ -245,17 +247,17 @@ def parse_with_sources(
 def _ignored_keys(
     given: JsonObject, config: JsonObject, config_type: type[ModelConfig]
 ) -> tuple[str, ...]:
-    """Returns the keys of `given`, the whole file, that no value was read from; `config` are the
-    keys of the text model."""
+    """Returns the keys of `given`, the whole file, that were not used. `config` has the keys of the
+    text model."""
     unread = _HARMLESS_KEYS | config_type.ignored_keys | (given.keys() - config.keys())
     keys = {**given, **config}
     return tuple(sorted(key for key in unread & keys.keys() if keys[key] and key != "text_config"))
 
 
 def _refuse_untrue(config_type: type[ModelConfig], values: JsonObject) -> None:
-    """Raises UnsupportedModel for a value of a boolean field that is no boolean.
+    """Raises UnsupportedModel if a boolean field has a value that is not a boolean.
 
-    Pydantic would take the text "no" as false, and numbers too.
+    Without this check, pydantic would accept texts such as "no" and numbers.
     """
     booleans = {each.name for each in fields(config_type) if each.type == "bool"}
     keys = config_type.keys()
@@ -268,7 +270,7 @@ def _refuse_untrue(config_type: type[ModelConfig], values: JsonObject) -> None:
 def _read_derived(config_type: type[ModelConfig], config: JsonObject) -> JsonObject:
     """Returns the fields that the family's own `read` computes from the unvalidated `config`.
 
-    A value of an unexpected type makes `read` raise one of Python's errors, which becomes an
+    If a value has an unexpected type, `read` raises one of Python's errors, which is converted to
     UnsupportedModel. The number of layers is validated first, since `read` may build a list of that
     length.
     """
@@ -287,8 +289,8 @@ def _read_derived(config_type: type[ModelConfig], config: JsonObject) -> JsonObj
 
 
 def _architecture_of(config: JsonObject) -> str:
-    """Returns the single entry of `architectures`, the checkpoint's class; raises
-    UnsupportedModel."""
+    """Returns the single entry of `architectures`, the checkpoint's class. Raises UnsupportedModel
+    unless there is exactly one."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or len(architectures) != 1:
         named = _SHORT.repr(architectures)

@@ -1,7 +1,8 @@
-"""The decoder that families fill in: tokens enter, the layers run in order, logits come out.
+"""The decoder of all families: tokens enter, the layers run in order, logits come out.
 
-`DecoderStage` computes what is equal in all families. A family implements `read_layer`, mostly with
-pieces of `decoder_layers.py`, and overrides other methods only where the family differs.
+`DecoderStage` implements everything that is equal in all families. A family implements
+`read_layer`, mostly with the layers of `decoder_layers.py`, and overrides other methods only where
+the family differs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from services.worker.models.weights import TensorSource
 
 
 class DecoderStage(StageModel):
-    """One stage of a decoder; families override the methods whose computation differs."""
+    """One stage of a decoder model. Families override the methods that differ from this default."""
 
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     layers_name: ClassVar[str] = "model.layers"
@@ -92,8 +93,8 @@ class DecoderStage(StageModel):
 
     @abstractmethod
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
-        """Reads the layer of number `index` in the model, whose tensors have names under
-        `prefix`."""
+        """Reads the layer with number `index` in the whole model. `prefix` begins the names of its
+        tensors."""
 
     @abstractmethod
     def read_norm(self, source: TensorSource, name: str, size: int) -> Norm:
@@ -104,12 +105,13 @@ class DecoderStage(StageModel):
         return self.read_norm(source, self.norm_name, self.config.hidden_size)
 
     def read_embedding(self, source: TensorSource, tokens: Embedding) -> Embedding:
-        """Reads the embedding of the first stage. This default returns `tokens`, which looks up the
-        row of each token in the table."""
+        """Reads what the first stage applies to tokens. The default returns `tokens`, which looks
+        up the row of each token in the embedding table."""
         return tokens
 
     def make_rotaries(self) -> Sequence[RotaryEmbedding]:
-        """Returns the rotary embeddings of queries and keys, one of each kind; by default none."""
+        """Returns the rotary embeddings of queries and keys, one for each kind of layers; by
+        default none."""
         return ()
 
 
@@ -125,11 +127,11 @@ class RotaryStage(DecoderStage):
         return self.read_rms_norm(source, name, size)
 
     def read_rms_norm(self, source: TensorSource, name: str, size: int) -> RMSNorm:
-        """Reads a norm that divides by the root of the mean square."""
+        """Reads a norm that divides by the root mean square (RMSNorm)."""
         return RMSNorm(self.read_scale(source, name, size), self.config.rms_norm_eps)
 
     def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
-        """Reads the scale that a norm multiplies by, [size]; by default the stored weight."""
+        """Reads the vector by which a norm multiplies, [size]; by default the stored weight."""
         return source.tensor(f"{name}.weight", size)
 
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
@@ -142,17 +144,18 @@ class RotaryStage(DecoderStage):
         )
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
-        """Reads the attention of layer `index`; by default without biases and norms."""
+        """Reads the attention of layer `index`. This default has no biases and no norms."""
         form = AttentionForm(window=self.config.layer_windows[index])
         return Attention.read(source, prefix, self.config, form=form)
 
     def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
-        """Reads the MLP of layer `index`; by default without biases."""
+        """Reads the MLP of layer `index`. This default has no biases."""
         size = self.config.intermediate_size
         return GatedMLP.read(source, prefix, self.config, size=size)
 
     def read_head_norms(self, source: TensorSource, prefix: str) -> HeadNorms:
-        """Reads the norms over single heads of queries and of keys, for families that have them."""
+        """Reads the norms over single query heads and key heads. Only some families have such
+        norms."""
         head_dim = self.config.head_dim
         return HeadNorms(
             self.read_scale(source, f"{prefix}.q_norm", head_dim),

@@ -1,12 +1,12 @@
 """The layers that several decoder families share: attention, MLPs, norms and whole layers.
 
-A piece is a frozen dataclass of weights and settings. Its method `describe` adds the steps of the
-piece to a program. For example, a gated MLP is two steps:
+Each layer is a frozen dataclass of weights and settings. Its method `describe` adds the layer's
+steps to a program. For example, a gated MLP is two steps:
 
     inner = to.gated(self.gate_up, x)
     return self.down.describe(to, inner, residual)
 
-`decoder.py` has the stages that are made of these pieces.
+`decoder.py` has the stages that are made of these layers.
 """
 
 from __future__ import annotations
@@ -35,28 +35,31 @@ from services.worker.models.tensor_parallel import HeadShare
 from services.worker.models.weights import TensorSource
 
 Activation = Literal["relu", "gelu", "gelu_new", "gelu_pytorch_tanh"]
-"""The values of Hugging Face's key `activation_function`."""
+"""The supported values of Hugging Face's configuration key `activation_function`."""
 
 
 class Norm(Protocol):
     """Normalises rows."""
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Returns the normalised rows of `x`, which have the width of `x`."""
+        """Adds the step to a program, and returns the normalised rows of `x`, which keep the width
+        of `x`."""
 
 
 class Embedding(Protocol):
     """Turns the tokens of a batch into hidden states."""
 
     def describe(self, to: Program) -> Buffer:
-        """Returns the hidden states of the batch's tokens, equal on every rank."""
+        """Adds the step to a program, and returns the hidden states of the batch's tokens. All
+        ranks get equal results."""
 
 
 class Layer(Protocol):
-    """One layer of the model, from hidden states to hidden states."""
+    """One layer of the model: computes hidden states from hidden states."""
 
     def describe(self, to: Program, hidden: Buffer, layer: int) -> Buffer:
-        """Returns the hidden states after the layer; the step may overwrite `hidden`.
+        """Adds the layer's steps to a program, and returns the hidden states after the layer. The
+        steps may overwrite `hidden`.
 
         `layer` is the index of the layer on its stage, which is also the index of the storage of
         its keys and values.
@@ -67,17 +70,19 @@ class Head(Protocol):
     """Turns hidden states after the last layer into logits."""
 
     def describe(self, to: Program, hidden: Buffer) -> Buffer:
-        """Returns the logits [n, vocab_size], equal on every rank; the step may overwrite
-        `hidden`."""
+        """Adds the step to a program, and returns the logits [n, vocab_size]. All ranks get equal
+        results. The step may overwrite `hidden`."""
 
 
 class Mixer(Protocol):
-    """Lets each token of a sequence read earlier tokens, as attention does."""
+    """A part of a layer in which a token gets information from earlier tokens of its sequence, such
+    as attention."""
 
     def describe(
         self, to: Program, x: Buffer, layer: int, residual: Buffer | None = None
     ) -> Buffer:
-        """Returns [n_tokens, hidden], equal on every rank.
+        """Adds the steps to a program, and returns their result [n_tokens, hidden]. All ranks get
+        equal results.
 
         A `residual` of this shape is added to the result, and may be overwritten. `layer` is the
         index of the layer on its stage.
@@ -88,7 +93,8 @@ class MLP(Protocol):
     """Transforms the hidden states of every token independently of other tokens."""
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        """Returns [n_tokens, hidden], equal on every rank.
+        """Adds the steps to a program, and returns their result [n_tokens, hidden]. All ranks get
+        equal results.
 
         A `residual` of this shape is added to the result, and may be overwritten.
         """
@@ -149,8 +155,9 @@ class Attention:
         """Reads `q_proj`, `k_proj`, `v_proj` and the output projection under `prefix`.
 
         `fused_name` is the name of one matrix that holds queries, keys and values, one after the
-        other. `order` gives, for each element of a head of queries or keys, its stored place, as
-        `rope.head_order` returns it. Raises ValueError for `head_norms` without rotary embedding.
+        other. `order` gives, for each element of a query or key head, the index at which the
+        element is stored (see `rope.head_order`). Raises ValueError for `head_norms` without rotary
+        embedding.
         """
         if head_norms is not None and rotary is None:
             raise ValueError("heads are normalised where they turn, and these do not turn")
@@ -196,20 +203,20 @@ class Attention:
 
     @property
     def heads(self) -> Heads:
-        """The layout of this rank's heads in a row of the output of `qkv`."""
+        """Where this rank's query, key and value heads are in a row of the output of `qkv`."""
         return Heads(n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim)
 
     def describe(
         self, to: Program, x: Buffer, layer: int, residual: Buffer | None = None
     ) -> Buffer:
-        """Implements `Mixer.describe`."""
+        """Adds the steps of attention to a program, as `Mixer.describe` specifies."""
         qkv = self.describe_stored(to, self.qkv.describe(to, x), layer)
         attended = to.attend(qkv, self.heads, self.form, self.sinks, layer=layer)
         return self.output.describe(to, attended, residual)
 
     def describe_stored(self, to: Program, qkv: Buffer, layer: int) -> Buffer:
-        """Stores keys and values; returns rows that begin with the queries, [n_tokens, any
-        width]."""
+        """Adds to a program the step that stores keys and values. Returns rows that begin with the
+        queries, [n_tokens, any width]."""
         if self.rotary is None:
             to.write_kv(qkv, self.heads, layer=layer)
         else:
@@ -218,9 +225,11 @@ class Attention:
 
 
 def _rows_in_order(heads: HeadShare, order: Sequence[int]) -> Tensor:
-    """Returns the stored row of each output of this rank's queries, keys and values.
+    """Returns, for each output of this rank's queries, keys and values, its row in the stored
+    matrix.
 
-    The elements of each head of queries and keys are in `order`; values stay as they are stored.
+    The elements of each query and key head are permuted by `order`. Values stay in their stored
+    order.
     """
     head_dim, n_turned = len(order), len(heads.q) + len(heads.kv)
     starts = torch.arange(n_turned)[:, None] * head_dim
@@ -248,7 +257,8 @@ class GatedMLP:
         has_bias: bool = False,
         fused_name: str | None = None,
     ) -> Self:
-        """Reads `gate_proj`, `up_proj` and `down_proj` under `prefix`, of inner size `size`.
+        """Reads `gate_proj`, `up_proj` and `down_proj` under `prefix`. The inner size of the MLP is
+        `size`.
 
         `fused_name` is the name of one matrix that holds gate and up, one after the other.
         """
@@ -271,11 +281,12 @@ class GatedMLP:
         return cls(gate_up, down)
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        """Implements `MLP.describe`."""
+        """Adds the steps of the MLP to a program, as `MLP.describe` specifies."""
         return self.down.describe(to, to.gated(self.gate_up, x), residual)
 
     def describe_share(self, to: Program, x: Buffer) -> Buffer:
-        """Returns what this rank adds to the result, [n_tokens, hidden], without the bias."""
+        """Adds the steps of this rank's share to a program. Returns the summand that this rank
+        contributes, [n_tokens, hidden], without the bias."""
         return to.multiply(self.down.weight, to.gated(self.gate_up, x))
 
 
@@ -288,7 +299,7 @@ class PlainMLP:
     activation: Activation
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        """Implements `MLP.describe`."""
+        """Adds the steps of the MLP to a program, as `MLP.describe` specifies."""
         inner = self.up.describe(to, x)
         is_plain = self.activation in ("relu", "gelu")
         to.activate(self.activation if is_plain else "gelu_tanh", inner)
@@ -297,7 +308,7 @@ class PlainMLP:
 
 @dataclass(frozen=True, slots=True)
 class NoNorm:
-    """A norm that changes nothing, for models without a norm at this place."""
+    """A norm that returns its input, for models without a norm at this place."""
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
         return x
@@ -323,7 +334,8 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class PreNormLayer:
-    """Adds attention and an MLP to the residual stream. The input of each is normalised first."""
+    """A layer that adds attention and an MLP to the residual stream. The input of each of the two
+    is normalised first."""
 
     attention_norm: Norm
     attention: Mixer
@@ -338,7 +350,7 @@ class PreNormLayer:
 
 @dataclass(frozen=True, slots=True)
 class NormedHead:
-    """Normalises hidden states, then multiplies them by the matrix of all tokens to get logits."""
+    """A head that normalises hidden states and multiplies them by the head matrix to get logits."""
 
     norm: Norm
     projection: VocabParallelHead

@@ -37,12 +37,12 @@ _SAMPLE_BYTES = 4096
 
 
 class DirectoryFiles(TensorFiles):
-    """The weight files of a checkpoint, mapped on demand and unmapped after a number of bytes is
-    read."""
+    """The weight files of a checkpoint. They are mapped on demand, and unmapped again when many
+    bytes have been read."""
 
     def __init__(self, directory: Path) -> None:
-        """Reads nothing yet. For a directory without tensors or with a broken index, the first
-        request for a tensor raises CheckpointError."""
+        """Opens no file yet. If the directory has no tensors or a broken index, the first access to
+        a tensor raises CheckpointError."""
         self._directory = directory
         self._files: dict[Path, Any] = {}
         self._n_bytes = 0
@@ -82,7 +82,7 @@ class DirectoryFiles(TensorFiles):
         return part
 
     def close(self) -> None:
-        """Closes all files; views of their tensors keep them mapped."""
+        """Closes all files. Views of tensors that are still in use keep their file mapped."""
         self._files.clear()
         self._n_bytes = 0
 
@@ -100,7 +100,7 @@ class DirectoryFiles(TensorFiles):
 
 
 def checkpoint_digest(model: Path) -> str:
-    """Returns a digest that distinguishes checkpoints of equal shapes.
+    """Returns a digest that distinguishes checkpoints whose tensors have equal shapes.
 
     The digest is computed from the sizes and samples of the weight files. It is not a checksum,
     since most bytes are not read. Raises CheckpointError for a file that cannot be read.
@@ -121,7 +121,7 @@ def checkpoint_digest(model: Path) -> str:
 
 
 def _main_file(directory: Path) -> Path:
-    """Returns the file that leads to all tensors: the index, or the only file of weights."""
+    """Returns the file from which all tensors can be found: the index, or the only weight file."""
     try:
         paths = find_weight_files(directory).paths
     except CheckpointError:
@@ -133,7 +133,7 @@ def _main_file(directory: Path) -> Path:
 
 
 def _tensor_paths(directory: Path) -> dict[str, Path]:
-    """Returns the file of each tensor."""
+    """Returns the path of the file that contains each tensor, by the tensor's name."""
     files = find_weight_files(directory)
     if files.by_tensor is not None:
         return dict(files.by_tensor)
@@ -144,7 +144,8 @@ def _tensor_paths(directory: Path) -> dict[str, Path]:
 
 
 def _spellings(name: str) -> Iterator[str]:
-    """Yields the names that a tensor may have in a checkpoint, first the family's own name.
+    """Yields the names under which a checkpoint may store a tensor. The first one is the family's
+    own name.
 
     Some checkpoints (such as GPT-2's own) were saved from the model without the head: their names
     lack the first word, "transformer." or "model.". Checkpoints that `text_half.py` reads have the

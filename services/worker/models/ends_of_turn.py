@@ -1,4 +1,4 @@
-"""The tokens that end an output, which three files of a checkpoint may name."""
+"""Determines the tokens that end an output. Three files of a checkpoint may name such tokens."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ def ends_of_turn(
     named: Derived[int] | None,
     default: tuple[int, ...],
 ) -> Derived[Any]:
-    """Returns the tokens that end an output, a tuple that is not validated yet.
+    """Returns the tokens that end an output and where they were read. The tokens are not validated
+    yet.
 
     The tokens of `generation` (`generation_config.json`) replace the tokens of `config`, as in
-    `transformers`. `named`, the `eos_token` of `tokenizer_config.json`, ends an output, too, as in
-    vLLM: conversations of some checkpoints end with a token that no other file names. `default` is
-    the default of the family, for a checkpoint in which nothing names a token.
+    `transformers`. The token `named` (the `eos_token` of `tokenizer_config.json`) also ends an
+    output, as in vLLM: conversations of some checkpoints end with a token that no other file names.
+    `default` is the default of the family, for a checkpoint in which no file names a token.
     """
     found: Derived[tuple[Any, ...]] = Derived((), "no file names a token")
     for file, keys in (("generation_config.json", generation), ("config.json", config)):

@@ -1,9 +1,8 @@
 """The tensors of a GGUF file, read dequantised or as the stored blocks.
 
-Dequantisation is the arithmetic of the package `gguf`, row by row. `quantised/gguf_matrix.py` reads
-some of the blocks as quantised matrices instead. Converters to GGUF rename tensors and arrange them
-in other ways: `services.common.gguf.architectures` declares how, and `gguf_views.py` has the
-arrangements that revert it.
+Rows are dequantised by the package `gguf`. `quantised/gguf_matrix.py` reads some of the blocks as
+quantised matrices instead. Converters to GGUF rename and rearrange tensors.
+`services.common.gguf.architectures` declares these changes, and `gguf_views.py` reverts them.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ _MAX_GAP = 64  # rows between wanted rows that are read with them
 
 
 class GgufFile(TensorFiles):
-    """An open model in GGUF, of one file or several; only the requested rows are read into
+    """An open GGUF model, of one file or several files. Only the requested rows are read into
     memory."""
 
     def __init__(self, header: GgufHeader, config: ModelConfig) -> None:
-        """Raises CheckpointError for tensors that the architecture does not have, which would be
-        left out of the computation."""
+        """Prepares reading the tensors. Raises CheckpointError for tensors that the architecture
+        does not have, because the computation would leave them out."""
         self._fds: dict[Path, int] = {}
         self._header = header
         self._config = config
@@ -93,7 +92,8 @@ class GgufFile(TensorFiles):
         return {place.path for place in self._header.tensors.values()}
 
     def header(self, name: str) -> Header:
-        """Returns the header of the tensor as `read` returns the tensor, in float32.
+        """Returns the shape of the tensor, with float32 as its element type, since `read`
+        dequantises.
 
         Raises CheckpointError if a file ends inside the tensor.
         """
@@ -125,8 +125,9 @@ class GgufFile(TensorFiles):
         return found.view(len(spans[0]), *view.shape[1:])[:, *index[1:]]
 
     def is_in_blocks(self, name: str) -> bool:
-        """Whether a matrix or a stack of matrices has rows of whole quantised blocks, all of one
-        type and in the order of the file's columns."""
+        """Returns whether a tensor can be read as stored blocks: its rows must consist of whole
+        quantised blocks of one type, in the order of the file's columns. The tensor is a matrix or
+        a stack of matrices."""
         view = self._views[name]
         if not isinstance(view, RowView) or view.columns is not None or view.change is not None:
             return False
@@ -142,15 +143,16 @@ class GgufFile(TensorFiles):
         return _name_of(self._places(self._views[name])[0].type)
 
     def read_blocks(self, name: str, rows: range) -> Tensor:
-        """Returns rows of a matrix, or of all matrices of a stack one after the other, as stored
-        blocks, [n_rows, bytes of a row]. The tensor must be `is_in_blocks`."""
+        """Returns the stored blocks of some rows, [n_rows, bytes of a row]. The rows of a stack are
+        counted across its matrices. `is_in_blocks` must be true for the tensor."""
         view = self._views[name]
         if not isinstance(view, RowView):
             raise TypeError(f"{name} is computed, and has no blocks")
         return self._rows_of(view, rows, self._stored_rows)
 
     def unread_biases(self) -> list[str]:
-        """Returns the biases that `find` was not asked for, in layers that it was asked for."""
+        """Returns the biases in the file that were never looked up, although another tensor of
+        their layer was."""
         found = {stored.name for view in self._views.values() for stored in view.sources}
         layers = {name.rsplit(".", 2)[0] for name in found if name.startswith("blk.")}
         return [
@@ -165,7 +167,8 @@ class GgufFile(TensorFiles):
         self._fds = {}
 
     def _view_of(self, name: str) -> View | None:
-        """Returns the arrangement of the family's tensor `name`; None if the file lacks it."""
+        """Returns how the family's tensor `name` is made from stored tensors, or None if the file
+        lacks it."""
         ending = _ENDING.search(name)
         stem = name if ending is None else name[: ending.start()]
         prefix = ""
@@ -208,7 +211,7 @@ class GgufFile(TensorFiles):
         return [self._header.tensors[stored.name] for stored in view.sources]
 
     def _rows_of(self, view: RowView, rows: range, read: _Read) -> Tensor:
-        """Returns rows of a view, [n_rows, n]; `read` returns rows of a stored tensor."""
+        """Returns rows of a view, [n_rows, n]. `read` is called to read rows of a stored tensor."""
         wanted = view.rows[rows.start : rows.stop]
         places = self._places(view)
         if isinstance(wanted, range):
@@ -222,7 +225,8 @@ class GgufFile(TensorFiles):
         return torch.cat(parts)[torch.cat(where).argsort()]
 
     def _rows(self, place: TensorPlace, rows: range) -> Tensor:
-        """Returns dequantised rows in the order of the file, [n_rows, n_columns]."""
+        """Returns dequantised rows of a stored tensor, in the order of the file, [n_rows,
+        n_columns]."""
         n_columns = _n_columns(place)
         if not rows:
             return torch.empty(0, n_columns)
@@ -231,7 +235,8 @@ class GgufFile(TensorFiles):
         return torch.from_numpy(values.reshape(len(rows), n_columns))
 
     def _stored_rows(self, place: TensorPlace, rows: range) -> Tensor:
-        """Returns the stored bytes of rows in the order of the file, [n_rows, bytes of a row]."""
+        """Returns the stored bytes of a tensor's rows, in the order of the file, [n_rows, bytes of
+        a row]."""
         row_bytes = _row_bytes(place)
         if not rows:
             return torch.empty(0, row_bytes, dtype=torch.uint8)
@@ -245,8 +250,8 @@ class GgufFile(TensorFiles):
 
 
 def _scattered(place: TensorPlace, rows: Tensor, read: _Read) -> Tensor:
-    """Returns rows of a stored tensor in any order; rows that are near each other are read at
-    once."""
+    """Returns the given rows of a stored tensor, which may be in any order. Rows that are near each
+    other are read together."""
     if not len(rows):
         return read(place, range(0))
     ordered, order = rows.sort()
@@ -259,12 +264,14 @@ def _scattered(place: TensorPlace, rows: Tensor, read: _Read) -> Tensor:
 
 
 def _n_columns(place: TensorPlace) -> int:
-    """Returns the number of elements of a row; each element of a vector is a row."""
+    """Returns the number of elements in a row of a stored tensor. Each element of a vector is a
+    row."""
     return place.shape[-1] if len(place.shape) > 1 else 1
 
 
 def _has_whole_blocks(place: TensorPlace) -> bool:
-    """Whether each row divides into whole blocks (elements that share scales)."""
+    """Returns whether each row of a stored tensor consists of whole blocks. A block is a number of
+    elements that share scales."""
     return _n_columns(place) % GGML_QUANT_SIZES[_TYPES[place.type]][0] == 0
 
 

@@ -1,8 +1,8 @@
-"""Checks where a GGUF file says that its tensors are.
+"""Checks the offsets of the tensors in a GGUF file.
 
-The tensors of a file are one behind the other, in the order of the header, each at the next
-multiple of the alignment, as llama.cpp requires it too. A file that says otherwise has been
-damaged, and a tensor would be read from the place of another one.
+The tensors of a file must follow each other in the order of the header, each at the next multiple
+of the alignment. llama.cpp requires this as well. A file with other offsets has been damaged, and
+the bytes of one tensor would be read as another tensor.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from services.common.gguf.header import GgufHeader, TensorPlace
 from services.worker.models.config import UnsupportedModel
 
 _ALIGNMENT = 32
-"""Alignment of tensors in bytes in a file that does not state one."""
+"""Alignment of tensors in bytes, for a file that states no alignment."""
 
 
 def check_places(header: GgufHeader) -> None:
-    """Raises UnsupportedModel for a tensor that is not behind the tensor before it."""
+    """Raises UnsupportedModel for a tensor that does not begin directly behind the tensor before
+    it."""
     alignment = header.metadata.get("general.alignment", _ALIGNMENT)
     expected: int | None = None
     file = header.path
@@ -36,7 +37,7 @@ def check_places(header: GgufHeader) -> None:
 
 
 def types_in_words(header: GgufHeader) -> str:
-    """Returns the element types of a file, each with its number of tensors."""
+    """Returns a text with the element types of a file and the number of tensors of each type."""
     types = Counter(place.type for place in header.tensors.values())
     return ", ".join(f"{_name_of(kind)} in {n} tensors" for kind, n in types.most_common())
 
@@ -49,7 +50,8 @@ def _name_of(kind: int) -> str:
 
 
 def _n_bytes(place: TensorPlace) -> int | None:
-    """Returns the bytes of a tensor; None if its type is not known or has no whole blocks."""
+    """Returns the number of bytes of a tensor, or None if its type is unknown or it does not
+    consist of whole blocks."""
     try:
         n_per_block, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(place.type)]
     except (ValueError, KeyError):

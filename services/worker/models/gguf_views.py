@@ -1,8 +1,8 @@
 """Tensors of a family as arrangements of the tensors in a GGUF file.
 
-`RowView` takes rows of stored tensors in an order, so quantised blocks stay as they are.
-`ComputedView` reads whole tensors and computes the family's tensor from them. `make_view` carries
-out the rules of `services.common.gguf.tensor_rules`.
+`RowView` reorders rows of stored tensors, so quantised blocks stay as they are. `ComputedView`
+reads whole tensors and computes the family's tensor from them. `make_view` carries out the rules of
+`services.common.gguf.tensor_rules`.
 """
 
 from __future__ import annotations
@@ -41,20 +41,21 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor of the file: its full name and its shape."""
+    """A tensor in the file, with its full name and its shape."""
 
     name: str
     shape: Shape
 
     @property
     def n_rows(self) -> int:
-        """The number of rows: those of all items of a stack, or the elements of a vector."""
+        """The number of rows. A stack has the rows of all its matrices, and each element of a
+        vector is a row."""
         return math.prod(self.shape[:-1]) if len(self.shape) > 1 else math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """A tensor whose rows are rows of stored tensors.
+    """A tensor that is made of rows of stored tensors, in a given order.
 
     The rows of all `sources` are numbered one after the other. A stack [n, size, n_columns] counts
     as n * size rows, and each element of a vector is a row.
@@ -69,7 +70,7 @@ class RowView:
 
 @dataclass(frozen=True, slots=True)
 class ComputedView:
-    """A tensor that is computed from whole stored tensors."""
+    """A tensor that is computed from stored tensors, each of which is read as a whole."""
 
     sources: tuple[Stored, ...]
     shape: Shape
@@ -78,22 +79,23 @@ class ComputedView:
 
 View = RowView | ComputedView
 Find = Callable[[str], Stored | None]
-"""Returns the stored tensor that a rule names; None if the file lacks it."""
+"""A function that returns the stored tensor with a name that a rule uses, or None if the file lacks
+it."""
 
 
 @runtime_checkable
 class _HasDeltaNet(Protocol):
-    """The configuration of a family with layers that keep a state."""
+    """A configuration of a family in which some layers keep a recurrent state."""
 
     @property
     def delta_net(self) -> DeltaNetShape: ...
 
 
 def make_view(rule: Rule, find: Find, config: ModelConfig, number: int) -> View | None:
-    """Returns the arrangement by which a rule makes a family's tensor.
+    """Returns how a family's tensor is made from stored tensors, as `rule` says.
 
-    `number` is the number in the family's name, or 0. The result is None if the file lacks a tensor
-    of the rule.
+    `number` is the number in the family's name for the tensor, or 0. The result is None if the file
+    lacks a tensor of the rule.
     """
     match rule:
         case First(rules):
@@ -114,7 +116,8 @@ def make_view(rule: Rule, find: Find, config: ModelConfig, number: int) -> View 
 
 
 def _checked(view: View | None, rule: Rule, *sources: Stored) -> View:
-    """Returns the view; raises CheckpointError if the shapes of its sources do not allow it."""
+    """Returns `view`. Raises CheckpointError if `view` is None, because the shapes of `sources` do
+    not fit the rule."""
     if view is None:
         said = " and ".join(f"{each.name} {list(each.shape)}" for each in sources)
         raise CheckpointError(f"{said}: not the shapes of {type(rule).__name__}")
@@ -122,7 +125,8 @@ def _checked(view: View | None, rule: Rule, *sources: Stored) -> View:
 
 
 def _of_one(rule: Rule, stored: Stored, config: ModelConfig, number: int) -> View | None:
-    """Returns the arrangement of one stored tensor; None if its shape does not allow it."""
+    """Returns the view that a rule makes from one stored tensor, or None if the tensor's shape does
+    not fit."""
     if not stored.shape:
         return None
     match rule:
@@ -151,7 +155,8 @@ def _of_one(rule: Rule, stored: Stored, config: ModelConfig, number: int) -> Vie
 def _of_two(
     rule: Both | LatentHeads | KeyGroups, first: Stored, second: Stored, config: ModelConfig
 ) -> View | None:
-    """Returns the arrangement of two stored tensors; None if their shapes do not allow it."""
+    """Returns the view that a rule makes from two stored tensors, or None if their shapes do not
+    fit."""
     match rule:
         case Both(_, _, alternates):
             fits = first.shape == second.shape and len(first.shape) > 1
@@ -176,7 +181,8 @@ def _whole(
 
 
 def _halves(n_rows: int, n_heads: int) -> Tensor | range:
-    """Returns the stored row of each row of heads, whose pairs the file has side by side."""
+    """Returns the stored index of each row of a matrix of heads. In the file, the two rows of a
+    rotated pair are neighbours."""
     if n_rows % (2 * n_heads):
         return range(n_rows)  # the wrong shape is reported later
     return torch.arange(n_rows).view(n_heads, -1, 2).transpose(1, 2).flatten()
@@ -222,7 +228,8 @@ def _both(first: Stored, second: Stored, alternates: bool) -> View:
 
 
 def _joined_heads(keys: Tensor, values: Tensor) -> Tensor:
-    """Returns for each head the rows that make its key, and then those that make its value."""
+    """Returns, for each head in turn, the rows that produce its keys, followed by the rows that
+    produce its values."""
     return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
 
 
@@ -233,8 +240,8 @@ def _delta_net(config: ModelConfig) -> DeltaNetShape:
 
 
 def _grouped_rows(shape: DeltaNetShape, n_qkv: int) -> Tensor:
-    """Returns the stored row of each row of the projection to queries, keys, values and z of one
-    key head after the other."""
+    """Returns the stored index of each row of the fused projection. The result has, for one key
+    head after the other, the rows of queries, keys, values and z."""
     n_heads = shape.n_key_heads
     n_keys, n_values = n_heads * shape.key_dim, shape.n_value_heads * shape.value_dim
     kinds = ((0, n_keys), (n_keys, n_keys), (2 * n_keys, n_values), (n_qkv, n_values))
@@ -265,13 +272,14 @@ def _of_value_heads(
 
 
 def _fitting(rows: Tensor | None, stored: Stored) -> Tensor | range:
-    """Returns an order if it fits the tensor; the wrong shape of a tensor is reported later."""
+    """Returns `rows` if they fit the tensor, otherwise all rows in stored order. A wrong shape of
+    the tensor is reported later."""
     return rows if rows is not None and len(rows) == stored.n_rows else range(stored.n_rows)
 
 
 def _untiled(net: DeltaNetShape, size: int, *, skips_keys: bool) -> Tensor | None:
-    """Returns the stored place of each element of value heads of `size` elements; None if it is the
-    same place."""
+    """Returns the stored index of each element of the value heads, which have `size` elements each.
+    Returns None if the stored order is already right."""
     if net.group_size == 1:
         return None
     first = 2 * net.n_key_heads * net.key_dim if skips_keys else 0

@@ -2,7 +2,7 @@
 groups.
 
 All choices are computed in float32. The weight of a chosen expert is its score times a factor. In
-addition every token passes through one more MLP, the shared experts.
+addition, every token passes through the shared experts, which are one MLP.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ class GroupRouter:
     form: RoutingForm
 
     def describe(self, to: Program, x: Buffer) -> tuple[Buffer, Buffer]:
-        """Returns the chosen experts and their weights, [n_tokens, n_chosen] each."""
+        """Adds a step to a program, and returns the indices and the weights of the chosen experts,
+        [n_tokens, n_chosen] each."""
         return to.route_in_groups(to.multiply(self.weight, to.widened(x)), self.form)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMixture:
-    """The weighted sum of the chosen experts, plus the MLP of the shared experts."""
+    """A mixture layer: the weighted sum of the chosen experts, plus the result of the shared
+    experts."""
 
     router: GroupRouter
     experts: ExpertMatrices  # this rank's share
     shared: GatedMLP  # this rank's share
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        """Implements `MLP.describe`."""
+        """Adds the steps to a program, as `MLP.describe` specifies."""
         experts, weights = self.router.describe(to, x)
         out = to.run_experts(self.experts, x, experts, weights)
         out = to.add(out, self.shared.describe_share(to, x))

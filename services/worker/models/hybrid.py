@@ -1,7 +1,8 @@
 """The mixers of hybrid models: most layers keep a state for each request, the others use attention.
 
-Layers with a state are `GatedDeltaNet` (`Ops.delta_net`). The others are `GatedAttention`, whose
-output is multiplied by gates. The storage of a layer holds states, or keys and values.
+Layers with a state are `GatedDeltaNet` (`Ops.delta_net`). Layers with attention are
+`GatedAttention`, whose output is multiplied by gates. Each layer has storage either for states, or
+for keys and values.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from services.worker.models.weights import Part, Shard, TensorSource
 class DeltaNetShape:
     """The heads of a Gated DeltaNet layer, on all ranks together.
 
-    Consecutive value heads share a key head. Key heads are divided among the ranks; a value head is
-    on the rank of its key head.
+    Consecutive value heads share a key head. Key heads are divided among the ranks, and a value
+    head belongs to the same rank as its key head.
     """
 
     n_key_heads: int
@@ -38,7 +39,7 @@ class DeltaNetShape:
 
     @property
     def n_keys(self) -> int:
-        """Number of elements of a token's queries, and of its keys."""
+        """Number of elements of a token's keys. Its queries have the same number."""
         return self.n_key_heads * self.key_dim
 
     @property
@@ -66,15 +67,16 @@ class DeltaNetShape:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetShare:
-    """One rank's part of a Gated DeltaNet layer: key heads, and the value heads that share them."""
+    """One rank's part of a Gated DeltaNet layer: some key heads, and the value heads that share
+    them."""
 
     shape: DeltaNetShape
     key_heads: range
 
     @classmethod
     def of(cls, shape: DeltaNetShape, source: TensorSource) -> Self:
-        """Returns a rank's part; raises UnsupportedModel if the ranks cannot have equally many
-        heads."""
+        """Returns a rank's part of the heads. Raises UnsupportedModel if the heads cannot be
+        divided equally among the ranks."""
         n_heads, what = shape.n_key_heads, "linear_num_key_heads"
         return cls(shape, even_share(n_heads, source.tp_rank, source.tp_size, what=what))
 
@@ -89,13 +91,13 @@ class DeltaNetShare:
 
     @property
     def values(self) -> range:
-        """The range of this rank's elements among all values."""
+        """The range of this rank's elements among the values of all ranks."""
         return self.scaled(self.shape.group_size * self.shape.value_dim)
 
     @property
     def channels(self) -> tuple[range, range, range]:
-        """The ranges of this rank's queries, keys and values in a row with the queries, keys and
-        values of all ranks."""
+        """The ranges of this rank's queries, keys and values in a row that contains the queries,
+        keys and values of all ranks."""
         n_keys, key_dim = self.shape.n_keys, self.shape.key_dim
         values = self.scaled(self.shape.group_size * self.shape.value_dim, 2 * n_keys)
         return self.scaled(key_dim), self.scaled(key_dim, n_keys), values
@@ -120,8 +122,8 @@ class GatedDeltaNet:
         hidden_size: int,
         eps: float,
     ) -> Self:
-        """Reads the tensors under `prefix`. The projection `inputs` is given, since each family
-        stores it differently."""
+        """Reads the tensors under `prefix`, except the projection `inputs`, which each family
+        stores in a different form."""
         shape, name = share.shape, f"{prefix}.conv1d.weight"
         stored = (shape.n_channels, 1, shape.kernel_size)
         conv = source.joined([Part(name, stored, Shard(0, span)) for span in share.channels])
@@ -154,14 +156,15 @@ class GatedDeltaNet:
     def describe(
         self, to: Program, x: Buffer, layer: int, residual: Buffer | None = None
     ) -> Buffer:
-        """Implements `Mixer.describe`."""
+        """Adds the steps to a program, as `Mixer.describe` specifies."""
         mixed = to.delta_net(self.inputs.describe(to, x), self.form, layer=layer)
         return self.output.describe(to, mixed, residual)
 
 
 @dataclass(frozen=True, slots=True)
 class GatedAttention:
-    """This rank's share of attention whose outputs are multiplied by the sigmoid of gates.
+    """This rank's share of attention. The outputs of attention are multiplied by the sigmoid of
+    gates.
 
     The projection of queries also computes the gates.
     """
@@ -187,8 +190,8 @@ class GatedAttention:
         """Reads `q_proj`, `k_proj`, `v_proj` and `o_proj` under `prefix`.
 
         The rows of `q_proj` are, for each head, the queries and then the gates. `order` gives, for
-        each element of a head of queries or keys, its stored place, as `rope.head_order` returns
-        it.
+        each element of a query or key head, the index at which the element is stored (see
+        `rope.head_order`).
         """
         heads = HeadShare.of(config, source.tp_rank, source.tp_size)
         head_dim, hidden_size = config.head_dim, config.hidden_size
@@ -218,7 +221,7 @@ class GatedAttention:
     def describe(
         self, to: Program, x: Buffer, layer: int, residual: Buffer | None = None
     ) -> Buffer:
-        """Implements `Mixer.describe`."""
+        """Adds the steps to a program, as `Mixer.describe` specifies."""
         projected = self.inputs.describe(to, x)
         qkv = to.take_part(projected, 0, self.n_attended)
         n_kv_heads = (self.n_attended // self.head_dim - self.n_heads) // 2
@@ -230,10 +233,11 @@ class GatedAttention:
 
 
 def _gates_last(n_heads: int, n_kv_heads: int, order: Tensor) -> Tensor:
-    """Returns the stored row of each output of this rank's queries, keys, values and gates.
+    """Returns, for each output of this rank's queries, keys, values and gates, its row in the
+    stored matrix.
 
-    The elements of each head of queries and keys are in `order`. In the file the gates of each head
-    follow the queries of the head.
+    The elements of each query and key head are permuted by `order`. In the file the gates of each
+    head follow the queries of the head.
     """
     head_dim = len(order)
     queries = 2 * head_dim * torch.arange(n_heads)[:, None]

@@ -3,14 +3,14 @@
 A layer with a window never reads tokens before the window. The blocks of such tokens can be reused
 while other layers still need their own blocks. A block belongs to one group, and has a place for
 each layer of the group on a stage. Each group has about as many layers as the rarest kind of layer,
-so that a block has about the same number of bytes in every group. All blocks come from one memory,
-of which no part is reserved for a group.
+so that a block has about the same number of bytes in every group. All groups take their blocks from
+the same memory, and no part of it is reserved for a group.
 
     gpt-oss 20B   12 layers with a window, 12 without     2 groups of 12
     Gemma 3 27B   52 layers with a window, 10 without     1 group of 10, and 6 of 8 or 9
 
-The layers of a kind are dealt to its groups in rotation, so that every stage has about equally many
-layers of each group.
+The layers of a kind are assigned to its groups in rotation, so that every stage has about equally
+many layers of each group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from services.worker.models.config import ModelConfig
 
 _MAX_GROUPS = 8
-"""Approximate limit for the number of groups, since each group needs block tables."""
+"""Approximate limit for the number of groups. Every group needs block tables of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class KVGroups:
     """The K/V groups of a model, and the group of each layer."""
 
     windows: tuple[int | None, ...]
-    """The window of each group, in tokens, for which blocks are kept. None (all tokens) comes
-    first."""
+    """For each group, the number of last tokens whose blocks must be kept. None means all tokens. A
+    group with None is the first group."""
     of_layers: tuple[int, ...]
-    """The group of each layer of the model."""
+    """The index of each layer's group."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> KVGroups:
@@ -70,7 +70,7 @@ class KVGroups:
     def windows_on(self, layers: range, config: ModelConfig) -> Sequence[Sequence[int | None]]:
         """Returns the distinct windows of a stage's layers in each group.
 
-        For a group that has no layer on the stage, the result is the window of the group.
+        For a group without a layer on the stage, the result has the window of the group.
         """
         on_stage: list[dict[int | None, None]] = [{} for _ in self.windows]
         for i in layers:
@@ -81,7 +81,8 @@ class KVGroups:
 
 
 def _kept(config: ModelConfig) -> list[int | None]:
-    """Returns the window of each layer; None if it is at least as long as the longest sequence."""
+    """Returns the window of each layer. A window that is at least as long as the longest sequence
+    becomes None, which means no window."""
     longest = config.max_position_embeddings
     return [
         None if window is None or window >= longest else window for window in config.layer_windows

@@ -8,8 +8,8 @@ a copy.
 Keys and values of heads are never computed. A score is `q . (K latent)`, which equals `(K' q) .
 latent`. A weighted sum of values `V latent` equals `V` times the weighted sum of latents. So
 queries are multiplied by the K of their head. They attend over latents as if all heads shared one
-K/V head, and the result is multiplied by V. The keys of this attention are the latent followed by
-the rotated part; the values are the latent, which is the first elements of the keys.
+K/V head, and the result is multiplied by V. A key of this attention is a latent followed by the
+rotated part. A value is the latent, which is the beginning of the key.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _LATENT_NORM_EPS = 1e-6  # of the norms of latents; rms_norm_eps is not used
 
 @dataclass(frozen=True, kw_only=True)
 class LatentConfig(RotaryConfig):
-    """The fields of decoders with latent attention; `head_dim` is the size of the rotated part of a
-    head."""
+    """The fields of decoders with latent attention. Here `head_dim` is the size of the rotated part
+    of a head."""
 
     read_keys = RotaryConfig.read_keys | {
         "q_lora_rank", "qk_head_dim", "qk_nope_head_dim", "qk_rope_head_dim",
@@ -59,7 +59,8 @@ class LatentConfig(RotaryConfig):
 
     @property
     def query_dim(self) -> int:
-        """The size of a head's query: the part that is not rotated, then the rotated part."""
+        """The size of a head's query, which consists of a part that is not rotated and a rotated
+        part."""
         return self.still_dim + self.head_dim
 
     @property
@@ -68,7 +69,8 @@ class LatentConfig(RotaryConfig):
 
     @property
     def score_scale(self) -> float:
-        """The factor of attention scores, which is larger if "yarn" has stretched the context."""
+        """The factor by which attention scores are multiplied. It is larger if "yarn" has stretched
+        the context."""
         scale = float(self.query_dim**-0.5)
         if self.rope.factor is not None and self.rope.mscale_all_dim:
             scale *= yarn_scale(self.rope.factor, self.rope.mscale_all_dim) ** 2
@@ -99,13 +101,14 @@ class LatentConfig(RotaryConfig):
 
 @dataclass(frozen=True, slots=True)
 class QueryLatent:
-    """Computes the latent from which the queries of all heads are made, equal on every rank."""
+    """Computes the latent from which the queries of all heads are made. Every rank computes all of
+    the latent."""
 
     down: ColumnParallelLinear
     norm: Norm
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Returns [n_tokens, query_rank]."""
+        """Adds the steps to a program, and returns the query latents, [n_tokens, query_rank]."""
         return self.norm.describe(to, self.down.describe(to, x))
 
 
@@ -164,7 +167,7 @@ class LatentAttention:
     def describe(
         self, to: Program, x: Buffer, layer: int, residual: Buffer | None = None
     ) -> Buffer:
-        """Implements `Mixer.describe`."""
+        """Adds the steps to a program, as `Mixer.describe` specifies."""
         stored = self._describe_stored(to, x, layer)
         q = self._describe_queries(to, x, stored.width)
         heads = Heads(n_heads=self.n_heads, n_kv_heads=1, head_dim=stored.width)
@@ -174,8 +177,8 @@ class LatentAttention:
         return self.output.describe(to, values, residual)
 
     def _describe_stored(self, to: Program, x: Buffer, layer: int) -> Buffer:
-        """Stores each token's normalised latent and the rotated part of its key. Returns the stored
-        rows, [n_tokens, latent_dim + head_dim]."""
+        """Adds the steps that store each token's normalised latent and the rotated part of its key.
+        Returns the stored rows, [n_tokens, latent_dim + head_dim]."""
         made = self.latent.describe(to, x)
         self.latent_norm.describe_parts(to, made, 0, 1)
         to.turn_heads(made, made, n_heads=1, rotary=0, size=made.width - self.latent_dim)
@@ -183,7 +186,8 @@ class LatentAttention:
         return made
 
     def _describe_queries(self, to: Program, x: Buffer, key_dim: int) -> Buffer:
-        """Returns the queries that attend over latents, `key_dim` elements for each head."""
+        """Adds the steps that compute the queries over latents. The result has `key_dim` elements
+        for each head."""
         if self.query_latent is not None:
             x = self.query_latent.describe(to, x)
         q, of_latents = self.queries.describe(to, x), to.buffer(self.n_heads * key_dim)
@@ -194,7 +198,7 @@ class LatentAttention:
 
 
 class LatentStage(RotaryStage):
-    """One stage of a decoder with latent attention; families override how MLPs are read."""
+    """One stage of a decoder with latent attention. Families override how MLPs are read."""
 
     config: LatentConfig
 
@@ -222,8 +226,8 @@ def _read_query_latent(
 def _read_queries(
     source: TensorSource, prefix: str, config: LatentConfig, heads: range
 ) -> ColumnParallelLinear:
-    """Reads the projection to the queries of `heads`, from the query latent or from hidden
-    states."""
+    """Reads the projection that computes the queries of `heads`. Its input is the query latent, or
+    the hidden states if the model has no query latent."""
     name = "q_proj" if config.query_rank is None else "q_b_proj"
     size = config.query_dim
     return ColumnParallelLinear.read(
@@ -245,7 +249,7 @@ def _read_whole(
     n_out: int,
     order: Tensor | None = None,
 ) -> ColumnParallelLinear:
-    """Reads a projection of hidden states that is not divided among ranks."""
+    """Reads a projection of hidden states that every rank holds whole."""
     return ColumnParallelLinear.read(
         source,
         [name],
@@ -264,10 +268,11 @@ def _read_norm(source: TensorSource, name: str, size: int) -> RMSNorm:
 def _read_head_matrices(
     source: TensorSource, name: str, config: LatentConfig, heads: range
 ) -> tuple[Tensor, Tensor]:
-    """Reads the matrices that turn latents into keys and values, as attention multiplies by them.
+    """Reads the matrices that turn latents into keys and values, in the shapes by which attention
+    multiplies.
 
-    Returns [n_heads, latent_dim, still_dim], from queries to latents, and [n_heads, value_dim,
-    latent_dim], from latents to values.
+    Returns two tensors: [n_heads, latent_dim, still_dim], which turns queries into queries over
+    latents, and [n_heads, value_dim, latent_dim], which turns latents into values.
     """
     size = config.still_dim + config.value_dim
     rows = range(heads.start * size, heads.stop * size)
@@ -278,8 +283,9 @@ def _read_head_matrices(
 
 
 def _turned_order(config: LatentConfig, *, n_before: int, n_heads: int) -> Tensor | None:
-    """Returns the stored place of each element of `n_heads` heads, so that the two elements of a
-    rotated pair are half of the rotated part apart; None if the file already stores them so.
+    """Returns the stored index of each element of `n_heads` heads, for an order in which the two
+    elements of a rotated pair are half of the rotated part apart. Returns None if the file already
+    has this order.
 
     The first `n_before` elements of a head are not rotated and stay in place.
     """

@@ -1,4 +1,4 @@
-"""Layers, embeddings and heads that differ from Llama's: norms after a block, multipliers, caps."""
+"""Layers, embeddings and heads that differ from Llama's by additional norms, factors or caps."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ScaledEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class SandwichLayer:
-    """Adds attention and an MLP to the residual stream, each with a norm before and a norm
-    after."""
+    """A layer that adds attention and an MLP to the residual stream. Each of the two has a norm
+    before and a norm after it."""
 
     attention_norm: Norm
     attention: Attention
@@ -42,7 +42,8 @@ class SandwichLayer:
 
 @dataclass(frozen=True, slots=True)
 class PostNormLayer:
-    """Adds attention and an MLP to the residual stream, and normalises the output of each first."""
+    """A layer that adds attention and an MLP to the residual stream. The output of each is
+    normalised before it is added."""
 
     attention: Attention
     attended_norm: Norm
@@ -57,8 +58,8 @@ class PostNormLayer:
 
 @dataclass(frozen=True, slots=True)
 class ScaledLayer:
-    """Adds attention and an MLP to the residual stream, each with a norm before and a factor
-    after."""
+    """A layer that adds attention and an MLP to the residual stream. Each of the two has a norm
+    before it, and its output is multiplied by a factor."""
 
     attention_norm: Norm
     attention: Attention
@@ -75,7 +76,8 @@ class ScaledLayer:
 
 @dataclass(frozen=True, slots=True)
 class ParallelLayer:
-    """Adds attention and an MLP to the residual stream, both computed from one normalised input."""
+    """A layer that adds attention and an MLP to the residual stream, both computed from one
+    normalised input."""
 
     norm: Norm
     attention: Attention
@@ -99,7 +101,7 @@ class ScaledHead:
 
 @dataclass(frozen=True, slots=True)
 class CappedHead:
-    """Computes logits, limited to a cap by a soft function, in float32."""
+    """Computes logits in float32 and limits them smoothly to a cap."""
 
     head: Head
     cap: float

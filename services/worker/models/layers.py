@@ -27,7 +27,7 @@ from services.worker.models.weights import Part, Shard, TensorSource
 
 @dataclass(frozen=True, slots=True)
 class ColumnParallelLinear:
-    """This rank's share of the outputs of `x @ weight.T + bias`; `x` is equal on every rank."""
+    """This rank's share of the outputs of `x @ weight.T + bias`. Every rank has all of `x`."""
 
     weight: LinearWeight  # [n_out of this rank, n_in]
     bias: Tensor | None  # [n_out of this rank]
@@ -49,8 +49,8 @@ class ColumnParallelLinear:
 
         `shares` are this rank's outputs of each projection, by default an even part. A name may
         occur several times with different shares, so that one stored matrix is read as several
-        projections. With `is_transposed`, matrices are stored as [n_in, n_out]. `order` gives, for
-        each output, its place among the outputs that are read, [n_out of this rank].
+        projections. With `is_transposed`, matrices are stored as [n_in, n_out]. `order` [n_out of
+        this rank] gives, for each output, its index among the outputs that are read.
         """
         if shares is None:
             shares = [
@@ -66,7 +66,8 @@ class ColumnParallelLinear:
         return cls(weight, source.joined(biases, order) if has_bias else None)
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Returns the outputs of this rank, [n_tokens, n_out of this rank]."""
+        """Adds the step to a program, and returns the outputs of this rank, [n_tokens, n_out of
+        this rank]."""
         return to.multiply(self.weight, x, self.bias)
 
 
@@ -82,9 +83,9 @@ def read_gated(
     """Reads the projections to gates and to the values that the gates multiply, `size` outputs
     each.
 
-    `names` are the two projections, or a single matrix that holds both, one after the other.
-    Returns this rank's share of both. Projections with biases are multiplied and gated in two
-    operations.
+    `names` has the names of the two projections, or the name of a single matrix that holds both,
+    one after the other. Returns this rank's share of both. Projections with biases are multiplied
+    and gated in two operations.
     """
     firsts, n_stored = ((0, size), 2 * size) if len(names) == 1 else ((0, 0), size)
     names = [names[0], names[-1]]
@@ -108,7 +109,7 @@ def read_gated(
 class RowParallelLinear:
     """`x @ weight.T + bias`, where each rank has a share of the columns of `x`.
 
-    The products of the ranks are summed. Rank 0 alone has the `bias`, so that the sum includes the
+    The products of the ranks are summed. Only rank 0 has the `bias`, so that the sum includes the
     bias once.
     """
 
@@ -137,7 +138,8 @@ class RowParallelLinear:
         return cls(weight, source.tensor(f"{name}.bias", n_out) if has_bias else None)
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        """Returns [n_tokens, n_out], equal on every rank.
+        """Adds the steps to a program, and returns their result [n_tokens, n_out]. All ranks get
+        equal results.
 
         A `residual` of this shape, equal on every rank, is added and may be overwritten.
         """
@@ -165,7 +167,7 @@ class VocabParallelEmbedding:
         hidden_size: int,
         is_tied: bool = False,
     ) -> Self:
-        """Reads this rank's rows of the table `name`; `is_tied` says that the head uses the table
+        """Reads this rank's rows of the table `name`. `is_tied` means that the head uses the table,
         too."""
         share = vocab_share(vocab_size, source.tp_rank, source.tp_size)
         part = Part(name, (vocab_size, hidden_size), Shard(0, share))
@@ -173,10 +175,11 @@ class VocabParallelEmbedding:
         return cls(table, share, vocab_size)
 
     def describe(self, to: Program, *, is_open: bool = False) -> Buffer:
-        """Returns the rows of the batch's tokens, [n_tokens, hidden].
+        """Adds the step to a program, and returns the table's rows for the batch's tokens,
+        [n_tokens, hidden].
 
-        With `is_open`, the batch may have tokens beyond the end of the table, which get the row of
-        token 0.
+        With `is_open`, the batch may have token ids beyond the end of the table. Such tokens get
+        the row of token 0.
         """
         if to.tp_size > 1 or is_open:
             share = to.embed_share(self.table, self.share, self.vocab_size, is_open=is_open)
@@ -188,7 +191,8 @@ class VocabParallelEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class VocabParallelHead:
-    """Computes the logits of all tokens; each rank computes the logits of its own tokens."""
+    """Computes the logits of all tokens of the vocabulary. Each rank computes the logits of its own
+    part."""
 
     weight: LinearWeight  # [n_tokens of this rank, hidden]
     share: range  # the tokens of these rows
@@ -196,19 +200,19 @@ class VocabParallelHead:
 
     @classmethod
     def read(cls, source: TensorSource, name: str, *, vocab_size: int, hidden_size: int) -> Self:
-        """Reads this rank's rows of the matrix `name`, for a head that does not use the table in
-        memory."""
+        """Reads this rank's rows of the matrix `name`, for a head that has a matrix of its own."""
         share = vocab_share(vocab_size, source.tp_rank, source.tp_size)
         part = Part(name, (vocab_size, hidden_size), Shard(0, share))
         return cls(source.head(part), share, vocab_size)
 
     @classmethod
     def tied(cls, embedding: VocabParallelEmbedding) -> Self:
-        """Returns the head whose matrix is the embedding's table."""
+        """Returns a head that multiplies by the embedding's table."""
         return cls(embedding.table, embedding.share, embedding.vocab_size)
 
     def describe(self, to: Program, hidden: Buffer) -> Buffer:
-        """Returns logits [n, vocab_size], equal on every rank."""
+        """Adds the steps to a program, and returns the logits [n, vocab_size]. All ranks get equal
+        results."""
         return to.all_gather(to.multiply(self.weight, hidden), self.vocab_size)
 
 
@@ -220,10 +224,10 @@ class RMSNorm:
     eps: float
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Returns the normalised rows of `x`."""
+        """Adds the step to a program, and returns the normalised rows of `x`."""
         return to.rms_norm(x, self.weight, self.eps)
 
     def describe_parts(self, to: Program, x: Buffer, first: int, n: int) -> None:
-        """Normalises in place `n` adjacent parts of each row of `x`, from the element `first`
-        on."""
+        """Adds a step that normalises `n` adjacent vectors in each row of `x`, in place. The first
+        vector begins at the element `first`."""
         to.rms_norm_parts(x, first, self.weight, self.eps, n=n)

@@ -25,7 +25,8 @@ from services.worker.models.weights import Part, Shard, TensorSource
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """A gated MLP of every token, whose result is multiplied by the sigmoid of a second gate."""
+    """A gated MLP through which every token passes. Its result is multiplied by the sigmoid of a
+    second gate."""
 
     mlp: GatedMLP  # this rank's share
     gate: LinearWeight  # [1, hidden]
@@ -37,15 +38,16 @@ class SharedExpert:
         return cls(mlp, pack(gate))
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Returns what this rank adds to the result, [n_tokens, hidden]."""
+        """Adds the steps to a program, and returns the summand that this rank contributes,
+        [n_tokens, hidden]."""
         changed = self.mlp.describe_share(to, x)
         return to.sigmoid_and_mul(to.multiply(self.gate, x), changed)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertMixture:
-    """The weighted sum of the experts (gated MLPs) that a linear router scores highest for a
-    token."""
+    """A mixture of gated MLPs: the weighted sum of the experts that a linear router scores highest
+    for a token."""
 
     router: LinearWeight  # [n_experts, hidden]
     experts: ExpertMatrices  # this rank's share
@@ -55,7 +57,7 @@ class ExpertMixture:
     router_bias: Tensor | None = None  # [n_experts]
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        """Implements `MLP.describe`."""
+        """Adds the steps to a program, as `MLP.describe` specifies."""
         # As in transformers: scores are in the model's element type, later steps in float32.
         scores = to.multiply(self.router, x, self.router_bias)
         experts, weights = to.route(scores, self.n_chosen, normalises=self.normalises)
@@ -78,7 +80,8 @@ def read_experts(
     normalises: bool,
     shared: SharedExpert | None = None,
 ) -> ExpertMixture:
-    """Reads the router `gate` and the experts under `prefix`, each of inner size `size`."""
+    """Reads a mixture under `prefix`: the router `gate`, and the experts, each of inner size
+    `size`."""
     router = source.tensor(f"{prefix}.gate.weight", n_experts, hidden_size)
     mlps = read_expert_mlps(
         source,

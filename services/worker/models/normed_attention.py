@@ -1,7 +1,7 @@
 """Attention of Gemma 3n and 4, whose queries, keys and values are normalised head by head.
 
 There are three kinds of layers. The first kind projects queries, keys and values. The second kind
-projects queries and keys, and the keys are also the values. The third kind projects queries alone,
+projects queries and keys, and uses the keys as values too. The third kind projects only queries,
 which attend to the keys and values that an earlier layer of the same stage has stored.
 """
 
@@ -25,7 +25,7 @@ Projected = Literal["q", "qk", "qkv"]
 
 @dataclass(frozen=True, slots=True)
 class KVNorms:
-    """The norms of a layer that stores keys and values."""
+    """The norms of the keys and values, in a layer that stores them."""
 
     k: RMSNorm
     v: RMSNorm
@@ -33,8 +33,8 @@ class KVNorms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormedAttention(Attention):
-    """This rank's share of the attention of a layer. Without `kv_norms` the layer attends to the
-    keys and values of an earlier layer."""
+    """This rank's share of the attention of a layer. If `kv_norms` is None, the layer stores no
+    keys and values, and attends to the ones of an earlier layer."""
 
     rotary: int
     q_norm: RMSNorm
@@ -56,7 +56,8 @@ class NormedAttention(Attention):
     ) -> Self:
         """Reads the projections named by `projected`, and the output projection, under `prefix`.
 
-        The number and size of the heads in `config` must be correct for this layer.
+        `config` must have the number and size of the heads of this layer, which may differ between
+        layers.
         """
         heads = HeadShare.of(config, source.tp_rank, source.tp_size)
         q, k_or_v = heads.q_elements(config), heads.kv_elements(config)
@@ -105,8 +106,8 @@ class NormedAttention(Attention):
         return qkv
 
     def _with_values(self, to: Program, qkv: Buffer) -> Buffer:
-        """Returns queries, keys and values; if no values are projected, the keys are used as
-        values."""
+        """Adds the values to a program: returns queries, keys and values. If the layer projects no
+        values, the keys are used as values."""
         n_keys = self.n_kv_heads * self.head_dim
         first_key = self.n_heads * self.head_dim
         if qkv.width > first_key + n_keys:
@@ -118,7 +119,7 @@ class NormedAttention(Attention):
 
 
 def sources_of(windows: Sequence[int | None], n_shared: int) -> Sequence[int]:
-    """Returns, for each layer, the layer whose keys and values it attends to.
+    """Returns, for each layer, the index of the layer whose keys and values it attends to.
 
     Each of the last `n_shared` layers attends to the last earlier layer that stores keys and is of
     the same kind: with a window or without a window. All other layers attend to their own keys.

@@ -1,5 +1,4 @@
-"""Inputs of single layers in Gemma 3n and 4: each layer receives an additional vector for each
-token.
+"""The per-layer inputs of Gemma 3n and 4: each layer receives an additional vector for each token.
 
 The first stage computes these vectors for all layers, from the token's row in a second embedding
 table and from the token's embedding. The vectors are appended to the row of hidden states of the
@@ -21,7 +20,7 @@ from services.worker.models.weights import Part, TensorSource
 
 
 def whole_weight(source: TensorSource, name: str, n_out: int, n_in: int) -> LinearWeight:
-    """Reads the matrix `{name}.weight` [n_out, n_in], which every rank holds whole.
+    """Reads the matrix `{name}.weight` [n_out, n_in] without dividing it among the ranks.
 
     The matrix is small: summing partial products over the ranks would take longer than computing
     the whole product.
@@ -41,8 +40,8 @@ class PerLayerTable:
     size: int  # of one layer's inputs
 
     def describe(self, to: Program, embedded: Buffer) -> Buffer:
-        """Returns the per-layer inputs, [n_tokens, n_layers * size], of `embedded` [n_tokens,
-        hidden].
+        """Adds the steps to a program, and returns the per-layer inputs, [n_tokens, n_layers *
+        size], of `embedded` [n_tokens, hidden].
 
         Tokens beyond the end of the table have the inputs of token 0.
         """
@@ -54,7 +53,7 @@ class PerLayerTable:
 
 @dataclass(frozen=True, slots=True)
 class PerLayerGate:
-    """Multiplies the per-layer inputs of one layer by gates, which are computed from the hidden
+    """Multiplies the per-layer inputs of one layer by gates. The gates are computed from the hidden
     states."""
 
     gate: LinearWeight  # [size, hidden]
@@ -73,8 +72,8 @@ class PerLayerGate:
         begin: int,
         norm: Norm,
     ) -> Self:
-        """Reads both matrices under `prefix`. In a row of hidden states, the layer's inputs begin
-        at element `begin`."""
+        """Reads both matrices under `prefix`. `begin` is the index of the layer's inputs in a row
+        of hidden states."""
         return cls(
             whole_weight(source, f"{prefix}.per_layer_input_gate", size, hidden_size),
             whole_weight(source, f"{prefix}.per_layer_projection", hidden_size, size),
@@ -83,7 +82,8 @@ class PerLayerGate:
         )
 
     def describe(self, to: Program, hidden: Buffer, rows: Buffer) -> Buffer:
-        """Returns the gated inputs projected to [n_tokens, hidden].
+        """Adds the steps to a program, and returns the gated inputs projected to [n_tokens,
+        hidden].
 
         The gates are computed from `hidden` [n_tokens, hidden]. `rows` are the complete rows, which
         contain the inputs of the layer.
@@ -95,7 +95,8 @@ class PerLayerGate:
 
 @dataclass(frozen=True, slots=True)
 class HeadWithoutInputs:
-    """A head that reads the residual stream alone: the first `size` elements of a row."""
+    """A head that ignores the per-layer inputs: it reads only the residual stream, the first `size`
+    elements of a row."""
 
     head: Head
     size: int

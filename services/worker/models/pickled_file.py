@@ -1,8 +1,8 @@
 """Reads a weight file of `torch.save`, such as `pytorch_model.bin`.
 
-Such a file is a pickle of tensors. It may come from a stranger, so PyTorch's restricted unpickler
-reads it, which makes tensors and containers and calls nothing else. The tensors are mapped into
-memory, and their values are read when they are used.
+Such a file is a pickle of tensors and may come from an untrusted source. So it is read by PyTorch's
+restricted unpickler, which creates only tensors and containers. The tensors are mapped into memory,
+and their values are read when they are used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from torch import Tensor
 from services.worker.models.tensor_files import CheckpointError
 
 MAX_PICKLE_BYTES = 64 << 20
-"""Largest size in bytes of the pickle, which describes the tensors and has none of their values."""
+"""Largest size in bytes of the pickle in a file. The pickle describes the tensors and does not
+contain their values."""
 
 _ELEMENTS = {
     torch.float64: "F64",
@@ -36,7 +37,7 @@ _ELEMENTS = {
     torch.bool: "BOOL",
     torch.float8_e4m3fn: "F8_E4M3",
 }
-"""Names that safetensors has for element types."""
+"""The names of element types in safetensors, by PyTorch's types."""
 
 _ERRORS = (
     ArithmeticError,
@@ -53,12 +54,12 @@ _ERRORS = (
     struct.error,
     zipfile.BadZipFile,
 )
-"""Errors with which PyTorch refuses a file; a file can be wrong in many ways, and there is no error
-that stands for all."""
+"""Errors with which PyTorch refuses a file. They have no common base class that could be caught
+instead."""
 
 
 class PickledSlice:
-    """A tensor of a file, with the methods of safetensors' slices."""
+    """A tensor in a weight file. It has the methods of a slice in the library safetensors."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -68,8 +69,8 @@ class PickledSlice:
         return list(self._tensor.shape)
 
     def get_dtype(self) -> str:
-        """Returns the name of the element type; a tensor whose values are not plainly in the file
-        has the name of its form."""
+        """Returns the name of the element type. A tensor whose values are not stored as a plain
+        array gets the name of its storage form, such as a sparse layout."""
         tensor = self._tensor
         if tensor.layout != torch.strided or tensor.device.type != "cpu":
             return f"{tensor.layout} on {tensor.device.type}"
@@ -80,13 +81,14 @@ class PickledSlice:
 
 
 class PickledFile:
-    """An open file of `torch.save`, with the methods of safetensors' files."""
+    """An open file of `torch.save`. It has the methods of an open file in the library
+    safetensors."""
 
     def __init__(self, path: Path) -> None:
         """Reads the descriptions of all tensors.
 
         Raises:
-            CheckpointError: the file cannot be read, or holds anything but tensors by name.
+            CheckpointError: the file cannot be read, or is not a mapping of names to tensors.
         """
         self._path = path
         try:
@@ -111,7 +113,7 @@ class PickledFile:
         return self._tensors.keys()
 
     def get_slice(self, name: str) -> PickledSlice:
-        """Returns a tensor, whose parts can be read.
+        """Returns a tensor, of which parts can be read.
 
         Raises:
             CheckpointError: the file has no such tensor.
@@ -126,8 +128,8 @@ class PickledFile:
 
 
 def _can_be_mapped(path: Path) -> bool:
-    """Returns whether a file can be mapped into memory: whether it is a zip archive, as PyTorch
-    writes since version 1.6. A file of before is read as a whole.
+    """Returns whether a file can be mapped into memory. It can if it is a zip archive, which
+    PyTorch has written since version 1.6. An older file must be read as a whole.
 
     Raises:
         ValueError: the file is an archive with compressed parts, or with a pickle that is too long.

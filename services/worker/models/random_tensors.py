@@ -1,4 +1,5 @@
-"""A rank's share of a stage's tensors with random values, to run models without a checkpoint."""
+"""Random values for a rank's share of a stage's tensors, so that models run without a
+checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _TABLE_SIZE = 1 << 20
 
 
 class RandomTensors(TensorSource):
-    """Random tensors under the names that a model asks for.
+    """A source of random tensors with the names and shapes that a model asks for.
 
     The values do not depend on the number of ranks. Matrices are normally distributed with a small
     deviation, norms are ones and biases are zeros. A row of a matrix is a slice of one table of

@@ -1,4 +1,4 @@
-"""The registry of families, and how one rank's share of a stage is built for any family."""
+"""Lists the model families, and builds one rank's share of a stage for any family."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ from services.worker.models.weights import OnProgress, TensorSource, WantedTenso
 
 
 class Family(Protocol):
-    """The class of a family: a subclass of StageModel, called to build a stage."""
+    """The type of a family's class, which is a subclass of StageModel. Calling it builds a
+    stage."""
 
     @property
     def config_type(self) -> type[ModelConfig]: ...
@@ -137,9 +138,9 @@ def build_stage(
 ) -> StageModel:
     """Returns one rank's share of one stage, on `device`.
 
-    Its tensors are read from `files`, or are random if `files` is None. All matrices except those
-    of experts are quantised by `quantization`. `on_progress` is called with the bytes read so far
-    and the total bytes of the share, first with 0 bytes and then repeatedly. Raises
+    The tensors are read from `files`, or are random if `files` is None. All matrices except the
+    experts' matrices are quantised by `quantization`. `on_progress` is called with the bytes read
+    so far and the total bytes of the share, first with 0 bytes and then repeatedly. Raises
     UnsupportedModel for features that are not implemented, and CheckpointError for files that do
     not match the configuration. Both are raised before any weight is read.
     """
@@ -192,7 +193,7 @@ def random_stage(
     device: torch.device,
     quantization: Quantization = "none",
 ) -> StageModel:
-    """Returns a whole stage of random weights, for which no file is needed."""
+    """Returns a stage with all of its layers and random weights. No file is read."""
     return build_stage(
         config,
         None,

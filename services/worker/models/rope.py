@@ -15,10 +15,10 @@ The forms are the values of Hugging Face's `rope_type`:
   factors: one for sequences within the original context and one for longer sequences.
 
 Keys are stored rotated, and requests with a common prefix share stored keys. So the angle of a
-position must not depend on the final length of the sequence. Therefore "longrope" uses the short
-factors for all sequences of a model that serves at most its original context, which is the default,
-and the long factors for all sequences otherwise (see `served_context.py`). A short sequence of a
-model that serves more is computed as the beginning of a long one.
+position must not depend on the final length of the sequence. Therefore one set of "longrope"
+factors is used for all sequences: the short factors if the model serves at most its original
+context, which is the default, and the long factors otherwise (see `served_context.py`). In the
+second case, a short sequence is computed as the beginning of a long one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from kernels.program import Angles
 from services.worker.models.rotary_config import RopeConfig, RotaryConfig, yarn_scale
 
 FIRST_POSITIONS = 4096
-"""Number of positions for which angles are computed at the start; the tables grow for longer
-sequences."""
+"""Number of positions for which angles are computed at the start. The tables grow when a sequence
+is longer."""
 
 
 class RotaryEmbedding:
@@ -43,12 +43,12 @@ class RotaryEmbedding:
     Elements of a head that are not rotated have the angle 0; `head_order` says where these elements
     are. On a CPU the angles are kept in tables, which double in length when a sequence is longer
     than the tables. On other devices the angles are computed for each batch and used by all layers.
-    There the host would have to wait for the positions, and recorded graphs would go on reading the
-    memory of tables that have been replaced.
+    Tables would not work there: the host would have to wait for the positions, and recorded graphs
+    would go on reading the memory of tables that have been replaced.
     """
 
     angles: Angles | None
-    """The tables of angles on a CPU; None on other devices."""
+    """The tables of angles on a CPU, or None on other devices."""
 
     def __init__(self, config: RotaryConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self._n_positions = config.max_position_embeddings
@@ -67,7 +67,8 @@ class RotaryEmbedding:
             self.angles = Angles(*self._computed(first))
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cosines and signed sines [n_tokens, 1, head_dim] of `positions` [n_tokens].
+        """Returns the cosines and the signed sines [n_tokens, 1, head_dim] of the angles at
+        `positions` [n_tokens].
 
         On a CPU, raises IndexError for positions beyond `max_position_embeddings`.
         """
@@ -79,7 +80,8 @@ class RotaryEmbedding:
         )
 
     def cover(self, positions: Tensor) -> None:
-        """Extends the tables, if there are any, to all of `positions` that the model supports."""
+        """Extends the tables on a CPU to all of `positions`, up to the longest position of the
+        model. Does nothing on other devices."""
         if self.angles is None:
             return
         longest = min(int(positions.max()) + 1, self._n_positions)
@@ -89,7 +91,7 @@ class RotaryEmbedding:
             self.angles.signed_sin = torch.cat((self.angles.signed_sin, sin))
 
     def _computed(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cosines and signed sines of `positions`.
+        """Computes cosines and signed sines of `positions`.
 
         The angles are computed in float32, and only the results are rounded: at position 4,000 a
         bfloat16 angle would be off by whole turns.
@@ -100,12 +102,13 @@ class RotaryEmbedding:
 
 
 def head_order(config: RotaryConfig) -> Sequence[int] | None:
-    """Returns the stored place of each element of a head of queries or keys, [head_dim].
+    """Returns the stored index of each element of a query or key head, [head_dim], in the order
+    that `Ops.rotary` needs.
 
-    Returns None if the stored order can be rotated as it is. In this order the two elements of each
-    rotated pair are half a head apart, as `Ops.rotary` needs them, and elements that are not
-    rotated are at the end of each half. Attention scores do not depend on the order, as long as
-    queries and keys have equal orders.
+    Returns None if the stored order already fits. In the needed order the two elements of each
+    rotated pair are half a head apart, and elements that are not rotated are at the end of each
+    half. Attention scores do not depend on the order, as long as queries and keys have equal
+    orders.
     """
     n_turned, n_all = config.rotary_dim, config.head_dim
     if config.turns_neighbours:
@@ -118,7 +121,7 @@ def head_order(config: RotaryConfig) -> Sequence[int] | None:
 
 
 def inverse_frequencies(rope: RopeConfig, n_turned: int, max_positions: int) -> Tensor:
-    """Returns the radians per position of each pair of the `n_turned` elements, [n_turned / 2].
+    """Returns, for each rotated pair of elements, the radians per position, [n_turned / 2].
 
     The result is float32, for a model whose sequences have at most `max_positions` tokens.
     """
@@ -142,7 +145,7 @@ def inverse_frequencies(rope: RopeConfig, n_turned: int, max_positions: int) -> 
 
 
 def attention_scale(rope: RopeConfig) -> float:
-    """Returns the factor by which rotated elements of queries and of keys are each multiplied."""
+    """Returns the factor by which the rotated elements of both queries and keys are multiplied."""
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.rope_type == "yarn":
@@ -169,8 +172,8 @@ def _yarn_frequencies(rope: RopeConfig, periods: Tensor) -> Tensor:
     original = _given(rope.original_max_position_embeddings)
 
     def wave_with(n_turns: float) -> float:
-        """Returns the index (a real number) of the frequency with `n_turns` full turns in the
-        original context."""
+        """Returns the index of the frequency that makes `n_turns` full turns within the original
+        context. The index is a real number."""
         turns_of_first = original / (2 * math.pi)
         return n_turned * math.log(turns_of_first / n_turns) / (2 * math.log(rope.rope_theta))
 

@@ -51,8 +51,8 @@ _ROPE_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """The settings that determine the angle of each position. Only fields that the type uses are
-    set."""
+    """The settings that determine the rotary angle of each position. Only the fields for the
+    setting's type have a value."""
 
     rope_type: Literal[
         "default", "linear", "dynamic", "proportional", "llama3", "yarn", "longrope"
@@ -77,7 +77,7 @@ class RopeConfig:
     frequency_factors: tuple[PositiveFloat, ...] | None = None
 
     def check(self) -> None:
-        """Raises ValueError if a setting of the type is missing or invalid."""
+        """Raises ValueError if a setting that the type needs is missing or invalid."""
         for key in _ROPE_KEYS[self.rope_type][0]:
             if getattr(self, key) is None:
                 raise ValueError(f"{key} is missing for rope_type {self.rope_type!r}")
@@ -96,7 +96,8 @@ class RopeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryConfig(ModelConfig):
-    """The fields of the descendants of Llama: grouped queries, rotary positions, a gated MLP."""
+    """The configuration fields of Llama's descendants, which have grouped-query attention, rotary
+    positions and gated MLPs."""
 
     read_keys = frozenset((
         "num_key_value_heads", "head_dim", "hidden_act", "rope_theta", "rope_scaling",
@@ -117,7 +118,8 @@ class RotaryConfig(ModelConfig):
 
     @property
     def rotary_dim(self) -> int:
-        """The number of rotated elements of a head, which are its first ones.
+        """The number of rotated elements of a head. The rotated elements are the first ones of the
+        head.
 
         With the type "proportional" this is the whole head: elements that are not rotated have the
         frequency 0.
@@ -139,8 +141,8 @@ class RotaryConfig(ModelConfig):
             )
 
     def check_rope(self, rope: RopeConfig) -> None:
-        """Raises ValueError for rotary settings that are incomplete, invalid or do not fit the
-        heads."""
+        """Raises ValueError if rotary settings are incomplete, invalid, or do not fit the size of
+        the heads."""
         rope.check()
         for key, factors in (
             ("short_factor", rope.short_factor),
@@ -174,8 +176,8 @@ def read_rope(
 ) -> JsonObject:
     """Returns the rotary settings of `config`, in either spelling, as fields of RopeConfig.
 
-    `default_partial` is the default share of a head that is rotated; None for families that rotate
-    whole heads. Raises UnsupportedModel for settings that are not implemented.
+    `default_partial` is the fraction of a head that is rotated by default. It is None for families
+    that rotate whole heads. Raises UnsupportedModel for settings that are not implemented.
     """
     old, new = (_settings_of(config, key) for key in ("rope_scaling", "rope_parameters"))
     if old and new:
@@ -215,7 +217,7 @@ def read_rope(
 
 
 def _settings_of(config: JsonObject, key: str) -> JsonObject:
-    """Returns the rotary settings under a key; empty if there are none."""
+    """Returns the rotary settings under `key`, or an empty mapping if there are none."""
     given = config.get(key)
     if given is None:
         return {}
@@ -225,7 +227,7 @@ def _settings_of(config: JsonObject, key: str) -> JsonObject:
 
 
 def yarn_scale(factor: float, mscale: float) -> float:
-    """Returns the factor of queries and of keys with which "yarn" sharpens attention scores.
+    """Returns the factor by which "yarn" multiplies queries and keys to sharpen attention scores.
 
     `factor` is the factor by which the context is stretched, and `mscale` is the strength.
     """
@@ -233,10 +235,11 @@ def yarn_scale(factor: float, mscale: float) -> float:
 
 
 def _read_attn_factor(given: dict[str, Any], rope_type: str) -> None:
-    """Replaces `attn_factor` among the rotary settings of a file by `attention_factor`.
+    """Replaces `attn_factor` among the rotary settings of a file by an equivalent
+    `attention_factor`.
 
-    As in vLLM, `attn_factor` multiplies the factor that follows from `factor`. `transformers`
-    ignores the key, which some DeepSeek models have to undo that factor.
+    As in vLLM, the scale that follows from `factor` is multiplied by `attn_factor`. Some DeepSeek
+    models use the key to cancel that scale; `transformers` ignores it.
     """
     times = given.pop("attn_factor", None)
     factor = given.get("factor")

@@ -1,4 +1,5 @@
-"""The length of the context that is served: what the files state, or what the operator has set."""
+"""Determines the length of the context that is served, from the checkpoint's files and the
+operator's setting."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ def served_context(
     """Returns the number of tokens of the longest sequence that is served.
 
     `stated` is the longest context that the files state, and `max_model_len` is the operator's
-    setting. Without this setting, a model with "longrope" angles serves its original context, in
-    which `transformers` uses the short factors, too (see `rope.py`). Raises UnsupportedModel for a
-    setting beyond `stated`.
+    setting. Without this setting, a model with "longrope" angles serves its original context. For
+    sequences of this length, `transformers` also uses the short factors (see `rope.py`). Raises
+    UnsupportedModel for a setting beyond `stated`.
     """
     if max_model_len is not None:
         if max_model_len > stated.value:
@@ -35,8 +36,8 @@ def served_context(
 
 
 def original_context(config: ModelConfig) -> int | None:
-    """Returns the number of tokens up to which "longrope" uses its short factors; None for a model
-    with other angles."""
+    """Returns the number of tokens up to which "longrope" uses its short factors. Returns None for
+    a model with other rotary angles."""
     if isinstance(config, RotaryConfig) and config.rope.rope_type == "longrope":
         return config.rope.original_max_position_embeddings
     return None

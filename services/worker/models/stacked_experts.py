@@ -29,9 +29,9 @@ _MLX_KINDS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 def find_mlx_expert(files: TensorFiles, name: str) -> tuple[TensorFiles, str] | None:
-    """Returns the matrix of the expert's tensor `name` in the stacks of MLX: files in which the
-    tensors of a stack are those of this expert, and the name in these files. Returns None if the
-    files have no such stack."""
+    """Finds one expert's tensor `name` in the stacks of MLX. Returns an object that reads slices of
+    stacks as the tensors of this expert, and the stack's name. Returns None if the files have no
+    such stack."""
     said = _MLX_EXPERT.fullmatch(name)
     if said is None:
         return None
@@ -41,7 +41,8 @@ def find_mlx_expert(files: TensorFiles, name: str) -> tuple[TensorFiles, str] | 
 
 
 class _OneExpert(TensorFiles):
-    """Files in which each tensor [n_experts, ...] is the tensor [...] of one expert."""
+    """Reads one expert's slices: each tensor [n_experts, ...] of the files is seen as the tensor
+    [...] of this expert."""
 
     def __init__(self, files: TensorFiles, index: int) -> None:
         self._files = files
@@ -71,8 +72,8 @@ class _OneExpert(TensorFiles):
 
 
 def find_expert(files: TensorFiles, name: str) -> StoredTensor | None:
-    """Returns the expert's matrix `name` as a slice of the tensor of all experts; None if the files
-    have no such tensor."""
+    """Returns an expert's matrix `name` as a slice of the tensor of all experts, or None if the
+    files have no such tensor."""
     said = _EXPERT.fullmatch(name)
     if said is None:
         return None
@@ -82,7 +83,8 @@ def find_expert(files: TensorFiles, name: str) -> StoredTensor | None:
 
 
 class _StackedExpert(StoredTensor):
-    """A matrix [n_out, n_in] that is a slice of a tensor of floats for all experts."""
+    """A matrix [n_out, n_in] of one expert. It is a slice of a stored tensor of floats that holds
+    all experts."""
 
     def __init__(self, files: TensorFiles, stack: str, index: int, kind: str) -> None:
         self._files = files

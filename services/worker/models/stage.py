@@ -1,12 +1,12 @@
 """The computation of one stage, as every model family offers it to the model runner.
 
 A stage holds consecutive layers [first, last) of the model (the paper's inter-layer parallelism).
-The first stage also embeds tokens, the last one also turns hidden states into logits. Ranks that
-share a stage each hold a part of every layer (intra-layer parallelism) and compute together: all
-ranks call the same methods with equal arguments and get equal results. A family is one file with a
-subclass of `StageModel` and one line in the registry of `services.worker.models`. The subclass
-reads weights and describes the stage as a `kernels.program.Program`, which the device's operations
-run.
+The first stage also embeds tokens, and the last stage also turns hidden states into logits. Ranks
+that share a stage each hold a part of every layer (intra-layer parallelism) and compute together:
+all ranks call the same methods with equal arguments and get equal results. A family is one file
+with a subclass of `StageModel` and one line in the registry of `services.worker.models`. The
+subclass reads weights and describes the stage as a `kernels.program.Program`, which the device's
+operations run.
 
 This module knows no requests, no plans and no K/V bookkeeping: only flat tensors and the places
 where keys and values are stored.
@@ -30,10 +30,10 @@ from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 
 
 def layer_range(n_layers: int, stage_index: int, n_stages: int) -> range:
-    """Returns the layers of a stage.
+    """Returns the range of layers of a stage.
 
-    If the stages cannot have equally many layers, earlier stages have one more. The last stage gets
-    no additional layer, because it also computes the output projection.
+    If the stages cannot have equally many layers, earlier stages have one more. The last stage
+    never gets the additional layer, because it also computes the output projection.
     """
     if not 0 <= stage_index < n_stages:
         raise UnsupportedModel(f"stage_index {stage_index} is not below n_stages {n_stages}")
@@ -48,7 +48,7 @@ def layer_range(n_layers: int, stage_index: int, n_stages: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class StagePlace:
-    """The place of one rank's share in the model, and the operations that compute the share."""
+    """Which share of the model one rank computes, and the operations of its device."""
 
     layers: range
     is_first: bool
@@ -60,7 +60,7 @@ class StagePlace:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """Where the layers of one K/V group store the keys and values of a batch, and how they
+    """For one K/V group: where its layers store the keys and values of a batch, and how they
     attend."""
 
     slots: Tensor  # [n_tokens] int64
@@ -69,8 +69,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class StageBatch:
-    """A flat batch without its tokens or hidden states: positions, K/V slots and the attention
-    plan."""
+    """A flat batch without tokens and hidden states: positions, K/V slots and attention plan."""
 
     positions: Tensor  # [n_tokens] int64, of tokens in their sequences
     slots: Tensor  # [n_tokens] int64, where their keys and values are stored
@@ -81,7 +80,7 @@ class StageBatch:
     groups: Sequence[GroupPlan] = ()
 
     def of_groups(self) -> list[StageBatch]:
-        """Returns, for each K/V group, the batch with the slots and attention plan of the group."""
+        """Returns a batch for each K/V group, with the group's slots and attention plan."""
         if len(self.groups) < 2:
             return [self]
         return [
@@ -90,17 +89,17 @@ class StageBatch:
 
 
 class StageModel:
-    """One rank's share of the weights of a stage, and the computation with these weights."""
+    """One rank's share of the weights of a stage, and the computations that use these weights."""
 
     config_type: ClassVar[type[ModelConfig]]  # how the family's config.json is read
 
     runner: ProgramRunner
-    """Runs the program of the stage; assigned when the weights have been read."""
+    """Runs the program of the stage. It is assigned after the weights have been read."""
 
     def __init__(
         self, config: ModelConfig, place: StagePlace, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Raises UnsupportedModel if a layer attends to keys and values of a layer on another
+        """Raises UnsupportedModel if a layer needs the keys and values of a layer on another
         stage."""
         for i in place.layers:
             if config.kv_sources[i] not in place.layers:
@@ -131,8 +130,7 @@ class StageModel:
 
     @property
     def hidden_size(self) -> int:
-        """The size of a token's row of hidden states, which stages send to each other in
-        `dtype`."""
+        """Number of elements of a token's row of hidden states, which stages send in `dtype`."""
         return self.config.hidden_size
 
     def forward(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
@@ -149,15 +147,15 @@ class StageModel:
     ) -> Logits:
         """Returns the logits of sampled tokens, [n_sampled, vocab_size].
 
-        `sampled_tokens` [n_sampled] are the places of these tokens in the batch, in ascending
-        order. For the other arguments, and for the storing of keys and values, see `forward`. The
-        next call may overwrite the result. Raises RuntimeError on any stage but the last one.
+        `sampled_tokens` [n_sampled] are the ascending indices in the batch of the tokens after
+        which a token is sampled. `forward` describes the other arguments. The next call may
+        overwrite the result. Raises RuntimeError on any stage but the last one.
         """
         self._check_is_last()
         return self.runner.logits(inputs, batch, kv, sampled_tokens)
 
     def logits(self, hidden: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
-        """Returns logits [n, vocab_size] of hidden states [n, hidden_size] after the last layer.
+        """Returns the logits [n, vocab_size] of hidden states [n, hidden_size] after all layers.
 
         The logits are in the model's element type, or in float32 for families whose head caps
         logits. Raises RuntimeError on any stage but the last one.

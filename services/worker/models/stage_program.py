@@ -1,4 +1,4 @@
-"""Joins the pieces of a stage into one program, from tokens to logits."""
+"""Joins the embedding, layers and head of a stage into one program, from tokens to logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.worker.models.decoder_layers import Embedding, Head, Layer
 
 @dataclass(frozen=True, slots=True)
 class StagePieces:
-    """The pieces of a stage, on one of the ranks that share the stage."""
+    """The embedding, layers and head of a stage, on one of the ranks that share the stage."""
 
     embedding: Embedding | None  # None on all stages but the first one
     rotaries: Sequence[RotaryAngles]  # one of each kind
@@ -23,8 +23,8 @@ class StagePieces:
     groups: Sequence[int] = ()  # the K/V group of each layer; empty: there is one group
 
     def program(self, dtype: torch.dtype, tp_size: int = 1) -> Program:
-        """Returns the program of the stage; hidden states are of `dtype`, and `tp_size` ranks share
-        the stage."""
+        """Returns the program of the stage. Hidden states have the type `dtype`, and `tp_size`
+        ranks share the stage."""
         to = Program(dtype, self.rotaries, self.groups, tp_size=tp_size)
         if self.embedding is None:
             hidden = to.take_in(self.hidden_size)

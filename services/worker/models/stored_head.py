@@ -1,8 +1,8 @@
-"""Whether the head of a checkpoint is the embedding's matrix, or a matrix of its own.
+"""Determines whether a checkpoint's head uses the embedding's matrix, or has a matrix of its own.
 
-`tie_word_embeddings` says that they are one matrix. Some checkpoints say so and store a head with
-other numbers, for example after a fine-tuning that changed one of the two. As in `transformers` 5,
-the head that is stored counts. Older versions and other programs use the embedding instead.
+`tie_word_embeddings` says that they are one matrix. Some checkpoints say so and still store a head
+with other numbers, for example after a fine-tuning that changed one of the two. The stored head is
+then used, as in `transformers` 5. Older versions and other programs use the embedding instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A tensor of a checkpoint in the form in which the files store it, read piece by piece.
 
-Some matrices are stored as quantised numbers, with a scale for each group of inputs. These matrices
-can be read without dequantising, and then take as little memory in the model as in the files.
+Some matrices are stored as quantised numbers, with a scale for each group of inputs. Such a matrix
+can stay quantised, and then takes as little memory in the model as in the files.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from services.worker.models.weights import pieces
 Spans: TypeAlias = tuple[range, ...]  # indices in each dimension
 
 FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
-"""Element types that are read with a cast alone."""
+"""Element types of plain tensors. Their values are read by a cast alone."""
 
 
 class StoredTensor(ABC):
-    """One stored tensor. Spans are index ranges of the tensor as the model asks for it."""
+    """One stored tensor. Arguments named `spans` are index ranges, one for each dimension of the
+    tensor as the model asks for it."""
 
     @abstractmethod
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
-        """Yields the reasons why this is not a valid tensor of `shape`, before any value is
-        read."""
+        """Yields the reasons why the stored tensor is not a valid tensor of `shape`. Reads no
+        values."""
 
     @abstractmethod
     def pieces(self, spans: Spans) -> Iterator[Spans]:
-        """Divides a part into small pieces, which together cover the part."""
+        """Divides the part `spans` into small pieces, which together cover the part."""
 
     @abstractmethod
     def n_bytes(self, spans: Spans) -> int:
-        """Returns the number of bytes of a piece in the files."""
+        """Returns the number of bytes that a piece takes in the files."""
 
     @abstractmethod
     def read(self, spans: Spans) -> Tensor:
-        """Returns a piece on the CPU, in any floating-point type."""
+        """Reads a piece and returns it on the CPU, in any floating-point type."""
 
 
 class GroupedTensor(StoredTensor):
@@ -52,18 +53,18 @@ class GroupedTensor(StoredTensor):
 
     @abstractmethod
     def group_form(self, spans: Spans) -> GroupForm | None:
-        """Returns the form in which a part can be read quantised; None if the part must be
+        """Returns the form in which a part can be read quantised, or None if the part must be
         dequantised."""
 
     @abstractmethod
     def read_numbers(self, spans: Spans) -> Tensor:
         """Returns the quantised numbers of a piece, [n_rows, n_columns], in the encoding of
-        `GroupedMatrix`. The piece must be of a part for which `group_form` returns a form."""
+        `GroupedMatrix`. The piece must belong to a part for which `group_form` is not None."""
 
     @abstractmethod
     def read_scales(self, spans: Spans, form: GroupForm) -> tuple[Tensor, Tensor | None]:
-        """Returns the scales of a part and its offsets (None if there are none), [n_rows, n_groups]
-        each."""
+        """Returns the scales and the offsets of a part, [n_rows, n_groups] each. The offsets are
+        None if the layout has none."""
 
 
 class PlainTensor(StoredTensor):

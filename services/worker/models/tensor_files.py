@@ -1,7 +1,7 @@
 """The interface of files that hold a checkpoint's tensors, whatever the format of the files.
 
-`DirectoryFiles` and `GgufFile` implement it. Tensors have the names that the family uses, and
-`find` returns the name in the files.
+`DirectoryFiles` and `GgufFile` implement the interface. A family has its own names for tensors, and
+`find` translates such a name to the name in the files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class CheckpointError(CannotStart):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a tensor in a file: its shape, its element type's name, and a row's bytes."""
+    """The header of a tensor in a file: its shape, the name of its element type, and the number of
+    bytes of a row."""
 
     shape: tuple[int, ...]
     element: str
@@ -35,28 +36,30 @@ class TensorFiles(Protocol):
     """The tensors of a checkpoint, read from its files."""
 
     def find(self, name: str) -> str | None:
-        """Returns the name in the files of the family's tensor `name`; None if the files lack the
-        tensor."""
+        """Translates the family's tensor name to the name in the files. Returns None if the files
+        lack the tensor."""
 
     def header(self, name: str) -> Header:
-        """Returns the header of the tensor; `name` is the name in the files."""
+        """Returns the header of the tensor that has the given name in the files."""
 
     def read(self, name: str, spans: Sequence[range]) -> Tensor:
-        """Returns a part of the tensor, on the CPU: the indices `spans` of each dimension. `name`
-        is the name in the files."""
+        """Reads the index range `spans` of the tensor, one range for each dimension, into CPU
+        memory. `name` is the name in the files."""
 
     def names(self) -> Collection[str]:
-        """Returns the names of all tensors in the files; empty for files whose unknown tensors are
-        refused."""
+        """Returns the names of all tensors in the files. The result is empty for files that are
+        refused if they have unknown tensors."""
 
     def paths(self) -> Collection[Path]:
         """Returns the files that hold the tensors."""
 
     def close(self) -> None:
-        """Releases the memory of tensors that were read; the next read opens files again."""
+        """Releases the memory of tensors that were read. The files are opened again at the next
+        read."""
 
 
 def enumerate_problems(problems: list[str]) -> str:
-    """Returns one line with the first problems and the number of further problems."""
+    """Returns one line with the first problems, and with the number of problems that are left
+    out."""
     rest = len(problems) - _MAX_PROBLEMS
     return "; ".join(problems[:_MAX_PROBLEMS]) + (f"; and {rest} more" if rest > 0 else "")

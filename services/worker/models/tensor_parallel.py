@@ -2,10 +2,10 @@
 combined.
 
 The division is Megatron's (Shoeybi et al., 2019): the first linear layer of attention and of an MLP
-is divided by outputs, the second by inputs, so that one sum over the ranks ends each. Embedding and
-head are divided by vocabulary. Weights live longer than an epoch, but process groups do not. So
-weights are divided by `tp_rank` and `tp_size` alone, and the collectives are passed to each forward
-pass.
+is divided by outputs, the second by inputs, so that attention and MLP each end with one sum over
+the ranks. Embedding and head are divided by vocabulary. Weights live longer than an epoch, but
+process groups do not. So weights are divided by `tp_rank` and `tp_size` alone, and the collectives
+are passed to each forward pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services.worker.models.config import ModelConfig, UnsupportedModel
 
 
 class TensorParallel(Protocol):
-    """This rank's place in its stage, and the two collective operations that layers need."""
+    """The place of this rank in its stage, and the two collective operations that layers need."""
 
     @property
     def rank(self) -> int:
@@ -33,8 +33,8 @@ class TensorParallel(Protocol):
         """Sums `tensor` over all ranks, in place."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Returns the tensors of all ranks, concatenated along the last dimension in order of
-        rank."""
+        """Returns the tensors of all ranks, concatenated along the last dimension in the order of
+        the ranks."""
 
 
 class _Single:
@@ -55,7 +55,7 @@ SINGLE: TensorParallel = _Single()
 
 
 def even_share(n: int, tp_rank: int, tp_size: int, *, what: str) -> range:
-    """Returns the rank's equal part of the range `n`.
+    """Divides `n` items equally among the ranks, and returns this rank's range.
 
     Raises UnsupportedModel if `tp_size` does not divide `n`; the message begins with `what`.
     """
@@ -66,7 +66,7 @@ def even_share(n: int, tp_rank: int, tp_size: int, *, what: str) -> range:
 
 
 def vocab_share(vocab_size: int, tp_rank: int, tp_size: int) -> range:
-    """Returns a rank's part of the vocabulary.
+    """Returns the range of token ids that a rank holds.
 
     All ranks but the last ones have `ceil(vocab_size / tp_size)` tokens. If the vocabulary cannot
     be divided equally, the last ranks have fewer tokens or none.
@@ -77,10 +77,10 @@ def vocab_share(vocab_size: int, tp_rank: int, tp_size: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class HeadShare:
-    """The heads of one rank, as indices among the model's heads.
+    """The heads of one rank, as index ranges among the model's heads.
 
-    With fewer K/V heads than ranks, several ranks hold a copy of one K/V head: the head that their
-    query heads use.
+    If there are fewer K/V heads than ranks, several ranks hold a copy of one K/V head: the head
+    that their query heads use.
     """
 
     q: range
@@ -88,8 +88,8 @@ class HeadShare:
 
     @classmethod
     def of(cls, config: ModelConfig, tp_rank: int, tp_size: int) -> Self:
-        """Returns a rank's heads; raises UnsupportedModel if the ranks cannot have equally many
-        heads."""
+        """Returns a rank's heads. Raises UnsupportedModel if the heads cannot be divided equally
+        among the ranks."""
         q = even_share(config.n_heads, tp_rank, tp_size, what="num_attention_heads")
         n_kv = config.n_kv_heads
         if tp_size <= n_kv:
@@ -102,16 +102,16 @@ class HeadShare:
         return cls(q, range(head, head + 1))
 
     def q_elements(self, config: ModelConfig) -> range:
-        """Returns the outputs of the query projection that belong to this rank's heads."""
+        """Returns the range of outputs of the query projection that belong to this rank's heads."""
         return range(self.q.start * config.head_dim, self.q.stop * config.head_dim)
 
     def kv_elements(self, config: ModelConfig) -> range:
-        """Returns the outputs of the key projection, or of the value projection, of this rank's
-        heads."""
+        """Returns the range of outputs that belong to this rank's heads, for the key projection and
+        likewise for the value projection."""
         return range(self.kv.start * config.head_dim, self.kv.stop * config.head_dim)
 
 
 def check_rank(tp_rank: int, tp_size: int) -> None:
-    """Raises UnsupportedModel for a rank outside its stage."""
+    """Raises UnsupportedModel unless `tp_rank` is below `tp_size`."""
     if not 0 <= tp_rank < tp_size:
         raise UnsupportedModel(f"tp_rank {tp_rank} is not below tp_size {tp_size}")

@@ -1,10 +1,10 @@
 """The text model inside a checkpoint that also takes images.
 
 Such a checkpoint (`...ForConditionalGeneration`) contains a text model of a known family, described
-in `text_config`. Requests have no images, and with text alone the checkpoint computes what the
-family computes. Its positions in three dimensions (mrope) are three equal numbers where there is
-only text. So the text model alone is served. `directory_files.py` finds its tensors under the
-names that such checkpoints use.
+in `text_config`. Only this text model is served. Requests have no images, and for text the
+checkpoint computes what the family computes: its positions in three dimensions (mrope) are three
+equal numbers for text. `directory_files.py` finds the tensors under the names that such checkpoints
+use.
 
 This module knows the keys of `config.json`, but no files and no fields of configurations.
 """
@@ -46,7 +46,7 @@ _ROPE_KEYS = frozenset(("rope_parameters", "rope_scaling"))
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """A kind of text model: its family, and the values of keys that a file may leave out."""
+    """A kind of text model: its family, and default values for keys that a file may leave out."""
 
     architecture: str
     defaults: Mapping[str, Any]
@@ -181,7 +181,8 @@ WRAPPERS: Mapping[str, Mapping[str, TextModel]] = {
 
 @dataclass(frozen=True, slots=True)
 class TextHalf:
-    """A text model's configuration, and the keys outside of `text_config` that may concern text."""
+    """The keys of a text model's configuration, and the keys outside of `text_config` that may
+    concern text."""
 
     config: JsonObject
     around: JsonObject
@@ -190,8 +191,8 @@ class TextHalf:
 def text_half(config: JsonObject, architecture: str) -> TextHalf:
     """Returns the configuration of the text model of `architecture`, with the keys of its family.
 
-    For an architecture that takes no images, this is `config` itself. Raises UnsupportedModel for a
-    text model of another kind.
+    For an architecture that takes no images, the result has `config` itself. Raises
+    UnsupportedModel for a text model of another kind.
     """
     models = WRAPPERS.get(architecture)
     if models is None:
@@ -232,7 +233,7 @@ def _model_of(text: JsonObject, models: Mapping[str, TextModel]) -> TextModel:
 
 
 def without_mrope(rope: Any) -> Any:
-    """Returns rotary settings without mrope, for one position for each token."""
+    """Returns rotary settings without mrope, so that each token has one position."""
     if not isinstance(rope, Mapping):
         return rope
     kept = {key: value for key, value in rope.items() if not key.startswith("mrope_")}

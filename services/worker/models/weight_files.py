@@ -1,9 +1,9 @@
 """Finds the files in a checkpoint's directory that hold its weights, and the file of each tensor.
 
-The forms and their order are those of the `transformers` library: one file as safetensors, several
-with an index, one file of `torch.save`, several with an index. An index beside a single file is
-left over from another state of the directory, and is not read. Several files as safetensors without
-an index are read by their own headers.
+Weights are searched in the order of the `transformers` library: one safetensors file, several
+safetensors files with an index, one file of `torch.save`, several such files with an index. An
+index beside a single file is ignored as a leftover. If several safetensors files have no index,
+their own headers say which tensors they have.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SAFETENSORS, PICKLED = ".safetensors", ".bin"
 
 _STEMS = {SAFETENSORS: "model", PICKLED: "pytorch_model"}
 _OTHER_FORM = "consolidated*.safetensors"
-"""Pattern of the names of weights whose tensors have Mistral's own names."""
+"""Pattern of the names of weight files in Mistral's own format, whose tensors have other names."""
 
 _MAX_INDEX_BYTES = 1 << 26  # a model with a trillion parameters needs a third of this
 
@@ -32,9 +32,9 @@ class WeightFiles:
     paths: tuple[Path, ...]
     """All files, in ascending order."""
     by_tensor: Mapping[str, Path] | None = None
-    """The file of each tensor, as an index says; None if the files themselves say it."""
+    """The file of each tensor according to an index, or None if there is no index to read."""
     index: Path | None = None
-    """The index, if there is one."""
+    """The path of the index, or None without an index."""
 
 
 def find_weight_files(directory: Path) -> WeightFiles:
@@ -82,7 +82,7 @@ def _read_index(index: Path, suffix: str) -> dict[str, Path]:
 
 
 def _is_file_name(file: object, suffix: str) -> bool:
-    """Whether an index may name this file: the file must be in the folder of the index.
+    """Returns whether an index may name this file. The file must be in the folder of the index.
 
     Only the name is checked, not the target of a symbolic link, since the cache of the Hugging Face
     hub consists of links.

@@ -2,13 +2,13 @@
 
 A model is built twice by the same code. The first time, the source is `WantedTensors`, which
 records the requests and returns tensors without storage. The second time, the source is
-`CheckpointTensors` or `RandomTensors`, which then knows all requests. So an invalid checkpoint is
-refused before any weight is read, with a list of all problems.
+`CheckpointTensors` or `RandomTensors`, which then already knows all requests. So an invalid
+checkpoint is refused before any weight is read, with a list of all problems.
 
 Only tensors that the rank keeps are in memory. Each rank reads its own part of a tensor that ranks
-share. Parts that become one tensor (query, key and value; all experts) are read into their places,
-so that they need not be joined afterwards. While a matrix is packed, this one matrix is in memory
-twice.
+share. Some parts become one tensor (query, key and value; all experts). They are read directly into
+this tensor, so that they need not be joined afterwards. While a matrix is packed, this one matrix
+is in memory twice.
 
 This module knows names, shapes and parts, but not the purpose of a tensor.
 """
@@ -47,7 +47,7 @@ _PIECE_BYTES = 1 << 24  # read at once
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a tensor whose indices along `dim` are in `span`."""
+    """The part of a tensor that has the indices `span` along the dimension `dim`."""
 
     dim: int
     span: range
@@ -55,7 +55,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A tensor of the checkpoint, or a shard of it, that becomes part of a tensor of the model."""
+    """A tensor of the checkpoint, or a shard of one, that becomes part of a tensor of the model."""
 
     name: str
     shape: tuple[int, ...]  # the whole stored tensor
@@ -65,7 +65,7 @@ class Part:
 
     @property
     def spans(self) -> tuple[range, ...]:
-        """The indices that are read, along each dimension of the stored tensor."""
+        """The range of indices that is read along each dimension of the stored tensor."""
         whole = tuple(range(size) for size in self.shape)
         if self.shard is None:
             return whole
@@ -85,10 +85,10 @@ class Part:
 
 
 class TensorSource(ABC):
-    """Returns tensors to a model, on behalf of one of the ranks that share them.
+    """A source from which a model gets the tensors of one rank.
 
-    All matrices except those of experts are quantised by `quantization`. Each rank's share is
-    quantised separately.
+    All matrices except the matrices of experts are quantised as `quantization` says. Each rank's
+    share is quantised separately.
     """
 
     def __init__(self, tp_rank: int, tp_size: int, quantization: Quantization = "none") -> None:
@@ -103,7 +103,8 @@ class TensorSource(ABC):
         shard: Shard | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Returns the tensor `name`, or a shard of it; the stored tensor must have the given shape.
+        """Returns the tensor `name`, or only a shard of it. The stored tensor must have the given
+        shape.
 
         The result is of `dtype`, by default the model's element type.
         """
@@ -118,7 +119,7 @@ class TensorSource(ABC):
     ) -> Tensor:
         """Returns the parts joined along the first dimension; the other dimensions must be equal.
 
-        `order` [n_rows], if given, is the place of each row of the result among the rows that are
+        `order` [n_rows], if given, has for each row of the result its index among the rows that are
         read. The result is of `dtype`, by default the model's element type.
         """
         sizes = [part.out_shape[0] for part in parts]
@@ -128,17 +129,18 @@ class TensorSource(ABC):
         return out if order is None else out[order]
 
     def weight(self, parts: Sequence[Part], order: Tensor | None = None) -> LinearWeight:
-        """Returns the joined parts packed as the matrix of a linear layer; the plain matrix is not
-        kept."""
+        """Returns the joined parts, packed as the matrix of a linear layer. The unpacked matrix is
+        not kept."""
         return pack(self.joined(parts, order), self.quantization)
 
     def gated(self, parts: Sequence[Part], gate: Gate) -> GatedMatrix:
-        """Returns the joined parts packed as one matrix: the projection to gates, then the
-        projection to the values that the gates multiply."""
+        """Returns the joined parts, packed as one matrix. The parts are the projection to gates,
+        then the projection to the values that the gates multiply."""
         return pack_gated(self.joined(parts), gate, self.quantization)
 
     def experts(self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part]) -> ExpertMatrices:
-        """Returns experts gated by SiLU; the matrices are plain, whatever `quantization` says.
+        """Returns experts gated by SiLU. Their matrices are not quantised, even if `quantization`
+        is set.
 
         `gate_up` has, for each expert, the parts of its first matrix: gate, then up. `down` has the
         second matrix of each expert.
@@ -156,40 +158,41 @@ class TensorSource(ABC):
         """Returns experts from two tensors [n_experts, n_out, n_in], which hold the matrices of all
         experts.
 
-        `order` has the places, among the outputs of `gate_up`, of the gates and then of the values
-        that the gates multiply. The matrices are plain, whatever `quantization` says.
+        `order` has the indices among the outputs of `gate_up`: first of the gates, then of the
+        values that the gates multiply. The matrices are not quantised, even if `quantization` is
+        set.
         """
         return pack_experts(self.joined([gate_up])[:, order], self.joined([down]), form)
 
     def head(self, part: Part) -> LinearWeight:
-        """Returns the matrix of a head that does not use the embedding's table in memory,
-        packed."""
+        """Returns the packed matrix of a head that does not share the embedding's table."""
         if self.quantization == "none":
             return pack(self.joined([part]))
         return self.table(part)
 
     def table(self, part: Part) -> TableWeight:
-        """Returns a matrix for both multiplication and row look-up, packed."""
+        """Returns a packed matrix that is used for both multiplication and row look-up."""
         return pack_table(self.joined([part]), self.quantization)
 
     def rows(self, part: Part) -> TableWeight:
-        """Returns a matrix for row look-up alone, which is plain unless it is quantised."""
+        """Returns a matrix that is used only for row look-up. It is packed only if it is
+        quantised."""
         if self.quantization == "none":
             return PlainWeight(self.joined([part]))
         return self.table(part)
 
     @abstractmethod
     def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
-        """Returns memory for a tensor of `dtype`, by default of the model's element type."""
+        """Allocates memory for a tensor of `dtype`, by default the model's element type."""
 
     @abstractmethod
     def _read(self, part: Part, out: Tensor) -> None:
-        """Fills `out` with the values of the part; `out` has the shape of the part as it is
+        """Reads the values of `part` into `out`, which has the shape of the part as it is
         stored."""
 
 
 class WantedTensors(TensorSource):
-    """Records the tensors that a model asks for; the returned tensors have shapes and no
+    """Records the tensors that a model asks for. The tensors that it returns have shapes but no
     storage."""
 
     def __init__(self, tp_rank: int, tp_size: int) -> None:
@@ -206,8 +209,8 @@ class WantedTensors(TensorSource):
 
 
 class Progress:
-    """Counts the bytes of a rank's share that have been read and reports each change; the first
-    report is 0 bytes."""
+    """Counts the bytes of a rank's share that have been read, and reports each change. The first
+    report says 0 bytes."""
 
     def __init__(self, n_bytes: int, on_progress: OnProgress) -> None:
         self._n_done = 0
@@ -222,8 +225,8 @@ class Progress:
 
 
 def pieces(n_rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Divides rows of `row_bytes` each into small pieces; yields the begin and the end of each
-    piece."""
+    """Divides rows of `row_bytes` bytes each into small pieces. Yields the first row of each piece
+    and the row after its last one."""
     size = max(1, _PIECE_BYTES // max(row_bytes, 1))
     for begin in range(0, n_rows, size):
         yield begin, min(begin + size, n_rows)

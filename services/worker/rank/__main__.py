@@ -1,7 +1,7 @@
 """`python -m services.worker.rank FD FD SETTINGS`: a rank, started by its stage's controller.
 
-The rank tells its traits, waits for a message with its stage, and loads. The message usually comes
-long after torch has been imported.
+The rank reports its traits, waits for a message that names its stage, and loads its weights. The
+message usually comes long after torch has been imported.
 """
 
 import contextlib
@@ -43,7 +43,8 @@ from services.worker.settings import FreeRankSettings, PipelinePlace, RankSettin
 log = logging.getLogger(__name__)
 
 PLACE_WAIT_S = 3600.0
-"""Seconds after which the wait of a spare for its stage begins anew; a message ends the wait."""
+"""Timeout in seconds of one wait of a spare for its stage. After the timeout the wait begins anew.
+"""
 
 
 def start(
@@ -100,7 +101,7 @@ def given_place(channel: RankEnd) -> PipelinePlace:
     """Waits for the message with the rank's stage, and returns the stage.
 
     Raises:
-        ChannelClosed: the worker ends without ever having had a stage.
+        ChannelClosed: the worker ends before it has got a stage.
     """
     while (frame := channel.receive(PLACE_WAIT_S)) is None:
         pass
@@ -114,7 +115,7 @@ def main(
     traits: Callable[[FreeRankSettings], Mapping[str, str]] = traits_of,
 ) -> NoReturn:
     """Runs the rank that `make_rank` returns, until the controller closes the channel. Benchmarks
-    pass functions for models that they make up."""
+    pass other functions, for models without a checkpoint."""
     channel, second = (RankEnd(socket.socket(fileno=int(fd))) for fd in sys.argv[1:3])
     process.die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller handles Ctrl-C
@@ -148,7 +149,8 @@ def main(
 
 
 def say_last(channel: RankEnd, kind: MessageKind, reason: str) -> None:
-    """Tells the controller why this rank ends, if the channel is still open."""
+    """Reports to the controller why this rank ends. Does nothing if the channel is already
+    closed."""
     with contextlib.suppress(ChannelClosed):
         channel.send(kind, reason.encode())
 

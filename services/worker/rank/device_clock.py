@@ -1,8 +1,8 @@
 """Marks in the work of a device, which show how far the device has come.
 
 On a CPU, work is complete when its call returns. On a GPU, a call only queues work, and the next
-iteration may be queued before the device begins the current one. So marks are queued as well, and
-pass when the device reaches them.
+iteration may be queued before the device begins the current one. So a mark is queued as well, and
+passes when the device reaches it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CPU = torch.device("cpu")
 
 
 class DeviceClock(Protocol):
-    """Makes marks in the order of the launched work."""
+    """Makes marks in a device's queue of work, in the order in which work is launched."""
 
     def mark(self) -> Any:
         """Returns a mark of the work that has been launched until now. The mark has passed when all
@@ -36,17 +36,18 @@ class HostClock:
         self._waits = device.type == "cuda"
 
     def mark(self) -> int:
-        """Implements `DeviceClock.mark`."""
+        """Waits until the device has finished all launched work, and returns the time in
+        nanoseconds as a mark."""
         if self._waits:
             torch.cuda.synchronize()
         return time.perf_counter_ns()
 
     def has_passed(self, mark: int) -> bool:
-        """Implements `DeviceClock.has_passed`."""
+        """Returns True, because a mark of this clock has passed when it is returned."""
         return True
 
     def elapsed_ns(self, start: int, end: int) -> int:
-        """Implements `DeviceClock.elapsed_ns`."""
+        """Returns the nanoseconds between two marks."""
         return end - start
 
 
@@ -54,16 +55,17 @@ class StreamClock:
     """A clock whose marks are events in the current stream of a GPU; the host never waits."""
 
     def mark(self) -> Any:
-        """Implements `DeviceClock.mark`."""
+        """Returns a mark of the work that has been launched until now: an event in the current
+        stream."""
         cuda: Any = torch.cuda  # its events have no type annotations
         event = cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def has_passed(self, mark: Any) -> bool:
-        """Implements `DeviceClock.has_passed`."""
+        """Returns whether the device has reached the mark. Does not wait."""
         return bool(mark.query())
 
     def elapsed_ns(self, start: Any, end: Any) -> int:
-        """Implements `DeviceClock.elapsed_ns`."""
+        """Returns the nanoseconds between two marks that have passed."""
         return int(start.elapsed_time(end) * 1e6)

@@ -1,4 +1,4 @@
-"""The connections of one epoch, which a separate thread makes and any thread can call off.
+"""Makes the connections of one epoch in a separate thread, which any other thread can cancel.
 
 A call of torch that waits for a lost or stopped rank cannot be interrupted, and may take minutes: a
 client of the rendezvous store waits for an answer as long as the connection is open. So the rank
@@ -27,14 +27,14 @@ class EpochEntry:
 
     @property
     def is_over(self) -> bool:
-        """Whether the epoch has been called off."""
+        """Whether the epoch has been cancelled."""
         return self._is_over
 
     def wait(self, timeout_s: float) -> Transport:
         """Waits until all neighbours have answered, and returns the transport.
 
         Raises:
-            TransferError: a neighbour did not answer in time, or the epoch has been called off.
+            TransferError: a neighbour did not answer in time, or the epoch has been cancelled.
         """
         try:
             transport = self._opened.result(timeout_s)
@@ -48,7 +48,8 @@ class EpochEntry:
         return transport
 
     def call_off(self, reason: str) -> None:
-        """Ends the epoch for the rank, and every wait of the rank for other ranks of the epoch.
+        """Cancels the epoch on this rank. Every wait of the rank for other ranks of the epoch then
+        ends.
 
         May be called from any thread.
         """

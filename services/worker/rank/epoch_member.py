@@ -1,4 +1,4 @@
-"""A rank within one epoch: a new model runner, new groups, one iteration after the other.
+"""A rank's part in one epoch: runs its iterations in order, with a new model runner and new groups.
 
     announce: start receiving → start: receive (or embed), run the layers, send (or sample) → finish
 
@@ -6,8 +6,8 @@ A plan is announced as soon as the rank has read it, possibly while earlier plan
 activations are then received while the rank computes.
 
 On a CPU an iteration is finished when it has been started. On a GPU an iteration is only launched:
-the host starts the next announced iteration, and checks from time to time which ones are complete.
-The host never waits for the device, and the device waits only for activations.
+the host starts the next announced iteration, and checks from time to time which iterations are
+complete. The host never waits for the device, and the device waits only for activations.
 """
 
 import time
@@ -30,7 +30,7 @@ from services.worker.rank.runner import Runner
 
 @dataclass(frozen=True, slots=True)
 class FinishedIteration:
-    """The results of an iteration that a rank reports."""
+    """What a rank reports about a finished iteration."""
 
     timing: worker_pb2.IterationTiming
     tokens: ReportedTokens | None  # on the last stage
@@ -39,7 +39,7 @@ class FinishedIteration:
 
 
 class EpochMember:
-    """Runs iterations in the order in which they were announced."""
+    """A rank's part in one epoch: runs iterations in the order in which they were announced."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class EpochMember:
         clock: DeviceClock | None = None,
         activity: Activity | None = None,
     ) -> None:
-        """`clock` says when the device has finished an iteration. Without it, iterations count as
-        finished when they have been started. `activity` records the steps of this member."""
+        """`clock` tells when the device has finished an iteration. Without `clock`, an iteration
+        counts as finished when it has been started. `activity` records the steps of this member."""
         self.request = request
         self._runner = runner
         self._peers = peers
@@ -63,17 +63,17 @@ class EpochMember:
 
     @property
     def n_announced(self) -> int:
-        """Number of iterations that wait to be started."""
+        """Number of iterations that have been announced and not yet started."""
         return len(self._announced)
 
     @property
     def n_started(self) -> int:
-        """Number of started iterations that `take_finished` has not returned."""
+        """Number of iterations that have been started and not yet returned by `take_finished`."""
         return len(self._started)
 
     @property
     def next_iteration(self) -> int:
-        """Number of the first iteration that waits to be started; at least one must wait."""
+        """Number of the announced iteration that is started next. One must be announced."""
         return self._announced[0].message.iteration
 
     def announce(self, message: worker_pb2.RunIterationsRequest) -> None:
@@ -90,7 +90,7 @@ class EpochMember:
         self._announced.append(_Announced(message, work, hidden, receipt))
 
     def show_activity(self) -> None:
-        """Records the device's step of the oldest started iteration in `activity`."""
+        """Records in `activity` which step of the oldest started iteration the device works on."""
         started = self._started[0]
         if self._clock.has_passed(started.marks[1]):
             self._activity.compute(started.message.iteration, started.work)
@@ -98,7 +98,7 @@ class EpochMember:
             self._activity.exchange(started.message.iteration, self.request.epoch)
 
     def start_next(self) -> None:
-        """Runs the first announced iteration on a CPU, or launches it on a GPU.
+        """Runs the first announced iteration on a CPU. On a GPU, launches it.
 
         Raises:
             TransferError: a neighbour is gone.
@@ -139,8 +139,8 @@ class EpochMember:
     def _compute(
         self, batch: Any, hidden: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, "_Sampled"]:
-        """Runs the stage's layers. Returns the hidden states for the next stage, which are None on
-        the last stage, and the sampled tokens."""
+        """Runs the stage's layers. Returns the hidden states for the next stage, or None on the
+        last stage. Also returns the sampled tokens."""
         runner = self._runner
         if not self._is_last:
             return runner.forward(batch, hidden), _Sampled()
@@ -155,7 +155,7 @@ class EpochMember:
         return None, _Sampled(tokens.tolist(), cut, logprobs)
 
     def take_finished(self) -> list[FinishedIteration]:
-        """Returns the iterations that are complete and were not returned yet. Does not wait."""
+        """Returns the iterations that have completed since the last call. Does not wait."""
         finished = []
         while self._started and self._has_ended(self._started[0]):
             finished.append(self._finish(self._started[0]))
@@ -163,7 +163,7 @@ class EpochMember:
         return finished
 
     def close(self) -> None:
-        """Leaves the epoch."""
+        """Leaves the epoch and releases its groups."""
         self._announced.clear()
         self._started.clear()
         self._runner.close()
@@ -194,7 +194,7 @@ class EpochMember:
 
 
 class _Announced:
-    """A plan, and the receive of its activations."""
+    """An announced plan, and the receive of its activations, which has been started."""
 
     def __init__(
         self,
@@ -217,8 +217,7 @@ class _Announced:
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """The tokens sampled by the last stage, on the host when the iteration is complete. Empty on
-    other stages."""
+    """Tokens sampled on the last stage. They are on the host when the iteration is complete."""
 
     token_ids: torch.Tensor | list[int] | None = None
     cut: list[int] = field(default_factory=list)
@@ -227,7 +226,7 @@ class _Sampled:
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """An iteration that has been started, and the results that are valid when it is complete."""
+    """An iteration that has been started, and its results, which are valid once it is complete."""
 
     message: worker_pb2.RunIterationsRequest
     work: IterationSize

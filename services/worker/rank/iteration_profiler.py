@@ -10,8 +10,8 @@ from torch.profiler import profile
 
 
 class IterationProfiler:
-    """A context manager around each iteration of a rank. It records the iterations of an order, and
-    does nothing without an order."""
+    """A context manager around each iteration of a rank. It records the iterations of an ordered
+    profile, and does nothing otherwise."""
 
     def __init__(self) -> None:
         self._path = ""
@@ -20,18 +20,18 @@ class IterationProfiler:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the next iteration is recorded."""
+        """Whether a profile has been ordered and the next iteration must be recorded."""
         return self._n_left > 0
 
     @property
     def is_running(self) -> bool:
-        """Whether a recording has begun and has not been written."""
+        """Whether a recording has begun and has not been written yet."""
         return self._profile is not None
 
     def order(self, n_iterations: int, path: str) -> None:
         """Orders a recording of the next `n_iterations`, to be written to `path`.
 
-        A recording that runs is called off. With 0 iterations nothing is recorded.
+        A recording in progress is cancelled. With 0 iterations no new recording begins.
         """
         self.call_off()
         self._n_left, self._path = n_iterations, path
@@ -57,7 +57,8 @@ class IterationProfiler:
             self._n_left -= 1
 
     def take(self) -> str | None:
-        """Writes the profile and returns its file if the last iteration has run. Otherwise None.
+        """Writes the profile and returns its file, if the last ordered iteration has run. Returns
+        None otherwise.
 
         Raises:
             OSError: the file cannot be written.

@@ -1,9 +1,9 @@
 """A thread of a rank that sends heartbeats, receives urgent messages and watches the main thread.
 
-Heartbeats are sent however busy the main thread is, since long calls of torch do not hold the
-interpreter lock. They stop when the process is stopped or gets no processor time. When a step of
-the main thread takes longer than its limit (`rank.activity`), the thread reports this to the
-controller, and the process ends.
+Heartbeats are sent even if the main thread is busy, since long calls of torch do not hold the
+interpreter lock. Heartbeats cease when the process is stopped or gets no processor time. When a
+step of the main thread takes longer than its limit (`rank.activity`), the thread reports this to
+the controller, and the process ends.
 """
 
 import threading
@@ -28,7 +28,8 @@ class Lifeline:
         *,
         on_hang: Callable[[str], None] = end_hung_process,
     ) -> None:
-        """`on_hang` is called with the reason when the main thread hangs. It ends the process."""
+        """`on_hang` is called with the reason when the main thread hangs. By default it ends the
+        process."""
         self._channel = channel
         self._timer = StepTimer(activity)
         self._on_hang = on_hang
@@ -50,9 +51,9 @@ class Lifeline:
         when a grammar is to be compiled.
 
         The argument of `on_leave` is the first epoch that is not over, or None if all epochs are
-        over because the controller is gone. For messages received before, `on_leave` is called at
-        once in this thread. The argument of `on_grammar` is a PrepareGrammarRequest; there is none
-        before the rank has joined an epoch.
+        over because the controller is gone. If such a message has already arrived, `on_leave` is
+        called at once in the calling thread. The argument of `on_grammar` is a
+        PrepareGrammarRequest. `on_grammar` is not called before the rank has joined an epoch.
         """
         self._on_grammar = on_grammar
         with self._lock:

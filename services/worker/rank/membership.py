@@ -1,4 +1,5 @@
-"""A rank's membership of an epoch, from the first attempt to connect until all is released.
+"""A rank's membership of an epoch, from the first attempt to connect until its resources are
+released.
 
     join: connect in a separate thread (`EpochEntry`) → enter: a new `EpochMember` → leave
 
@@ -22,7 +23,7 @@ the controller's timeout, so that the controller receives the reason."""
 
 
 class Membership:
-    """The epoch that a rank is in, or none."""
+    """The epoch that a rank is in. A rank may also be in no epoch."""
 
     def __init__(
         self,
@@ -31,7 +32,7 @@ class Membership:
         enter: Callable[[worker_pb2.JoinPipelineRequest, Transport], EpochMember],
     ) -> None:
         """`connect` is called in a separate thread. `enter` makes the member when all ranks have
-        met. Before it raises TransferError, it closes the transport."""
+        met. If `enter` raises TransferError, it must have closed the transport."""
         self._connect = connect
         self._enter = enter
         self._member: EpochMember | None = None
@@ -41,18 +42,18 @@ class Membership:
 
     @property
     def current(self) -> EpochMember | None:
-        """The member of the current epoch, or None. A reference to the member keeps the epoch's K/V
-        in memory."""
+        """The member of the current epoch, or None. Callers must not keep the result, because it
+        keeps the epoch's K/V in memory."""
         return self._member
 
     @property
     def is_busy(self) -> bool:
-        """Whether an iteration waits to be started or has not been returned as finished."""
+        """Whether any iteration has been announced and not yet returned as finished."""
         member = self._member
         return member is not None and bool(member.n_announced or member.n_started)
 
     def member_for(self, plan: worker_pb2.RunIterationsRequest) -> EpochMember | None:
-        """Returns the current member, or None if the plan is of another epoch."""
+        """Returns the current member, or None if the plan belongs to another epoch."""
         member = self._member
         if member is None or (plan.pipeline_id, plan.epoch) != (
             member.request.pipeline_id,
@@ -78,8 +79,8 @@ class Membership:
             raise
 
     def check(self) -> None:
-        """Raises TransferError if the epoch has been called off. The check is needed because an
-        abort of NCCL raises no error."""
+        """Raises TransferError if the current epoch has been cancelled. The check is needed because
+        an abort of NCCL raises no error."""
         if self._entry is not None and self._entry.is_over:
             raise TransferError("called off")
 
@@ -87,7 +88,7 @@ class Membership:
         """Leaves the current epoch and releases its resources. Does nothing without an epoch.
 
         Returns:
-            Whether the epoch had been called off.
+            Whether the epoch had been cancelled before.
         """
         with self._lock:
             entry, self._entry = self._entry, None
@@ -97,8 +98,8 @@ class Membership:
         return entry is not None and entry.is_over
 
     def leave_before(self, epoch: int | None) -> None:
-        """Ends all epochs before `epoch`, or all epochs if None. A wait of the main thread for
-        other ranks of such an epoch ends. May be called from any thread."""
+        """Cancels all epochs before `epoch`, or all epochs if None. If the main thread waits for
+        other ranks of such an epoch, its wait ends. May be called from any thread."""
         with self._lock:
             self._first_epoch = max(self._first_epoch, sys.maxsize if epoch is None else epoch)
             entry = self._entry

@@ -2,8 +2,8 @@
 
 The rank has loaded its weights when the loop begins. It joins the epochs that its controller names
 and runs one plan after the other. The rank leaves the epoch when the transport fails, when the
-controller calls the epoch off, or when an iteration breaks off with an error that spares the
-weights. It then drops its groups and K/V, keeps its weights and waits for the next epoch. Any other
+controller cancels the epoch, or when an iteration fails with an error that leaves the weights
+usable. It then drops its groups and K/V, keeps its weights and waits for the next epoch. Any other
 error ends the process.
 """
 
@@ -33,7 +33,7 @@ REPORT_INTERVAL_S = 0.25
 
 
 class Grammars(Protocol):
-    """The grammars that a rank compiles: `services.grammar.grammars.Grammars`."""
+    """The grammars that a rank compiles, implemented by `services.grammar.grammars.Grammars`."""
 
     def prepare(
         self,
@@ -43,13 +43,13 @@ class Grammars(Protocol):
         kept: Collection[bytes],
         on_end: Callable[[str], None],
     ) -> None:
-        """Compiles a grammar in another thread, and forgets those that are not in `kept`. Calls
-        `on_end`, from any thread, with the reason why the grammar cannot be followed. The reason is
-        empty if it can."""
+        """Compiles a grammar in another thread, and forgets grammars that are not in `kept`. Calls
+        `on_end`, from any thread, with the reason why no output can follow the grammar. The reason
+        is empty if outputs can follow it."""
 
 
 class Rank:
-    """Executes the messages of the controller, until the controller is gone."""
+    """Executes the messages of the controller, until the controller closes the channel."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Rank:
         `rendezvous`. `grammars` is None on ranks that do not sample, or whose model can follow no
         grammar. `activity` records the steps of the loop."""
         self.membership = membership
-        """The epoch that the rank is in; other threads may call its `leave_before`."""
+        """The epoch that the rank is in. Other threads may only call `leave_before`."""
         self._channel = channel
         self._description = description
         self._rendezvous = rendezvous  # keeps the store open
@@ -96,7 +96,8 @@ class Rank:
                 self._report_timings()
 
     def _show_activity(self) -> None:
-        """Records a new turn of the loop, or the step of an iteration that the device computes."""
+        """Records what the main thread does: a new turn of the loop, or a step of an iteration that
+        the device computes."""
         member = self.membership.current
         if member is not None and member.n_started:
             member.show_activity()
@@ -104,8 +105,8 @@ class Rank:
             self._activity.turn()
 
     def _take_in_messages(self) -> None:
-        """Handles all messages that have been received. Waits for a message if no iteration is to
-        be started or finished."""
+        """Handles all messages that have been received. If no iteration is to be started or
+        finished, waits for a message."""
         # No reference to a member is kept here, so that an epoch's K/V is freed before the next.
         message = self._channel.receive(0 if self.membership.is_busy else REPORT_INTERVAL_S)
         while message is not None:
@@ -134,8 +135,8 @@ class Rank:
             self._channel.send(MessageKind.JOINED, str(request.epoch).encode())
 
     def prepare_grammar(self, payload: bytes) -> None:
-        """Begins to compile the grammar of a PrepareGrammarRequest, and reports the end to the
-        controller. Called from another thread, so that no iteration delays it."""
+        """Begins to compile the grammar of a PrepareGrammarRequest, and reports the result to the
+        controller. Called from another thread, so that it does not wait for an iteration."""
         request = worker_pb2.PrepareGrammarRequest.FromString(payload)
         on_end = partial(self._report_grammar, request.digest)
         if self._grammars is None:
@@ -171,8 +172,8 @@ class Rank:
         self._report_finished(member)
 
     def _start_next(self, member: EpochMember) -> bool:
-        """Starts the first announced iteration; returns False if the rank has left the epoch
-        because the iteration broke off."""
+        """Starts the first announced iteration. Returns False if the iteration failed and the rank
+        has therefore left the epoch."""
         iteration, is_alone = member.next_iteration, member.n_started == 0
         try:
             with self._profiler:
@@ -236,7 +237,8 @@ class Rank:
             self._timings.clear()
 
     def _abandon(self, reason: str) -> None:
-        """Leaves the epoch. Reports the reason, unless the controller has ended the epoch."""
+        """Leaves the epoch and reports the reason to the controller. Reports nothing if the
+        controller has already ended the epoch."""
         self._activity.turn()
         member = self.membership.current
         was_over = self.membership.leave()

@@ -1,4 +1,4 @@
-"""What a rank reports of the sampled tokens of an iteration.
+"""Selects what a rank reports about the sampled tokens of an iteration.
 
 A sampled token of -1 stands for logits that are not finite. Its span is *broken*, and so is a span
 with a log-probability that is not finite. The request of a broken span fails, and no other request
@@ -17,12 +17,13 @@ from services.worker.engine.logprobs import BatchLogprobs, ReportedSpan
 
 @dataclass(frozen=True, slots=True)
 class ReportedTokens:
-    """The sampled tokens and the log-probabilities of an iteration."""
+    """What a rank reports about the sampled tokens of an iteration, and about their
+    log-probabilities."""
 
     token_ids: Sequence[int]
     """The tokens, with 0 in place of each -1."""
     broken: list[int] = field(default_factory=list)
-    """Places of the broken spans among all spans of the plan, in ascending order."""
+    """Indices of the broken spans among all spans of the plan, in ascending order."""
     logprobs: Sequence[ReportedSpan] = ()
     """Log-probabilities of the spans that are not broken."""
 
@@ -32,7 +33,8 @@ def reported(
     logprobs: BatchLogprobs | None,
     message: worker_pb2.RunIterationsRequest,
 ) -> ReportedTokens:
-    """Returns what is reported of the `sampled` tokens and the `logprobs` of a plan's iteration."""
+    """Returns the report about the `sampled` tokens and the `logprobs` of the iteration that ran
+    the plan `message`."""
     token_ids = sampled if isinstance(sampled, list) else sampled.tolist()
     if min(token_ids, default=0) >= 0 and logprobs is None:  # usual
         return ReportedTokens(token_ids)
@@ -47,7 +49,8 @@ def reported(
 
 
 def _broken_spans(token_ids: Sequence[int], message: worker_pb2.RunIterationsRequest) -> list[int]:
-    """Returns the places of the spans that have a token of -1 before a rejected draft."""
+    """Returns the indices of the spans with a sampled token of -1. Tokens after a rejected draft
+    are not considered."""
     least = token_ids
     if message.n_drafts:
         least = least_used(token_ids, _sampled_drafts(message))
@@ -56,9 +59,10 @@ def _broken_spans(token_ids: Sequence[int], message: worker_pb2.RunIterationsReq
 
 
 def least_used(token_ids: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[int]:
-    """Returns the smallest of the sampled tokens of each span, up to the first rejected draft.
+    """Returns, for each sampled span, the smallest of its sampled tokens. Tokens after the first
+    rejected draft are not considered.
 
-    `drafts` are the drafted tokens of each sampled span, which has one more sampled token than
+    `drafts` has the drafted tokens of each sampled span. A span has one more sampled token than
     drafts.
     """
     least, end = [], 0
@@ -71,7 +75,7 @@ def least_used(token_ids: Sequence[int], drafts: Sequence[Sequence[int]]) -> lis
 
 
 def _sampled_drafts(message: worker_pb2.RunIterationsRequest) -> list[Sequence[int]]:
-    """Returns the drafted tokens of each sampled span of a plan."""
+    """Returns, for each sampled span of a plan, the tokens of its drafts."""
     drafts: list[Sequence[int]] = []
     end = 0
     columns = zip(

@@ -1,4 +1,4 @@
-"""The protocol of a model runner, as a rank uses it."""
+"""The interface of a model runner that a rank uses."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -18,8 +18,8 @@ class Runner(Protocol):
         """Returns the batch of a plan, and updates the state of the plan's requests."""
 
     def empty_hidden(self, n_tokens: Sequence[int]) -> torch.Tensor:
-        """Returns an empty tensor for the previous stage's hidden states, for spans of `n_tokens`
-        tokens."""
+        """Returns an uninitialised tensor, into which the previous stage's hidden states are
+        received, for spans of `n_tokens` tokens."""
 
     def forward(self, batch: Any, hidden: torch.Tensor | None) -> torch.Tensor:
         """Runs the stage's layers and returns their hidden states."""
@@ -32,12 +32,12 @@ class Runner(Protocol):
         """Returns sampled tokens. Called on the last stage only."""
 
     def cut(self, batch: Any) -> list[int]:
-        """Returns the indices of sampled tokens that end an output early, before its grammar
-        ends."""
+        """Returns the indices of sampled tokens that end an output before its grammar allows an
+        end."""
 
     def logprobs(self, batch: Any, logits: Logits, tokens: Numbers) -> BatchLogprobs | None:
         """Returns the log-probabilities that requests ask for, or None if no request does. Called
         on the last stage only."""
 
     def close(self) -> None:
-        """Releases the process groups of the transport."""
+        """Releases the recorded graphs that use the transport's process groups."""

@@ -1,7 +1,8 @@
 """A rank's shard of its stage: weights that are loaded once and kept for all epochs.
 
-Settings and device decide where the weights are, how much memory is left for keys and values, and
-whether decodes are recorded as CUDA graphs. Each epoch has a new model runner on these weights.
+The settings and the device determine where the weights are, how much memory is left for keys and
+values, and whether decodes are recorded as CUDA graphs. Each epoch has a new model runner on these
+weights.
 """
 
 import logging
@@ -43,10 +44,10 @@ from services.worker.settings import RankSettings
 log = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 0.1
-"""Interval of the reports of loading in seconds."""
+"""Interval in seconds between two reports of the progress of loading."""
 
 RECORDING_LIMIT_S = 1.0
-"""Seconds for which decodes are recorded as CUDA graphs when an epoch begins."""
+"""Seconds after which recording decodes as CUDA graphs stops when an epoch begins."""
 
 
 class StageShard:
@@ -70,7 +71,8 @@ class StageShard:
         self._batch_builder = batch_builder
         self._activity = activity
         self.grammars = _grammars(settings, model)
-        """The grammars that outputs can follow; None if this rank follows none."""
+        """The grammars that outputs can follow. None if this rank does not sample or the model can
+        follow none."""
 
     @classmethod
     def load(
@@ -118,7 +120,7 @@ class StageShard:
 
         Raises:
             NoMemoryLeft: no memory is left for keys and values.
-            CannotStart: the memory that is set for keys and values is smaller than a block.
+            CannotStart: the setting for the memory of keys and values is smaller than one block.
         """
         settings, model = self._settings, self._model
         return worker_pb2.DescribeResponse(
@@ -141,8 +143,8 @@ class StageShard:
         )
 
     def kv_memory_bytes(self, memory: Callable[[], DeviceMemory] = GpuMemory) -> int:
-        """Returns the number of bytes for keys and values. The setting decides, or else all memory
-        that the device has left is used.
+        """Returns the number of bytes for keys and values: the setting `kv_memory`, or all memory
+        that the device has left if the setting is `auto`.
 
         Raises:
             NoMemoryLeft: the device has no memory left.
@@ -209,8 +211,8 @@ class StageShard:
 
     @cached_property
     def _division(self) -> Division:
-        """The numbers of K/V blocks and state rows that fit into memory. Each epoch has this number
-        of state rows, and the number of blocks that every stage has."""
+        """The numbers of K/V blocks and state rows that fit into the memory of this rank. Each
+        epoch uses all of its state rows, but only as many blocks as every stage has."""
         settings, model = self._settings, self._model
         block_bytes = kv_block_bytes(
             model.config,
@@ -238,7 +240,8 @@ class StageShard:
 
 
 def _windows_on_wire(model: StageModel) -> list[int]:
-    """Returns the windows of the K/V groups for the description, 0 for a group without a window.
+    """Returns the windows of the K/V groups for the rank's description, with 0 for a group without
+    a window.
 
     The list is empty if there is only one group and it has no window.
     """
@@ -277,15 +280,16 @@ def device_of(settings: RankSettings) -> torch.device:
 
 
 def is_staged(settings: RankSettings) -> bool:
-    """Returns whether GPU tensors are transferred through CPU memory, for which the host waits."""
+    """Returns whether GPU tensors are transferred through CPU memory. The host then waits for
+    transfers."""
     return settings.device == "cuda" and settings.data_plane == "gloo"
 
 
 def has_graphs(settings: RankSettings, model: StageModel) -> bool:
     """Returns whether batches of decodes are recorded as CUDA graphs.
 
-    The settings must allow it, the device must be a GPU, the host must not wait for transfers, and
-    the shapes of operations must not depend on the contents of a batch.
+    This requires that the settings allow it, that the device is a GPU, that the host does not wait
+    for transfers, and that the shapes of operations do not depend on the contents of a batch.
     """
     is_possible = settings.device == "cuda" and not is_staged(settings)
     return settings.cuda_graphs and is_possible and model.ops.has_fixed_shapes

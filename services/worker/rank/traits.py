@@ -1,7 +1,7 @@
-"""The traits of a rank: everything that must be equal on all stages of a pipeline.
+"""The traits of a rank: the properties that must be equal on all stages of a pipeline.
 
-A rank tells its traits before it loads weights. So a leader knows which workers fit together before
-it assigns them stages.
+A rank reports its traits before it loads weights. So a leader knows which workers fit together
+before it assigns them stages.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from services.worker.rank.build import build_digest
 from services.worker.settings import FreeRankSettings
 
 N_DIGITS = 16
-"""Number of hexadecimal digits of a digest among the traits."""
+"""Number of hexadecimal digits to which a digest in the traits is cut."""
 
 
 def traits_of(settings: FreeRankSettings) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Conversions between the messages of worker.proto and the records that a rank uses.
 
-The model runner and its inputs do not use protobuf, so that a test can run them in three lines.
+Because of these conversions, the model runner and its inputs do not use protobuf, and a test can
+run them in three lines.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,10 +13,12 @@ from services.worker.engine.logprobs import ReportedSpan
 from services.worker.engine.plan import Admission, IterationPlan
 
 MAX_LOGPROB_NUMBERS = 2**15
-"""Largest number of log-probabilities of a span in one piece: about 250 KiB."""
+"""Largest number of log-probabilities in one message about a span: about 250 KiB. More are split
+into several messages."""
 
 MAX_LOGPROB_BYTES = 2**20
-"""Largest number of bytes of log-probabilities in one report; gRPC's limit is four times that."""
+"""Largest number of bytes of log-probabilities in one report. gRPC's limit for a message is four
+times as large."""
 
 
 def plan_of(message: worker_pb2.RunIterationsRequest) -> IterationPlan:
@@ -46,7 +49,7 @@ def results_of(
     broken: Sequence[int] = (),
     logprobs: Sequence[ReportedSpan] = (),
 ) -> Iterator[worker_pb2.WatchStageResponse]:
-    """Yields the reports of the last stage about an iteration. There are several if the
+    """Yields the reports of the last stage about an iteration. There are several reports if the
     log-probabilities are too large for one."""
     pieces: list[worker_pb2.SpanLogprobs] = []
     n_bytes = 0
@@ -96,7 +99,7 @@ def _columns(columns: ReportedSpan, rows: slice) -> logprobs_pb2.Logprobs:
 def timings_of(
     place: worker_pb2.JoinPipelineRequest, timings: Sequence[worker_pb2.IterationTiming]
 ) -> worker_pb2.WatchStageResponse:
-    """Returns a report of timings."""
+    """Returns a report with the timings of iterations."""
     return worker_pb2.WatchStageResponse(
         pipeline_id=place.pipeline_id,
         epoch=place.epoch,
@@ -112,9 +115,9 @@ def failure_of(
     is_of_neighbour: bool = False,
     is_by_itself: bool = False,
 ) -> worker_pb2.WatchStageResponse:
-    """Returns the report that the epoch has failed. `is_of_neighbour` says that another rank is
-    lost, and that this one is well. `is_by_itself` says that this rank failed by itself while it
-    computed `iteration`."""
+    """Returns the report that the epoch has failed. `is_of_neighbour` means that another rank is
+    lost, and this rank has not failed. `is_by_itself` means that this rank failed by itself while
+    it computed `iteration`."""
     return worker_pb2.WatchStageResponse(
         pipeline_id=place.pipeline_id,
         epoch=place.epoch,
@@ -133,7 +136,7 @@ def trace_of(
     *,
     start_unix_ns: int,
 ) -> worker_pb2.IterationTrace:
-    """Returns the message to the controller about an iteration that is traced."""
+    """Returns the message to the controller with the timings of an iteration that is traced."""
     return worker_pb2.IterationTrace(
         parent=plan.trace,
         epoch=plan.epoch,

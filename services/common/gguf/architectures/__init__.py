@@ -1,4 +1,4 @@
-"""The architectures of GGUF files that are served, by the value of `general.architecture`."""
+"""The supported architectures of GGUF files, by the value of `general.architecture`."""
 
 from collections.abc import Mapping
 
@@ -57,4 +57,5 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "smollm3": SMOLLM3,
     "starcoder2": STARCODER2,
 }
-"""Each architecture once; several architectures may share a description."""
+"""The description of each architecture, by its name. Several names may have the same description.
+"""

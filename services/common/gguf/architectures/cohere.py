@@ -1,4 +1,4 @@
-"""Command R, R7B and A, which rotate neighbouring elements as llama.cpp does."""
+"""Command R, R7B and A. Their rotary embedding rotates neighbouring elements, as llama.cpp does."""
 
 from __future__ import annotations
 

@@ -45,7 +45,8 @@ def _deepseek(said: Metadata, config: Config) -> Config:
 
 
 def _experts(said: Metadata) -> Config:
-    """Returns how experts are chosen. Old files do not say whether scores go through a sigmoid."""
+    """Returns the keys that say how experts are chosen. Old files do not say whether scores pass
+    through a sigmoid."""
     function = said.integer("expert_gating_func")
     has_bias = said.has_in_layers("exp_probs_b.bias") or said.has_in_layers("exp_probs_b")
     n_groups = said.integer("expert_group_count") or 1

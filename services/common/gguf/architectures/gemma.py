@@ -1,4 +1,4 @@
-"""Gemma 1, 2 and 3. Files have 1 added to the scales of norms."""
+"""Gemma 1, 2 and 3. In GGUF files, 1 has been added to the scales of their norms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEFAULT_BASE, _DEFAULT_LOCAL_BASE = 1_000_000.0, 10_000.0  # rotary bases of Ge
 
 
 def window_layers(said: Metadata, config: Config) -> Config:
-    """Returns which layers have a window, if the file lists them."""
+    """Returns the key that says which layers have a window, if the file lists them."""
     if not _lists(said):
         return {}
     windows = said.per_layer("attention.sliding_window_pattern", config["num_hidden_layers"]) or []
@@ -38,8 +38,8 @@ def refuse_other_base(said: Metadata) -> None:
 
 
 def _scalar(config: Config, *, large: int) -> Config:
-    """Returns the number by whose root scores are divided; models with `large` layers have another
-    one."""
+    """Returns the number by whose square root attention scores are divided. Models with `large`
+    layers have a special value."""
     scalar = config.get("head_dim", 256)
     if config["num_hidden_layers"] == large:
         scalar = config["hidden_size"] // max(1, config["num_attention_heads"])

@@ -1,4 +1,4 @@
-"""Gemma 3n and 4, whose last layers may attend to keys and values of earlier layers."""
+"""Gemma 3n and 4. Their last layers may attend to the keys and values of earlier layers."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ _NOT_ROTATED = 1e29  # divisors of frequencies above this mark elements that are
 
 
 def _per_layer(said: Metadata) -> Config:
-    """Returns the number of tokens that have inputs for each layer."""
+    """Returns the key for the number of tokens in the table of per-layer inputs."""
     n_rows = said.n_rows("per_layer_token_embd.weight")
     return {} if n_rows is None else {"vocab_size_per_layer_input": n_rows}
 
 
 def _bases(said: Metadata, config: Config) -> tuple[float, float]:
-    """Returns the rotary bases of layers without and with a window."""
+    """Returns two rotary bases: of layers without a window, and of layers with a window."""
     local = said.number("rope.freq_base_swa")
     base = config.pop("rope_theta", _DEFAULT_BASE)
     return base, _DEFAULT_LOCAL_BASE if local is None else float(local)
@@ -150,7 +150,7 @@ def _gemma4_experts(said: Metadata) -> Config:
 def _rotated_share(said: Metadata) -> float:
     """Returns the share of a head that is rotated in layers without a window.
 
-    The divisor of the frequency of an element that is not rotated is very large.
+    The file marks elements that are not rotated by a very large divisor of their frequency.
     """
     if not said.has("rope_freqs.weight"):
         return 1.0

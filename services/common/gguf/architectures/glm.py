@@ -1,4 +1,4 @@
-"""GLM-4: the first half of each head is rotated, neighbour with neighbour as in llama.cpp."""
+"""GLM-4: the first half of each head is rotated. Rotated pairs are neighbours, as in llama.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""gpt-oss, whose experts have biases, and whose gates and values alternate in the family."""
+"""gpt-oss. Its experts have biases, and their gates and values alternate in the family's
+tensors."""
 
 from __future__ import annotations
 

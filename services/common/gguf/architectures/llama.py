@@ -1,4 +1,5 @@
-"""Llama and its descendants whose queries and keys lie in the order that llama.cpp rotates."""
+"""Llama and its descendants whose query and key elements are stored in llama.cpp's order of
+rotation."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def _granite(said: Metadata, config: Config) -> Config:
 
 
 def _mistral3(said: Metadata, config: Config) -> Config:
-    """Adds how queries grow with their position; without that the model is a Mistral."""
+    """Adds the keys for scaling queries by their position. Without such keys, the model is a
+    Mistral."""
     growth = said.number("attention.temperature_scale")
     if not growth:
         return {"architectures": ["MistralForCausalLM"], "sliding_window": None}

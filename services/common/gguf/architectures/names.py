@@ -1,4 +1,5 @@
-"""Names of tensors that many architectures share: the family's name, and the name in the file."""
+"""Names of tensors that many architectures share. Each rule maps the family's name to the name in
+the GGUF file."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ LATE_NORMS: Rules = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "post_attention_norm",
 }
-"""Where the file calls the norm between attention and MLP after attention."""
+"""Names of norms in architectures whose files call the norm between attention and MLP
+`post_attention_norm`."""
 
 POST_NORMS: Rules = {
     "post_attention_layernorm": "post_attention_norm",
@@ -51,14 +53,15 @@ EXPERTS: Rules = {
     "mlp.experts.{}.up_proj": First((Item("ffn_up_exps"), Numbered("ffn_up.{}"))),
     "mlp.experts.{}.down_proj": First((Item("ffn_down_exps"), Numbered("ffn_down.{}"))),
 }
-"""A router and its experts. In old files each expert has tensors of its own."""
+"""Names of a router and its experts. In old files each expert has tensors of its own."""
 
 DECODER: Rules = {**OUTSIDE, **PRE_NORMS, **PROJECTIONS, **MLP}
 """The tensors of a descendant of Llama."""
 
 
 def plus_one(rules: Rules) -> Rules:
-    """Returns the rules for a family whose norms add 1 to their scales themselves."""
+    """Returns rules for scales of norms to which the file has added 1, because the family adds 1
+    itself."""
     return {
         name: PlusOne(rule) if isinstance(rule, str) and name.endswith("norm") else rule
         for name, rule in rules.items()

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3, with norms after attention and MLP, and OLMoE."""
+"""OLMo 2 and 3, whose norms are after attention and MLP, and OLMoE."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _DEFAULT_INTERVAL = 4  # every fourth layer of OLMo 3 has no window
 
 
 def _olmo2(said: Metadata, config: Config) -> Config:
-    """Adds windows, which make the model an OLMo 3: its layers with windows are not stretched."""
+    """Adds the windows, if there are any. Windows make the model an OLMo 3, in which the context of
+    layers with windows is not stretched."""
     window = said.integer("attention.sliding_window")
     if not window:
         return {}

@@ -1,4 +1,5 @@
-"""Phi-3 and Phi-4, whose queries, keys and values are one matrix, as are gates and values."""
+"""Phi-3 and Phi-4. Queries, keys and values are stored as one matrix, and so are gates and
+values."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from services.common.gguf.architectures.names import OUTSIDE, PRE_NORMS
 
 
 def _phi3(said: Metadata, config: Config) -> Config:
-    """Adds the original context; a window of 0 tokens means none."""
+    """Adds the original context, and the window unless it is 0, which means no window."""
     original = said.integer("rope.scaling.original_context_length")
     window = said.integer("attention.sliding_window")
     return {

@@ -1,4 +1,5 @@
-"""Qwen 2 and 3, without and with experts, and the text models of those that also see."""
+"""Qwen 2 and 3, with and without experts, and the text models of their variants that take
+images."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ SHARED_EXPERT: Rules = {
 
 
 def _norm_topk(said: Metadata, config: Config) -> Config:
-    """Adds whether the weights of the chosen experts add up to one; by default they do."""
+    """Adds the key that says whether the weights of the chosen experts add up to one; by default
+    they do."""
     weights_norm = said.value("expert_weights_norm")
     return {"norm_topk_prob": True if weights_norm is None else bool(weights_norm)}
 

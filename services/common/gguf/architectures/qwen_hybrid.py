@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5, whose layers mostly keep a state instead of keys and values."""
+"""Qwen3-Next and Qwen3.5. Most of their layers keep a state instead of keys and values."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _DEFAULT_INTERVAL = 4  # every fourth layer has attention
 
 
 def _layers(said: Metadata, config: Config) -> Config:
-    """Adds which layers have attention, and the size of values."""
+    """Adds the keys that say which layers have attention, and how large values are."""
     n_layers = config["num_hidden_layers"]
     recurrent = said.per_layer("attention.recurrent_layers", n_layers)
     if recurrent is None:

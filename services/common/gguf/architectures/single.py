@@ -1,4 +1,4 @@
-"""Architectures of one family each, which share little with others."""
+"""Architectures that are each for a single family and share little with others."""
 
 from __future__ import annotations
 

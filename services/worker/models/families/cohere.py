@@ -1,7 +1,7 @@
 """Command R: attention and MLP are computed in parallel from one layer norm (Cohere, 2024).
 
 Rotary embedding rotates pairs of neighbouring elements, norms have no biases, and logits are
-scaled. `cohere2.py` has the later models.
+scaled. Later models of this kind are in `cohere2.py`.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class CohereStage(RotaryStage):
         )
 
     def rotary(self, index: int) -> int | None:
-        """Returns the index of the rotary embedding of layer `index`, or None; by default the only
-        one, 0."""
+        """Returns the index of the rotary embedding that layer `index` uses, or None for no rotary
+        embedding. The default is 0, the only rotary embedding."""
         return 0
 
     def read_head(self, source: TensorSource) -> Head:

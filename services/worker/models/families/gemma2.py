@@ -60,8 +60,8 @@ class GemmaConfig(RotaryConfig):
 
     @classmethod
     def read_gemma(cls, config: JsonObject, *, sliding: Sequence[bool]) -> dict[str, Any]:
-        """Returns the fields that depend on several keys; `sliding` says which layers have a window
-        by default."""
+        """Returns the fields that are read from several keys. `sliding` says, for each layer,
+        whether the layer has a window by default."""
         require(config, hidden_activation=(_ACTIVATION, None))
         window = config.get("sliding_window", 4096)
         return super().read({"head_dim": 256, **config}) | {

@@ -1,6 +1,6 @@
 """Gemma 3, text only: Gemma 2 with norms over heads and two rotary embeddings (Gemma Team, 2025).
 
-Five layers in six have a window, and a smaller rotary base than the sixth layer.
+Five layers in six have a window. Their rotary base is smaller than the base of the sixth layer.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ class Gemma3Config(GemmaConfig):
 
 
 def split_rope(config: JsonObject) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Returns `config` changes for the rotary settings of full layers, and of sliding layers.
+    """Splits the rotary settings of `config` into two mappings: for full layers, and for sliding
+    layers.
 
-    Each result has the keys of a file with one kind of layers. Raises UnsupportedModel for other
-    kinds.
+    Each mapping has the keys of a `config.json` whose layers are all of that kind. Raises
+    UnsupportedModel for other kinds of layers.
     """
     both = config.get("rope_parameters")
     if both is None:

@@ -72,7 +72,7 @@ _FULL, _SLIDING = 0, 1  # indices of the rotary embeddings in `make_rotaries`
 
 @dataclass(frozen=True, kw_only=True)
 class SharedKVConfig(RotaryConfig):
-    """The fields that configurations of Gemma 3n and 4 share."""
+    """The fields that the configurations of Gemma 3n and Gemma 4 have in common."""
 
     read_keys = RotaryConfig.read_keys | {"hidden_activation", "sliding_window", "layer_types"}
     hidden_acts = (_ACTIVATION,)
@@ -97,12 +97,12 @@ class SharedKVConfig(RotaryConfig):
 
     @property
     def full(self) -> Self:
-        """The configuration with the attention settings of layers without a window."""
+        """This configuration, with the attention settings of layers without a window."""
         return self
 
     @property
     def sliding(self) -> Self:
-        """The configuration with the attention settings of layers with a window."""
+        """This configuration, with the attention settings of layers with a window."""
         return replace(self, rope=self.sliding_rope)
 
     @property
@@ -127,7 +127,7 @@ class SharedKVConfig(RotaryConfig):
 
     @classmethod
     def read_shared(cls, config: JsonObject, rope: JsonObject | None) -> dict[str, Any]:
-        """Returns the fields that depend on several keys, except the windows.
+        """Returns the fields that are read from several keys, except the windows.
 
         `rope` holds the rotary settings of both kinds of layers in files with the newer spelling.
         """
@@ -145,14 +145,14 @@ class SharedKVConfig(RotaryConfig):
 
 
 class SharedKVStage(RotaryStage):
-    """The parts that the stages of Gemma 3n and Gemma 4 models share."""
+    """One stage of a Gemma 3n or Gemma 4 model: the parts that these models have in common."""
 
     config: SharedKVConfig
 
     @property
     def stream_size(self) -> int:
-        """Number of elements of the residual streams in a row of hidden states; per-layer inputs
-        follow."""
+        """Number of elements that the residual streams take in a row of hidden states. The
+        per-layer inputs follow them in the row."""
         return self.config.hidden_size
 
     @property
@@ -171,7 +171,7 @@ class SharedKVStage(RotaryStage):
         )  # kept in float32: the scaled result is rounded
 
     def plain_norm(self, size: int) -> RMSNorm:
-        """Returns a norm whose scale is one."""
+        """Returns a norm without a learned scale."""
         return RMSNorm(torch.ones(size, device=self.device), self.config.rms_norm_eps)
 
     def scaled(self, tokens: Embedding) -> Embedding:
@@ -179,8 +179,7 @@ class SharedKVStage(RotaryStage):
         return ScaledEmbedding(tokens, self._rounded(self.config.hidden_size**0.5))
 
     def read_per_layer_table(self, source: TensorSource) -> PerLayerTable:
-        """Reads the table and the projection from which the per-layer inputs of all layers are
-        computed."""
+        """Reads the table and the projection that compute the per-layer inputs of all layers."""
         config, name = self.config, "model.per_layer_model_projection"
         size = config.per_layer_size
         width = config.n_layers * size
@@ -211,7 +210,7 @@ class SharedKVStage(RotaryStage):
         )
 
     def projected(self, index: int) -> Projected:
-        """Returns the projections of the attention of layer `index`.
+        """Returns which projections the attention of layer `index` computes.
 
         The result is "q" for a layer that attends to the keys and values of an earlier layer,
         otherwise "qkv".
@@ -350,7 +349,7 @@ class SparseMLP:
         return cls(gate_up, down, size, NormalDist().inv_cdf(sparsity))
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        """Implements `MLP.describe`."""
+        """Adds the steps of the MLP to a program, as `MLP.describe` specifies."""
         both = self.gate_up.describe(to, x)
         gates = to.buffer(both.width // 2, torch.float32)
         total, squares = to.buffer(1, torch.float32), to.buffer(1, torch.float32)
@@ -362,19 +361,21 @@ class SparseMLP:
         return self.down.describe(to, to.gate("gelu_tanh", both), residual)
 
     def _squares(self, gates: Tensor, total: Tensor) -> Tensor:
-        """Returns this rank's sum of squared deviations of gates from the mean, [n_tokens, 1]."""
+        """Returns the sum of squared deviations of this rank's gates from the mean,
+        [n_tokens, 1]."""
         return (gates - total / self.size).square().sum(-1, keepdim=True)
 
     def _closed(self, both: Tensor, gates: Tensor, total: Tensor, squares: Tensor) -> Tensor:
-        """Returns `both`, whose first half is overwritten with the gates minus the limit, or
-        zero."""
+        """Overwrites the first half of `both` with the gates minus the limit, or with zero for
+        gates below the limit, and returns `both`."""
         limit = total / self.size + self.n_deviations * (squares / self.size).sqrt()
         both[:, : gates.shape[1]] = F.relu(gates - limit)
         return both
 
 
 def _with_sums(both: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the gates (the first half of `both`), and their sum on this rank, in float32."""
+    """Returns the gates, which are the first half of `both`, and the sum of each token's gates on
+    this rank. Both are float32."""
     gates = both[:, : both.shape[1] // 2].to(torch.float32, copy=True)
     return gates, gates.sum(-1, keepdim=True)
 
@@ -383,8 +384,8 @@ def _with_sums(both: Tensor) -> tuple[Tensor, Tensor]:
 class AltUp:
     """Predicts the residual streams after a layer, and corrects the prediction.
 
-    The correction uses the one stream that the layer has computed. Streams are [n_tokens,
-    n_streams, hidden]. Sums over streams are computed in float32, stream by stream.
+    A layer computes only one stream, from which the correction of all streams is derived. Streams
+    are [n_tokens, n_streams, hidden]. Sums over streams are computed in float32, stream by stream.
     """
 
     norm: Norm
@@ -414,7 +415,8 @@ class AltUp:
         )
 
     def describe_routed(self, to: Program, active: Buffer) -> Buffer:
-        """Returns the router's output for the active stream, [n_tokens, n_streams]."""
+        """Adds a step to a program, and returns the router's output for the active stream,
+        [n_tokens, n_streams]."""
         normed = self.norm.describe(to, active)
         return to.multiply(self.router, to.scale(normed, self.factor))
 
@@ -432,10 +434,11 @@ class AltUp:
         return predicted.to(streams.dtype)
 
     def correct(self, routed: Tensor, predicted: Tensor, computed: Tensor) -> Tensor:
-        """Returns the predicted streams, corrected by the difference of the active stream.
+        """Returns all predicted streams, each corrected by its part of the active stream's
+        prediction error.
 
-        The difference is `computed` [n_tokens, hidden] minus the prediction. `routed` is the
-        router's output for `computed`.
+        The error is `computed` [n_tokens, hidden] minus the prediction. `routed` is the router's
+        output for `computed`.
         """
         coefs = self.correcting(_modes(routed)) + 1
         surprise = computed - predicted[:, self.active]
@@ -443,21 +446,22 @@ class AltUp:
 
 
 def _modes(routed: Tensor) -> Tensor:
-    """Returns the tanh of the router's output, [n_tokens, n_streams]."""
+    """Returns the coefficients of prediction and correction: the tanh of the router's output,
+    [n_tokens, n_streams]."""
     return torch.tanh(routed.float()).to(routed.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Laurel:
-    """A low-rank product, whose result is added to the output of attention."""
+    """A low-rank product. The result is added to the output of attention."""
 
     left: LinearWeight  # [rank, hidden]
     right: LinearWeight  # [hidden, rank]
     norm: Norm
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Returns `x` plus the normed low-rank product, [n_tokens, hidden]; `x` may be
-        overwritten."""
+        """Adds a step to a program, and returns `x` plus the normalised low-rank product,
+        [n_tokens, hidden]. The step may overwrite `x`."""
         low = to.multiply(self.left, x)
         return to.add(x, self.norm.describe(to, to.multiply(self.right, low)))
 
@@ -493,7 +497,8 @@ class StreamsLayer:
         return hidden
 
     def _describe_active(self, to: Program, active: Buffer, layer: int) -> Buffer:
-        """Returns the active stream after attention and MLP; `active` may be overwritten."""
+        """Adds attention and the MLP to a program, and returns the active stream after them. The
+        steps may overwrite `active`."""
         normed = self.attention_norm.describe(to, active)
         attended = self.attended_norm.describe(to, self.attention.describe(to, normed, layer))
         attended = to.add(to.add(active, attended), self.laurel.describe(to, normed))
@@ -507,8 +512,8 @@ class StreamsLayer:
         return self.per_layer.projection.shape[0]
 
     def _streams(self, rows: Tensor) -> Tensor:
-        """Returns the streams, which are the first elements of `rows`, as [n_tokens, n_streams,
-        hidden]."""
+        """Returns the streams as [n_tokens, n_streams, hidden]. They are the first elements of
+        `rows`."""
         return _streams(rows, self.altup.n_streams, self.size)
 
     def _predicted(self, routed: Tensor, hidden: Tensor) -> Tensor:
@@ -517,27 +522,28 @@ class StreamsLayer:
     def _corrected(
         self, routed: Tensor, predicted: Tensor, computed: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the corrected streams, and the scaled active stream from which the gates are
-        computed."""
+        """Returns the corrected streams, and the scaled active stream. The gates of the per-layer
+        inputs are computed from the latter."""
         corrected = self.altup.correct(routed, self._streams(predicted), computed)
         active = corrected[:, self.altup.active]
         scaled = active.clone() if self.scale is None else active * self.scale
         return corrected.flatten(1), scaled
 
     def _with_inputs(self, corrected: Tensor, own: Tensor) -> Tensor:
-        """Adds the gated per-layer inputs `own` to all streams of `corrected` but the first."""
+        """Adds the gated per-layer inputs `own` to all streams of `corrected` except the
+        first one."""
         self._streams(corrected)[:, 1:] += own[:, None]
         return corrected
 
 
 def _streams(rows: Tensor, n_streams: int, size: int) -> Tensor:
-    """Returns the streams, which are the first elements of `rows`, as [n_tokens, n_streams,
-    hidden]."""
+    """Returns the streams as [n_tokens, n_streams, hidden]. They are the first elements of
+    `rows`."""
     return rows[:, : n_streams * size].view(-1, n_streams, size)
 
 
 def _mean_square(x: Tensor) -> Tensor:
-    """Returns the mean square of each row, [n_tokens, 1] in float32; `x` is [n_tokens, size]."""
+    """Returns the mean square of each row of `x` [n_tokens, size], as [n_tokens, 1] in float32."""
     return x.float().square().sum(-1, keepdim=True) / x.shape[-1]
 
 
@@ -557,7 +563,7 @@ class StreamsEmbedding:
         return to.join(first, *others, self.per_layer.describe(to, first))
 
     def _others(self, first: Tensor) -> tuple[Tensor, ...]:
-        """Returns the streams after the first one, each in the shape of `first`."""
+        """Computes the streams after the first one. Each has the shape of `first`."""
         magnitude = _mean_square(first).sqrt()
         others = (_of_magnitude(weight(first), magnitude) for weight in self.projections)
         return tuple(each.to(first.dtype) for each in others)
@@ -571,8 +577,8 @@ def _of_magnitude(x: Tensor, magnitude: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StreamsHead:
-    """A head of the mean of all streams. The streams after the first are projected before the
-    mean."""
+    """A head that computes logits from the mean of all streams. Every stream except the first is
+    projected before the mean is taken."""
 
     head: Head
     projections: Sequence[LinearWeight]  # [hidden, hidden]

@@ -1,4 +1,5 @@
-"""Gemma 4, text only: layers without a window have different heads (Google, 2026).
+"""Gemma 4, text only: layers with and without a window differ in the number and size of their heads
+(Google, 2026).
 
 In some models the keys of these layers are also their values. Each size of the model has additional
 parts: the small models (E2B, E4B) have per-layer inputs and shared keys and values, and one model
@@ -60,7 +61,7 @@ class Experts:
 class Gemma4Config(SharedKVConfig):
     """Counterpart of Hugging Face's `Gemma4TextConfig`.
 
-    `head_dim` and `n_kv_heads` are the values of layers with a window.
+    `head_dim` and `n_kv_heads` apply to layers with a window only.
     """
 
     architecture = "Gemma4ForCausalLM"
@@ -88,8 +89,8 @@ class Gemma4Config(SharedKVConfig):
 
     @property
     def experts(self) -> Experts | None:
-        """The sizes of the experts of a layer; None without experts. Raises ValueError if a size is
-        missing."""
+        """The sizes of the experts of a layer, or None for a model without experts. Raises
+        ValueError if a size is missing."""
         if not self.has_experts:
             return None
         if self.n_experts is None or self.n_chosen is None or self.expert_size is None:
@@ -133,8 +134,7 @@ class Gemma4Config(SharedKVConfig):
 
 
 def _read_full_heads(config: JsonObject, full_layers: list[int]) -> JsonObject:
-    """Returns the settings of layers without a window that differ from the settings of other
-    layers.
+    """Returns the head settings that apply only to layers without a window.
 
     The result has the keys `head_dim` and `num_key_value_heads`. Files of `transformers` 5.23 and
     later list these settings for each layer. Raises UnsupportedModel if layers without a window
@@ -187,7 +187,8 @@ class EmbeddingWithInputs:
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Layer:
-    """A layer with norms before and after each part; the result is multiplied by a scale."""
+    """A layer with norms before and after attention, and before and after the MLP. The layer's
+    output is multiplied by a scale."""
 
     layer: SandwichLayer
     scale: Tensor  # [1]
@@ -198,9 +199,10 @@ class Gemma4Layer:
 
 @dataclass(frozen=True, slots=True)
 class LayerWithInputs:
-    """A layer with norms before and after each part, followed by the gated per-layer inputs.
+    """A layer with norms before and after attention and the MLP, followed by the gated per-layer
+    inputs.
 
-    The inputs are added, and the sum is multiplied by a scale.
+    The gated inputs are added to the hidden states, and the sum is multiplied by a scale.
     """
 
     layer: SandwichLayer
@@ -217,7 +219,7 @@ class LayerWithInputs:
 
 @dataclass(frozen=True, slots=True)
 class ScaledRouter:
-    """Chooses experts by the normalised hidden states times a scale.
+    """A router that scores experts from the normalised hidden states times a scale.
 
     The weight of each chosen expert is multiplied by a scale of that expert.
     """
@@ -230,8 +232,8 @@ class ScaledRouter:
     n_chosen: int
 
     def describe(self, to: Program, x: Buffer) -> tuple[Buffer, Buffer]:
-        """Returns the indices of the chosen experts and their weights, [n_tokens, n_chosen]
-        each."""
+        """Adds the steps to a program, and returns the indices and the weights of the chosen
+        experts, [n_tokens, n_chosen] each."""
         experts = to.buffer(self.n_chosen, torch.int64)
         weights = to.buffer(self.n_chosen, torch.float32)
         scaled = to.buffer(x.width)
@@ -253,7 +255,7 @@ class ScaledRouter:
 class DenseBesideExperts:
     """Adds the outputs of a dense MLP and of a mixture of experts.
 
-    Each of the two has a norm before and a norm after, and both have the same input `x`.
+    Both have the same input `x`. Each has a norm before it and a norm after it.
     """
 
     dense_norm: Norm
@@ -265,7 +267,7 @@ class DenseBesideExperts:
     experts_out_norm: Norm
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        """Implements `MLP.describe`."""
+        """Adds the steps to a program, as `MLP.describe` specifies."""
         dense = self.dense.describe(to, self.dense_norm.describe(to, x))
         out = self.dense_out_norm.describe(to, dense)
         experts, weights = self.router.describe(to, x)
@@ -353,8 +355,7 @@ class Gemma4Stage(SharedKVStage):
         )
 
     def _read_experts(self, source: TensorSource, prefix: str, experts: Experts) -> ExpertMatrices:
-        """Reads this rank's share of every expert, which is a part of the expert's inner
-        elements."""
+        """Reads this rank's share of every expert: a range of the expert's inner elements."""
         n, size, hidden_size = experts.n, experts.size, self.config.hidden_size
         share = even_share(size, source.tp_rank, source.tp_size, what=f"inside of {prefix}")
         name = f"{prefix}.gate_up_proj"

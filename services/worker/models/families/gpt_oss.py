@@ -126,8 +126,8 @@ class GptOssConfig(RotaryConfig):
 
 
 def _read_packed_layers(quantization: Any, n_layers: int) -> tuple[int, ...]:
-    """Returns the layers whose experts are in MXFP4; raises UnsupportedModel for other
-    quantisation."""
+    """Returns the indices of the layers whose experts are stored in MXFP4. Raises UnsupportedModel
+    for other quantisation."""
     if not quantization:
         return ()
     method = quantization.get("quant_method")
@@ -151,7 +151,7 @@ def _read_packed_layers(quantization: Any, n_layers: int) -> tuple[int, ...]:
 
 
 def _names(patterns: Sequence[str], module: str) -> bool:
-    """Whether a pattern matches `module`, a parent of `module`, or the end of its name.
+    """Returns whether a pattern matches `module`, a parent of `module`, or the end of its name.
 
     The rules are those of transformers, except that `*` is the only special character of a pattern.
     """
@@ -203,7 +203,8 @@ class GptOssStage(RotaryStage):
 
 
 class _Experts:
-    """Reads this rank's share of every expert of a layer, a part of the expert's inner elements."""
+    """Reads this rank's share of every expert of a layer: a range of the expert's inner
+    elements."""
 
     def __init__(self, config: GptOssConfig, source: TensorSource, prefix: str, index: int) -> None:
         self._config = config
@@ -216,7 +217,7 @@ class _Experts:
         self._pairs = range(2 * self._share.start, 2 * self._share.stop)
 
     def packed(self) -> ExpertMatrices:
-        """Returns the experts in the form that is computed fastest."""
+        """Returns the experts in the form that this device computes fastest."""
         n, hidden_size = self._config.n_experts, self._config.hidden_size
         size = self._config.intermediate_size
         gate_up, down = f"{self._prefix}.gate_up_proj", f"{self._prefix}.down_proj"
@@ -240,7 +241,7 @@ class _Experts:
     def _form(self) -> ExpertForm:
         """Returns the biases and the gate of the experts.
 
-        Rank 0 alone has the bias of the second matrix, so that the sum over the ranks includes this
+        Only rank 0 has the bias of the second matrix, so that the sum over the ranks includes this
         bias once.
         """
         n, size = self._config.n_experts, self._config.intermediate_size
@@ -256,6 +257,6 @@ class _Experts:
 
 
 def _gates_first(x: Tensor) -> Tensor:
-    """Returns `x` [n_experts, 2 * size, ...] with the rows of even index before the rows of odd
-    index."""
+    """Reorders the rows of `x` [n_experts, 2 * size, ...]: the rows of even index first, then the
+    rows of odd index."""
     return torch.cat((x[:, ::2], x[:, 1::2]), 1)

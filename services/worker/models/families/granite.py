@@ -1,4 +1,5 @@
-"""Granite 3: Llama with factors of embeddings, scores, residuals and logits (IBM, 2024)."""
+"""Granite 3: Llama with constant factors for embeddings, scores, residuals and logits (IBM,
+2024)."""
 
 from __future__ import annotations
 

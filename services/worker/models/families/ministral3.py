@@ -1,7 +1,7 @@
 """Ministral 3: Mistral whose queries are scaled by a factor of their position (Mistral AI, 2025).
 
-The factor is larger after each further length of the original context, which sharpens scores a
-little.
+The factor grows by one step each time the position passes a multiple of the original context
+length. It makes the attention of late positions a little sharper.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Ministral3Config(RotaryConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowingAttention(Attention):
-    """Attention whose queries are multiplied by a factor that depends on the position."""
+    """Attention in which each query is multiplied by a factor that grows with its position."""
 
     factors: Tensor  # [n_lengths], of the type of queries
     length: int  # number of positions with an equal factor
@@ -104,8 +104,8 @@ class Ministral3Stage(RotaryStage):
         )
 
     def _factors(self) -> Tensor:
-        """Returns the factors of queries: one for each range of positions as long as the original
-        context."""
+        """Returns the factors by which queries are multiplied. There is one factor for each range
+        of positions as long as the original context."""
         n_lengths = -(-self.config.max_position_embeddings // self.config.growth_length)
         factors = 1 + self.config.query_growth * torch.log1p(torch.arange(n_lengths).float())
         return factors.to(dtype=self.dtype, device=self.device)

@@ -35,7 +35,8 @@ class Olmo2Config(RotaryConfig):
 
 @dataclass(frozen=True, slots=True)
 class WideNorms:
-    """Root-mean-square norms over all heads of queries, and over all heads of keys.
+    """Root-mean-square norms: one over all query heads together, and one over all key heads
+    together.
 
     A rank normalises its own heads, by the mean square over the heads of all ranks.
     """
@@ -67,7 +68,8 @@ class WideNorms:
         )
 
     def describe(self, to: Program, qkv: Buffer) -> None:
-        """Normalises queries and keys of `qkv` [n_tokens, n_q + n_k + n_v], in place."""
+        """Adds steps to a program that normalise the queries and keys of `qkv` [n_tokens, n_q + n_k
+        + n_v] in place."""
         if to.tp_size == 1:
             for first, weight in self._parts():
                 to.rms_norm_parts(qkv, first, weight, self.eps)
@@ -80,14 +82,15 @@ class WideNorms:
         to.copy_part(normed, 0, normed.width, qkv, 0)
 
     def _means(self, qkv: Tensor) -> Tensor:
-        """Returns what this rank adds to the mean squares of queries and of keys, [n_tokens, 2] in
-        float32."""
+        """Returns this rank's contribution to the mean squares of queries and of keys, [n_tokens,
+        2] in float32."""
         squares = qkv[:, : len(self.weight)].float().square()
         q, k = squares[:, : self.n_q].sum(-1), squares[:, self.n_q :].sum(-1)
         return torch.stack((q / self.n_all_q, k / (self.n_all_k * self.n_copies)), 1)
 
     def _normed(self, qkv: Tensor, means: Tensor) -> Tensor:
-        """Returns normalised queries and keys, [n_tokens, n_q + n_k]."""
+        """Returns the normalised queries and keys, [n_tokens, n_q + n_k]. `means` are the mean
+        squares over all ranks."""
         scales = (means + self.eps).rsqrt()
         normed = qkv[:, : len(self.weight)].float() * self.weight
         normed[:, : self.n_q] *= scales[:, :1]
@@ -95,8 +98,8 @@ class WideNorms:
         return normed.to(qkv.dtype)
 
     def _parts(self) -> tuple[tuple[int, Tensor], ...]:
-        """Returns, for queries and for keys, the first element in a row and the weight of the
-        norm."""
+        """For queries and for keys: the index of their first element in a row, and the weight of
+        their norm."""
         return (0, self.weight[: self.n_q]), (self.n_q, self.weight[self.n_q :])
 
 
@@ -165,6 +168,6 @@ class Olmo2Stage(RotaryStage):
         )
 
     def rotary(self, index: int) -> int:
-        """Returns the index of the rotary embedding of layer `index`; by default the only one,
-        0."""
+        """Returns the index of the rotary embedding that layer `index` uses. The default is 0, the
+        only rotary embedding."""
         return 0

@@ -1,4 +1,5 @@
-"""OLMo 3: OLMo 2 with windows in three layers of four, which have their own rotary embedding."""
+"""OLMo 3: OLMo 2 with windows in three layers of four. Layers with windows have a rotary embedding
+of their own."""
 
 from __future__ import annotations
 
@@ -52,11 +53,12 @@ class Olmo3Config(Olmo2Config):
 
 
 def _split_rope(config: JsonObject) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Returns `config` changes for the rotary settings of full layers, and of sliding layers.
-
-    Each result has the keys of a file with one kind of layers. Older files have one rotary setting,
-    which stretches the context of full layers only. Raises UnsupportedModel for other kinds of
+    """Splits the rotary settings of `config` into two mappings: for full layers, and for sliding
     layers.
+
+    Each mapping has the keys of a `config.json` whose layers are all of that kind. Older files have
+    one rotary setting, which stretches the context of full layers only. Raises UnsupportedModel for
+    other kinds of layers.
     """
     length = {"max_position_embeddings": config.get("max_position_embeddings")}
     both = config.get("rope_parameters")

@@ -1,6 +1,6 @@
 """OPT: learned positions, layer norms with biases, an MLP without gates (Zhang et al., 2022).
 
-The GPT-3 models of the Orca paper are served in their shapes as OPT models (`models/configs`).
+The Orca paper's GPT-3 models are served as OPT models with the same shapes (`models/configs`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class OPTConfig(ModelConfig):
 
 @dataclass(frozen=True, slots=True)
 class NormedSumLayer:
-    """Adds attention and an MLP to the residual stream, and normalises the sum after each."""
+    """A layer that adds attention and then an MLP to the residual stream, and normalises each of
+    the two sums."""
 
     attention: Attention
     attention_norm: Norm

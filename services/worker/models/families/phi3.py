@@ -50,8 +50,8 @@ class Phi3Config(RotaryConfig):
 
 
 def _longrope(config: JsonObject) -> JsonObject:
-    """Returns the key of the rotary settings with the settings, converted to the names of other
-    families."""
+    """Converts Phi's "longrope" settings to the names that other families use. Returns them under
+    the key of the rotary settings."""
     key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     rope = dict(config.get(key) or {})
     rope_type = rope.pop("rope_type", None) or rope.get("type") or "default"

@@ -20,7 +20,8 @@ _DEFAULT_MAX_WINDOW_LAYERS = 28
 
 @dataclass(frozen=True, kw_only=True)
 class QwenConfig(RotaryConfig):
-    """The fields that Qwen2 and later configurations share: the later layers may have windows."""
+    """The fields that the configurations of Qwen2 and later Qwen models share. Only the later
+    layers of a model may have windows."""
 
     read_keys = RotaryConfig.read_keys | {
         "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",

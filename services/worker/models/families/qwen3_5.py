@@ -28,13 +28,13 @@ class Qwen35Config(HybridConfig):
 def one_position(config: JsonObject) -> JsonObject:
     """Returns `config` with rotary settings for one position per token.
 
-    Images need positions in three dimensions, but the three are equal in text.
+    The settings in the file give each token three positions, which differ only in images.
     """
     return {**config, "rope_parameters": without_mrope(config.get("rope_parameters"))}
 
 
 class Qwen35HybridStage(HybridStage):
-    """One stage of a Qwen3.5 text model; subclasses determine the MLPs."""
+    """One stage of a Qwen3.5 text model. Subclasses choose between a dense MLP and experts."""
 
     def read_delta_inputs(
         self, source: TensorSource, prefix: str, share: DeltaNetShare

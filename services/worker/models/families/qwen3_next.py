@@ -1,4 +1,5 @@
-"""Qwen3-Next: three layers in four keep a state (Gated DeltaNet), all have experts (Qwen, 2025).
+"""Qwen3-Next: three layers in four keep a state (Gated DeltaNet), and all layers have experts
+(Qwen, 2025).
 
 Norms scale by one plus the stored weight, a quarter of each head is rotated, and the output of
 attention is multiplied by gates.
@@ -75,7 +76,7 @@ class HybridConfig(RotaryConfig):
 
     @property
     def delta_net(self) -> DeltaNetShape:
-        """The shape of the Gated DeltaNet layers, which keep a state."""
+        """The head counts and sizes of the Gated DeltaNet layers."""
         return DeltaNetShape(
             self.n_key_heads, self.n_value_heads, self.key_dim, self.value_dim, self.kernel_size
         )
@@ -99,8 +100,8 @@ class HybridConfig(RotaryConfig):
 
 
 def _linear(config: JsonObject) -> tuple[bool, ...]:
-    """Returns whether each layer keeps a state; raises UnsupportedModel for unknown kinds of
-    layers."""
+    """Returns, for each layer, whether it keeps a recurrent state. Raises UnsupportedModel for
+    unknown kinds of layers."""
     n_layers, kinds = config.get("num_hidden_layers") or 0, config.get("layer_types")
     if kinds is None:
         interval = config.get("full_attention_interval") or _DEFAULT_INTERVAL
@@ -137,7 +138,7 @@ class SparseHybridConfig(HybridConfig):
 
 
 class HybridStage(RotaryStage):
-    """One stage of a hybrid model; families override the reading of projections and of MLPs."""
+    """One stage of a hybrid model. Families override how projections and MLPs are read."""
 
     config: HybridConfig
 
@@ -158,8 +159,8 @@ class HybridStage(RotaryStage):
     def read_delta_inputs(
         self, source: TensorSource, prefix: str, share: DeltaNetShare
     ) -> ColumnParallelLinear:
-        """Reads the projection to this rank's queries, keys, values, z, b and a (see
-        `Ops.delta_net`)."""
+        """Reads the projection from hidden states to this rank's queries, keys, values, z, b and a
+        (see `Ops.delta_net`)."""
 
     def _read_delta_net(self, source: TensorSource, prefix: str) -> Mixer:
         prefix = f"{prefix}.linear_attn"
@@ -261,9 +262,9 @@ class Qwen3NextStage(HybridStage):
 
 
 def _rows_by_kind(n_groups: int, kinds: Sequence[int]) -> Tensor:
-    """Returns the stored rows of `n_groups` groups, ordered by kind.
+    """Returns the indices that reorder the stored rows of `n_groups` groups by kind.
 
-    Each group is stored as consecutive rows of each kind; `kinds` are the numbers of rows. The
+    In the file, each group has consecutive rows of each kind; `kinds` are the numbers of rows. The
     result has the rows of the first kind in all groups, then the rows of the second kind, and so
     on.
     """

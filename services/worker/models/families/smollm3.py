@@ -57,10 +57,10 @@ class SmolLM3Config(LlamaConfig):
 
 
 def _turning_layers(config: JsonObject) -> tuple[bool, ...]:
-    """Returns whether each layer has rotary positions.
+    """Returns, for each layer, whether it has a rotary embedding.
 
-    The key `no_rope_layers` has 1 for such layers. Without this key, every n-th layer has no rotary
-    positions.
+    The key `no_rope_layers` is 1 for layers with a rotary embedding. Without this key, every n-th
+    layer has none.
     """
     n_layers = config.get("num_hidden_layers") or 0
     listed = config.get("no_rope_layers")

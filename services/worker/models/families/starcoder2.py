@@ -1,4 +1,4 @@
-"""StarCoder2: Llama's attention, layer norms, an MLP without gates, biases (Lozhkov et al.,
+"""StarCoder2: Llama's attention with biases, layer norms, and an MLP without gates (Lozhkov et al.,
 2024)."""
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 With four bits, `weight` has all numbers of the matrix [n_out, n_in], row after row, in bytes of
 two, with the first number in the upper half. A number is an index into `weight.quant_map`. Blocks
 of numbers, which may begin anywhere in a row, have a scale in `weight.absmax`. With double
-quantisation these scales are indices as well: into `weight.nested_quant_map`, with scales
-`weight.nested_absmax` of their own and an offset. The bytes of
-`weight.quant_state.bitsandbytes__nf4` are JSON with the sizes of blocks.
+quantisation these scales are quantised too: they are indices into `weight.nested_quant_map`, scaled
+by `weight.nested_absmax`, plus an offset. The bytes of `weight.quant_state.bitsandbytes__nf4` are
+JSON that contains the block sizes.
 
 With int8, `weight` [n_out, n_in] times `SCB` [n_out] divided by 127 are the weights.
 """
@@ -29,7 +29,8 @@ from services.worker.models.stored_tensor import Spans
 from services.worker.models.tensor_files import CheckpointError
 
 MARK = ".absmax"
-"""End of the name of the tensor that only matrices of four bits have."""
+"""End of the name of the tensor of scales. Only matrices with numbers of four bits have such a
+tensor."""
 
 _LARGEST = 127  # of the values of int8
 _MAX_STATE_BYTES = 1 << 16
@@ -39,7 +40,7 @@ _STATES = ("nf4", "fp4")
 
 
 class BlockwiseMatrix(QuantisedMatrix):
-    """A matrix of numbers of four bits in blocks."""
+    """A matrix of numbers of four bits, which share scales in blocks."""
 
     is_rounded = True  # values of float32 become values of int8, by 1/127
 
@@ -93,7 +94,7 @@ class BlockwiseMatrix(QuantisedMatrix):
         return self._scales(blocks).view(len(rows), per_row)[:, places] / _LARGEST, None
 
     def _numbers(self, rows: range) -> Tensor:
-        """Returns the numbers of whole rows, one row after the other."""
+        """Returns the quantised numbers of whole rows, one row after the other."""
         begin, end = rows.start * self.n_in, rows.stop * self.n_in
         header = self._header("weight")
         unit = 2 * ELEMENT_SIZES[header.element] if header is not None else 2  # numbers of a row
@@ -104,7 +105,7 @@ class BlockwiseMatrix(QuantisedMatrix):
         return numbers[begin - stored.start * unit :][: end - begin]
 
     def _scales(self, blocks: range) -> Tensor:
-        """Returns the scales of blocks in float32."""
+        """Returns the scales of a range of blocks, in float32."""
         scales = self.tensor("weight.absmax", blocks)
         if self._nested is None:
             return scales.float()
@@ -120,8 +121,8 @@ class BlockwiseMatrix(QuantisedMatrix):
 
     @cached_property
     def _nested(self) -> tuple[int, float] | None:
-        """The number of scales that share an outer scale, and the offset of all scales; None
-        without double quantisation."""
+        """The number of scales that share an outer scale, and the offset that is added to all
+        scales. None without double quantisation."""
         if not self.has("weight.nested_absmax"):
             return None
         offset = self._state.get("nested_offset")
@@ -130,7 +131,7 @@ class BlockwiseMatrix(QuantisedMatrix):
         return self._size("nested_blocksize"), float(offset)
 
     def _size(self, key: str) -> int:
-        """Returns a size of blocks, which is in the JSON of the matrix."""
+        """Returns the block size under `key` of the matrix's JSON."""
         size = self._state.get(key)
         if not isinstance(size, int) or not 0 < size <= _MAX_BLOCK:
             raise CheckpointError(f"{self._module}.weight: {key} {repr(size)[:80]} is no size")
@@ -143,7 +144,8 @@ class BlockwiseMatrix(QuantisedMatrix):
 
     @cached_property
     def _state(self) -> dict[str, Any]:
-        """The JSON of the matrix; raises CheckpointError."""
+        """The parsed JSON that is stored with the matrix. Raises CheckpointError if it is
+        invalid."""
         for kind in _STATES:
             suffix = f"weight.quant_state.bitsandbytes__{kind}"
             header = self._header(suffix)

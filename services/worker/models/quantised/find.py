@@ -1,5 +1,4 @@
-"""Finds the form in which a checkpoint stores a tensor: plain, or quantised in one of the
-layouts."""
+"""Finds how a checkpoint stores a tensor: plain, or quantised in one of the layouts."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from services.worker.models.weight_format import Layout, WeightFormat
 from services.worker.models.weights import Part
 
 _QUANTISED = frozenset(("I8", "F8_E4M3", "U8", "U32"))
-"""Element types of a tensor `weight` that is quantised."""
+"""Element types of the tensor `weight` that show that the matrix is quantised."""
 
 _NUMBERS: dict[Layout, str] = {
     "gptq": "qweight",
@@ -52,10 +51,10 @@ _LAYOUTS: dict[Layout, type[QuantisedMatrix]] = {
 def find_stored(
     part: Part, files: TensorFiles, weight_format: WeightFormat | None
 ) -> StoredTensor | None:
-    """Returns the stored tensor that contains a part; None if the files lack the tensor.
+    """Returns the stored tensor that contains `part`, or None if the files lack the tensor.
 
     The files determine whether the tensor is quantised, and `weight_format` determines the layout.
-    MXFP4 is used only where the family asks for MXFP4.
+    MXFP4 is used only if the family requests it.
     """
     if isinstance(files, GgufFile):
         return _find_in_gguf(part, files)
@@ -79,8 +78,8 @@ def find_stored(
 
 
 def _find_in_gguf(part: Part, files: GgufFile) -> StoredTensor | None:
-    """Returns the stored tensor of a GGUF file that contains a part, where each tensor says itself
-    how it is quantised."""
+    """Returns the stored tensor of a GGUF file that contains `part`. In GGUF, each tensor has its
+    own quantisation type."""
     name = files.find(part.name)
     if name is None:
         return None
@@ -93,8 +92,8 @@ def _find_in_gguf(part: Part, files: GgufFile) -> StoredTensor | None:
 
 
 def _matrix(files: TensorFiles, part: Part, name: str, weight_format: WeightFormat) -> StoredTensor:
-    """Returns the quantised matrix whose numbers are in the tensor `name`; raises
-    CheckpointError."""
+    """Returns the quantised matrix whose numbers are in the tensor `name`. Raises CheckpointError
+    if the stored matrix is invalid."""
     module, _, numbers = name.rpartition(".")
     form = weight_format.of(part.name.removesuffix(".weight")) and weight_format.of(module)
     if form is None:
@@ -111,8 +110,8 @@ def _matrix(files: TensorFiles, part: Part, name: str, weight_format: WeightForm
 
 
 class _FloatsOfQuantised(PlainTensor):
-    """A matrix that is stored without quantisation in a quantised checkpoint, and so has no
-    scales."""
+    """A matrix that is stored as floats without scales, in a checkpoint whose other matrices are
+    quantised."""
 
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
         module = self._name.removesuffix(".weight")

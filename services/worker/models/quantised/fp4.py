@@ -1,9 +1,9 @@
-"""Layouts of numbers of four bits with one bit of mantissa (E2M1): NVFP4 and MXFP4.
+"""Layouts of four-bit floating-point numbers with one bit of mantissa (E2M1): NVFP4 and MXFP4.
 
-Numbers lie one after the other in bytes of two, with the first number in the lower half. A group
-of 16 or 32 inputs has a scale. In NVFP4 the scale is a number of eight bits (E4M3), and one more
-factor is common to the whole matrix. In MXFP4 the scale is a power of two. `mxfp4.py` has the
-layout of gpt-oss, whose tensors hold all experts of a layer.
+Each byte has two numbers, with the first number in the lower half. A group of 16 or 32 inputs has a
+scale. In NVFP4 the scale is a number of eight bits (E4M3), and one more factor is common to the
+whole matrix. In MXFP4 the scale is a power of two. `mxfp4.py` has the layout of gpt-oss, whose
+tensors hold all experts of a layer.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Fp4Matrix(QuantisedMatrix):
         return self._scales(rows, groups)[:, starts // self.group_size - groups.start], None
 
     def _groups(self, columns: range) -> range:
-        """Returns the range of groups that contain `columns`."""
+        """Returns the range of scale groups that contain the inputs `columns`."""
         return range(columns.start // self.group_size, -(-columns.stop // self.group_size))
 
     def _wrong_numbers(self) -> Iterator[str]:
@@ -79,15 +79,16 @@ class Fp4Matrix(QuantisedMatrix):
             yield from self.wrong(self.factor_name, (1,), frozenset(("F32",)))
 
     def _pairs(self, rows: range, pairs: range) -> Tensor:
-        """Returns the bytes of two numbers each, [n_rows, n_pairs]."""
+        """Returns bytes of two numbers each, [n_rows, n_pairs]."""
         return self.tensor(self.numbers_name, rows, pairs)
 
     def _scales(self, rows: range, groups: range) -> Tensor:
-        """Returns the scales of twice the numbers, [n_rows, n_groups]."""
+        """Returns half of each group's scale, [n_rows, n_groups], because the numbers are read as
+        twice their value."""
         return self.tensor(self.scales_name, rows, groups).float() * (0.5 * self._factor())
 
     def _factor(self) -> Tensor:
-        """Returns the common factor of all scales."""
+        """Returns the factor by which all scales of the matrix are multiplied."""
         if self.factor_name is None:
             return torch.ones(())
         header = self._header(self.factor_name)
@@ -96,7 +97,8 @@ class Fp4Matrix(QuantisedMatrix):
 
 
 class PackedFp4Matrix(Fp4Matrix):
-    """A matrix of NVFP4 as compressed-tensors stores it, which divides by the common factor."""
+    """A matrix of NVFP4 in the layout of compressed-tensors. Here scales are divided by the common
+    factor, not multiplied."""
 
     numbers_name = "weight_packed"
     factor_name = "weight_global_scale"

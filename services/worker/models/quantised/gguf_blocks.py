@@ -5,8 +5,8 @@ of 256 numbers, each part of a block also has a scale and perhaps a minimum, sto
 few bits, which the float16 values of the block multiply. The layout of bytes follows the
 specification of ggml.
 
-No type loses anything: numbers of 1, 2 or 3 bits become numbers of four bits, and numbers of 5 bits
-become numbers of eight. `gguf_codes.py` has these types.
+The conversion is exact for every type: numbers of 1, 2 or 3 bits become numbers of four bits, and
+numbers of 5 bits become numbers of eight bits. `gguf_codes.py` has these types.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _q4_k_scales(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _q6_k_numbers(blocks: Tensor) -> Tensor:
-    """Returns the 256 numbers of each block, [n, 256]. The blocks are of the type Q6_K.
+    """Returns the 256 numbers of each Q6_K block, [n, 256].
 
     For each 128 numbers, 64 bytes hold the lower four bits and 32 bytes hold the upper two bits.
     """
@@ -84,8 +84,8 @@ def _iq4_xs_numbers(blocks: Tensor) -> Tensor:
 
 
 def _iq4_xs_scales(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Returns the scales of the eight groups: two bytes hold their upper two bits, and four bytes
-    their lower four bits."""
+    """Returns the scales of the eight groups of each block. Two bytes of a block hold the upper two
+    bits of the scales, and four bytes hold their lower four bits."""
     upper = torch.cat([blocks[:, 2:4, None] >> shift & 3 for shift in (0, 2, 4, 6)], 2).flatten(1)
     scales = nibbles_in_order(blocks[:, 4:8]) | upper << 4
     return half(blocks, 0) * (scales.int() - 32), None
@@ -123,4 +123,4 @@ TYPES: Mapping[str, BlockType] = {
     "NVFP4": BlockType(4, 64, 36, 16, _nvfp4_numbers, _nvfp4_scales, values=VALUES),
     **CODES,
 }
-"""The types of blocks by name."""
+"""The types of blocks that can stay quantised, by their names in GGUF."""

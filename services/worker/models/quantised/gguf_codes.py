@@ -1,12 +1,12 @@
 """The types of GGUF blocks whose numbers have 1, 2, 3 or 5 bits, or are codes of several numbers.
 
-The numbers of IQ1 to IQ3 come from tables of the package `gguf`. So numbers are read in one way:
+The numbers of IQ1 to IQ3 come from tables of the package `gguf`. All types are read the same way:
 the package dequantises blocks whose scales are replaced by ones (or by the smallest that the type
 can store) and whose minimums are replaced by zeros. The result is the numbers times a constant.
-This module reads the scales and minimums itself.
+This module reads the real scales and minimums itself.
 
-Each number is one of at most sixteen values, and becomes a number of four bits; the 32 values of
-numbers of 5 bits become numbers of eight.
+Each number is one of at most sixteen values, and becomes a number of four bits. Numbers of 5 bits
+have 32 values, and become numbers of eight bits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class _Numbers:
     values: tuple[int, ...] | None = None  # of numbers of four bits; None for eight bits
 
     def __call__(self, blocks: Tensor) -> Tensor:
-        """Returns the numbers of blocks [n, n_bytes] as `GroupedMatrix` has them, [n, size]."""
+        """Returns the numbers of blocks [n, n_bytes] in the encoding of `GroupedMatrix`, [n,
+        size]."""
         kept, ones = (torch.tensor(bits, dtype=torch.uint8) for bits in (self.kept, self.ones))
         dequantised = torch.from_numpy(dequantize((blocks & kept | ones).numpy(), self.type))
         whole = dequantised.sub_(self.delta).mul_(self.factor).to(torch.int8)
@@ -54,7 +55,7 @@ class _Numbers:
 
     @cached_property
     def _places(self) -> Tensor:
-        """The place among `values` of each value of int8, [256] uint8."""
+        """Index among `values` of each value of int8, [256] uint8."""
         places = torch.zeros(256, dtype=torch.uint8)
         for place, value in enumerate(self.values or ()):
             places[value & 255] = place
@@ -85,7 +86,8 @@ def _code(
 
 
 def _signed(*sizes: int) -> tuple[int, ...]:
-    """Returns the sizes with either sign, filled up to sixteen values."""
+    """Returns each size as a positive and as a negative value, followed by zeros up to sixteen
+    values."""
     both = (*sizes, *(-size for size in sizes))
     return (*both, *(0,) * (16 - len(both)))
 
@@ -96,7 +98,7 @@ _GRID_3_S = _signed(1, 3, 5, 7, 9, 11, 13, 15)
 
 
 def _plain(at: int) -> _Scales:
-    """Returns the function for blocks with one scale, at byte `at`."""
+    """Returns a function that reads the scale of blocks that have one scale, at byte `at`."""
     return lambda blocks: (half(blocks, at), None)
 
 
@@ -115,8 +117,8 @@ def _q2_k_scales(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _q3_k_scales(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Returns the scales of sixteen groups: eight bytes hold their lower four bits, and four bytes
-    their upper two bits."""
+    """Returns the scales of the sixteen groups of each block. Eight bytes of a block hold their
+    lower four bits, and four bytes their upper two bits."""
     lower, upper = blocks[:, 96:104], blocks[:, 104:108]
     twos = torch.cat([upper >> shift & 3 for shift in (0, 2, 4, 6)], 1)
     scales = torch.cat((lower & 15, lower >> 4), 1) | twos << 4
@@ -129,7 +131,8 @@ def _iq2_xxs_scales(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _iq2_scales(at: int) -> _Scales:
-    """Returns the function for IQ2_XS and IQ2_S, whose sixteen scales begin at byte `at`."""
+    """Returns a function that reads the scales of IQ2_XS and IQ2_S, sixteen of which begin at byte
+    `at`."""
 
     def scales(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
         return half(blocks, 0) * (nibbles_in_order(blocks[:, at:]) + 0.5) * 0.25, None
@@ -153,10 +156,11 @@ def _iq1_s_scales(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _iq1_m_scales(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Returns the scales and offsets of groups of eight numbers, of which two share a scale.
+    """Returns the scales and offsets of groups of eight numbers. Two neighbouring groups share a
+    scale.
 
-    The upper four bits of four words are the bits of the block's scale, and their lower twelve bits
-    four scales of three bits each.
+    A block has four words. Their upper four bits together are the block's scale, and the lower
+    twelve bits of each word are four scales of three bits.
     """
     words = blocks[:, 48:].contiguous().view(torch.int16).int() & 0xFFFF  # [n, 4]
     upper = torch.tensor((0, 4, 8, 12), dtype=torch.int32)
@@ -221,4 +225,4 @@ CODES: Mapping[str, BlockType] = {
         (*(0,) * 52, 0x00, 0xC0, 0x00, 0x30), delta=_DELTA, has_offsets=True,
     ),
 }  # fmt: skip
-"""The types of blocks by name."""
+"""The types of blocks in this module, by their names in GGUF."""

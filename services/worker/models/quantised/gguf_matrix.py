@@ -1,4 +1,4 @@
-"""Matrices in the blocks of GGUF files, which are read without dequantising.
+"""Reads matrices of GGUF blocks without dequantising them.
 
 A row consists of blocks, one after the other. `gguf_blocks.py` has the types of blocks.
 """
@@ -18,7 +18,8 @@ from services.worker.models.stored_tensor import GroupedTensor, PlainTensor, Spa
 
 
 class GgufMatrix(PlainTensor, GroupedTensor):
-    """A matrix in GGUF blocks, which is dequantised unless its type is in `gguf_blocks.TYPES`."""
+    """A matrix in GGUF blocks. It can stay quantised if its type is in `gguf_blocks.TYPES`;
+    otherwise it is dequantised."""
 
     def __init__(self, files: GgufFile, name: str) -> None:
         super().__init__(files, name)

@@ -11,7 +11,8 @@ from services.worker.models.stored_tensor import GroupedTensor, PlainTensor, Spa
 
 
 class GgufStack(PlainTensor, GroupedTensor):
-    """A tensor [n, n_out, n_in] whose matrices are read like a `GgufMatrix`, one at a time."""
+    """A tensor [n, n_out, n_in] whose `n` matrices are read one at a time, each like a
+    `GgufMatrix`."""
 
     def __init__(self, files: GgufFile, name: str) -> None:
         super().__init__(files, name)
@@ -35,7 +36,8 @@ class GgufStack(PlainTensor, GroupedTensor):
         return self._matrices
 
     def _rows(self, spans: Spans) -> Spans:
-        """Returns the place of a part of one matrix among the rows of all matrices."""
+        """Converts a part of one matrix to a range of rows, counted across all matrices of the
+        stack."""
         matrices, rows, columns = spans
         if len(matrices) != 1:
             raise ValueError(f"{self._name} is read one matrix at a time")

@@ -2,9 +2,9 @@
 
 `qweight` has the quantised numbers. `qzeros` [n_groups, n_out / n] and `scales` [n_groups, n_out]
 have the zero points and scales of groups of inputs, where `n` is the count of numbers in a word.
-Symmetric matrices have the middle of the range as zero point, whatever `qzeros` has: some writers
-store it without the offset of the format's version. The tensor `g_idx` [n_in], if it counts, gives
-the group of each input.
+The zero point of a symmetric matrix is the middle of the range. Its `qzeros` are ignored, because
+some writers store them without the offset of the format's version. The tensor `g_idx` [n_in], if it
+is used, gives the group of each input.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class InputsFirst(QuantisedMatrix):
         return scales[groups].t(), offsets[groups].t()
 
     def _scales_and_zeros(self, groups: range, rows: range) -> tuple[Tensor, Tensor]:
-        """Returns the scales and the zero points of `groups` for the outputs `rows`, [n_groups,
-        n_rows] each."""
+        """Returns the scales and the zero points that the groups `groups` have for the outputs
+        `rows`, [n_groups, n_rows] each."""
         scales = self.tensor("scales", groups, rows).float()
         if not self.form.has_zeros:
             return scales, torch.full_like(scales, self.middle)
@@ -84,23 +84,24 @@ class InputsFirst(QuantisedMatrix):
         return scales, zeros & (1 << self.form.bits) - 1
 
     def unpacked(self, suffix: str, rows: range, columns: range) -> Tensor:
-        """Returns numbers from the tensor `suffix`, whose words are packed along the second
-        dimension."""
+        """Returns numbers from the tensor named `suffix`. The tensor packs numbers into words along
+        its second dimension."""
         words = self.tensor(suffix, rows, words_of(columns, self.per_word))
         numbers = unpack(words, self.form.bits)
         return numbers_of(numbers, columns, self.per_word)
 
     @abstractmethod
     def wrong_numbers(self) -> Iterator[str]:
-        """Yields the problems of the tensor `qweight`."""
+        """Yields a description of each problem of the tensor `qweight`."""
 
     @abstractmethod
     def numbers(self, rows: range, columns: range) -> Tensor:
-        """Returns the numbers of outputs `rows` and inputs `columns`, [n_columns, n_rows]."""
+        """Returns the quantised numbers for the outputs `rows` and the inputs `columns`,
+        [n_columns, n_rows]."""
 
 
 class GptqMatrix(InputsFirst):
-    """A matrix of GPTQ, whose words pack the numbers of consecutive inputs."""
+    """A matrix of GPTQ. Its words contain the numbers of consecutive inputs."""
 
     def wrong_numbers(self) -> Iterator[str]:
         if self.n_in % self.per_word:
@@ -113,7 +114,7 @@ class GptqMatrix(InputsFirst):
 
 
 class AwqMatrix(InputsFirst):
-    """A matrix of AWQ, whose words pack the numbers of outputs in a different order."""
+    """A matrix of AWQ. Its words contain the numbers of several outputs, in a permuted order."""
 
     def wrong_numbers(self) -> Iterator[str]:
         yield from self.wrong("qweight", (self.n_in, self.n_out // self.per_word))

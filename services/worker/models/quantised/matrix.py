@@ -1,4 +1,4 @@
-"""The parts that the layouts of quantised matrices share, and the unpacking of 32-bit words."""
+"""Code that the layouts of quantised matrices share, including the unpacking of 32-bit words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ INT32 = frozenset(("I32",))
 
 
 class QuantisedMatrix(GroupedTensor):
-    """A quantised matrix [n_out, n_in]."""
+    """A quantised matrix [n_out, n_in], stored as several tensors whose names begin with the
+    module's name."""
 
     def __init__(
         self, files: TensorFiles, module: str, shape: tuple[int, ...], form: MatrixFormat
@@ -53,14 +54,14 @@ class QuantisedMatrix(GroupedTensor):
 
     @property
     def middle(self) -> int:
-        """The middle of the range of unsigned numbers, which is the zero point if none is
-        stored."""
+        """The middle of the range of unsigned numbers. It is the zero point of a matrix without
+        stored zero points."""
         return 1 << self.form.bits - 1
 
     def group_form(self, spans: Spans) -> GroupForm | None:
         """Returns the form in which a part can be read quantised.
 
-        Returns None if `MULTIPLE` does not divide the group size and the first column of the part.
+        Returns None unless `MULTIPLE` divides both the group size and the first column of the part.
         Subclasses also return None if the inputs of a group are not neighbours.
         """
         _, columns = spans
@@ -71,24 +72,24 @@ class QuantisedMatrix(GroupedTensor):
         return None if size % MULTIPLE else GroupForm(bits, size)
 
     def as_values(self, numbers: Tensor) -> Tensor:
-        """Returns unsigned numbers in the encoding of `GroupedMatrix`."""
+        """Converts unsigned numbers to the encoding of `GroupedMatrix`."""
         if self.form.bits == 8:
             return (numbers - self.middle).to(torch.int8)
         return numbers.to(torch.uint8)
 
     def has(self, suffix: str) -> bool:
-        """Whether the files have a tensor of the module with the name `suffix`."""
+        """Returns whether the files have a tensor of this matrix whose name ends in `suffix`."""
         return self._files.find(f"{self._module}.{suffix}") is not None
 
     def tensor(self, suffix: str, *spans: range) -> Tensor:
-        """Returns a part of the module's tensor `suffix`."""
+        """Returns a part of the matrix's tensor whose name ends in `suffix`."""
         return self._files.read(f"{self._module}.{suffix}", spans)
 
     def wrong(
         self, suffix: str, shape: Sequence[int], elements: frozenset[str] = INT32
     ) -> Iterator[str]:
-        """Yields the problem of the module's tensor `suffix`, if its shape or element type is
-        wrong."""
+        """Yields a description of the problem if the tensor named `suffix` has a wrong shape or
+        element type."""
         name = f"{self._module}.{suffix}"
         header = self._header(suffix)
         if header is None:
@@ -102,7 +103,8 @@ class QuantisedMatrix(GroupedTensor):
         return self._files.header(f"{self._module}.{suffix}") if self.has(suffix) else None
 
     def wrong_order(self, suffix: str) -> Iterator[str]:
-        """Yields the problem of the tensor `suffix`, which gives the group of each input.
+        """Yields a description of the problem if the tensor named `suffix`, which gives the group
+        of each input, is wrong.
 
         The tensor may be missing unless the format requires it.
         """
@@ -110,11 +112,10 @@ class QuantisedMatrix(GroupedTensor):
             yield from self.wrong(suffix, (self.n_in,), INT32 | {"I64"})
 
     def groups(self, columns: range, suffix: str) -> Tensor:
-        """Returns the group of each input in `columns`, [n_columns], from the tensor `suffix` if it
-        counts.
+        """Returns the group of each input in `columns`, [n_columns].
 
-        Otherwise neighbouring inputs form groups. Raises CheckpointError for a group that does not
-        exist.
+        The groups are in the tensor named `suffix` if that tensor is used. Otherwise neighbouring
+        inputs form groups. Raises CheckpointError for a group that does not exist.
         """
         if not self._order_counts(suffix):
             return torch.arange(columns.start, columns.stop) // self.group_size
@@ -126,21 +127,21 @@ class QuantisedMatrix(GroupedTensor):
         return groups
 
     def has_groups_in_order(self, suffix: str) -> bool:
-        """Whether inputs that share a scale are neighbours."""
+        """Returns whether the inputs of each group, which share a scale, are neighbours."""
         if not self._order_counts(suffix):
             return True
         in_order = torch.arange(self.n_in) // self.group_size
         return torch.equal(self.tensor(suffix, range(self.n_in)).long(), in_order)
 
     def _has_order(self, suffix: str) -> bool:
-        """Whether the format allows the tensor `suffix`, and the files have it."""
+        """Returns whether the format allows the tensor named `suffix`, and the files have it."""
         return self.form.order != "neighbours" and self.has(suffix)
 
     def _order_counts(self, suffix: str) -> bool:
-        """Whether the tensor `suffix` gives the group of each input.
+        """Returns whether the tensor named `suffix` really gives the group of each input.
 
-        Some writers leave the tensor as they created it, all zeros or all -1, where the inputs of a
-        group are neighbours.
+        If the inputs of each group are neighbours, some writers leave this tensor unset: all zeros
+        or all -1.
         """
         if self.form.order == "required":
             return True
@@ -154,22 +155,22 @@ class QuantisedMatrix(GroupedTensor):
 
 
 def words_of(span: range, per_word: int) -> range:
-    """Returns the range of words that hold the numbers of `span`."""
+    """Returns the range of words that contain the numbers with indices in `span`."""
     return range(span.start // per_word, -(-span.stop // per_word))
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """Returns the numbers packed in words [n, n_words], in order, [n, n_words * numbers per
-    word]."""
+    """Unpacks words [n, n_words] into numbers of `bits` bits, [n, n_words * numbers per word], in
+    order."""
     shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
     numbers = (words[:, :, None] >> shifts) & ((1 << bits) - 1)
     return numbers.flatten(1)
 
 
 def numbers_of(numbers: Tensor, span: range, per_word: int) -> Tensor:
-    """Returns the numbers of `span` along the second dimension.
+    """Returns those columns of `numbers` whose indices are in `span`.
 
-    `numbers` are all numbers of the words that contain `span`.
+    `numbers` has all numbers of the words that contain `span`.
     """
     skipped = span.start % per_word
     return numbers[:, skipped : skipped + len(span)]

@@ -60,11 +60,12 @@ class MlxMatrix(QuantisedMatrix):
 
     @property
     def _shift(self) -> int:
-        """The number that is subtracted from numbers whose largest would not fit otherwise."""
+        """The number that is subtracted from unsigned numbers so that the largest ones fit into the
+        encoding of `GroupedMatrix`."""
         return self.middle if self.form.bits in (4, 8) else 0
 
     def _numbers(self, rows: range, columns: range) -> Tensor:
-        """Returns the numbers as stored, [n_rows, n_columns] int64."""
+        """Returns the quantised numbers as the file stores them, [n_rows, n_columns] int64."""
         bits = self.form.bits
         first = columns.start // WORD_BITS  # of runs of 32 numbers, which fill `bits` words
         words = range(first * bits, -(-columns.stop // WORD_BITS) * bits)
@@ -75,7 +76,8 @@ class MlxMatrix(QuantisedMatrix):
 
 
 def _unpacked(stored: Tensor, bits: int) -> Tensor:
-    """Returns the numbers in bytes [n_rows, n_bytes], [n_rows, n_bytes * 8 / bits] int64."""
+    """Unpacks bytes [n_rows, n_bytes] into numbers of `bits` bits, [n_rows, n_bytes * 8 / bits]
+    int64."""
     runs = stored.view(len(stored), -1, bits).long()
     places = torch.arange(bits) * 8
     joined = (runs << places).sum(2)  # [n_rows, n_runs], up to 64 bits
@@ -115,7 +117,7 @@ class MlxMxfp4Matrix(PowersFp4Matrix):
 
 
 def _pairs_in_words(matrix: QuantisedMatrix, rows: range, pairs: range) -> Tensor:
-    """Returns bytes of the matrix's words, [n_rows, n_pairs]."""
+    """Returns bytes of the matrix, which hold two numbers each, [n_rows, n_pairs]."""
     words = range(pairs.start // 4, -(-pairs.stop // 4))
     stored = matrix.tensor("weight", rows, words).contiguous().view(torch.uint8)
     return stored[:, pairs.start - words.start * 4 :][:, : len(pairs)]

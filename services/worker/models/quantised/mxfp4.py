@@ -1,9 +1,9 @@
 """The layout MXFP4: numbers of four bits, 32 of which share a power of two (OCP, 2023).
 
-A checkpoint stores a tensor [..., n] as two tensors. `{name}_blocks` [..., n / 32, 16] has bytes of
-two numbers, with the first number in the lower half. `{name}_scales` [..., n / 32] has exponents
-plus 127. The dequantised numbers are equal to the bit to the result of `convert_moe_packed_tensors`
-of `transformers`.
+A checkpoint stores a tensor [..., n] as two tensors. `{name}_blocks` [..., n / 32, 16] has two
+numbers in each byte, with the first number in the lower half. `{name}_scales` [..., n / 32] has
+exponents plus 127. The dequantised numbers are bit-identical to the result of
+`convert_moe_packed_tensors` in `transformers`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ BLOCK = 32
 _STORED_BYTES = 17  # a block and its exponent
 _HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the values of three bits; the fourth bit is the sign
 VALUES = (*_HALVES, *(-half for half in _HALVES))
-"""Twice the value of each number of four bits."""
+"""Twice the value that each number of four bits stands for. The doubled values are integers."""
 
 _BIAS = 127
 
 
 class Mxfp4Tensor(GroupedTensor):
-    """A tensor of any number of dimensions; the size of the last dimension is a multiple of
-    `BLOCK`."""
+    """A tensor of any number of dimensions, stored in MXFP4. The size of the last dimension must be
+    a multiple of `BLOCK`."""
 
     has_offsets = False
 
@@ -101,8 +101,8 @@ def blocks_of(columns: range) -> range:
 
 
 def dequantised(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Returns the dequantised numbers [..., n] in bfloat16, exact unless a number is too large for
-    bfloat16.
+    """Returns the dequantised numbers [..., n] in bfloat16. The result is exact unless a number is
+    too large for bfloat16.
 
     `blocks` [..., n / 32, 16] and `scales` [..., n / 32] are bytes.
     """

@@ -1,8 +1,9 @@
 """The layout "pack-quantized" of compressed-tensors, in which outputs are the first dimension.
 
-`weight_packed` [n_out, n_in / n] has the quantised numbers, `n` in a word. `weight_scale` [n_out,
-n_groups] and `weight_zero_point` [n_out / n, n_groups] have the scales and zero points of groups of
-inputs. The tensor `weight_g_idx` [n_in], if it exists, gives the group of each input.
+`weight_packed` [n_out, n_in / n] has the quantised numbers, with `n` numbers in each word.
+`weight_scale` [n_out, n_groups] and `weight_zero_point` [n_out / n, n_groups] have the scales and
+zero points of groups of inputs. The tensor `weight_g_idx` [n_in], if it exists, gives the group of
+each input.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from services.worker.models.stored_tensor import FLOATS, Spans
 
 
 class PackedMatrix(QuantisedMatrix):
-    """A matrix of "pack-quantized". The signed numbers are stored unsigned, with `middle` added."""
+    """A matrix of "pack-quantized". Its signed numbers are stored as unsigned ones, by adding
+    `middle`."""
 
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
         packed_in = -(-self.n_in // self.per_word)
@@ -75,13 +77,13 @@ class PackedMatrix(QuantisedMatrix):
         return scales, (self.middle - self._zeros(rows, used)[:, groups]) * scales
 
     def _numbers(self, rows: range, columns: range) -> Tensor:
-        """Returns the unsigned numbers as stored, [n_rows, n_columns]."""
+        """Returns the stored, unsigned numbers of a part, [n_rows, n_columns]."""
         words = self.tensor("weight_packed", rows, words_of(columns, self.per_word))
         return numbers_of(unpack(words, self.form.bits), columns, self.per_word)
 
     def _zeros(self, rows: range, groups: range) -> Tensor:
-        """Returns the unsigned zero points, [n_rows, n_groups], with `middle` added like the
-        numbers."""
+        """Returns the zero points as unsigned numbers, [n_rows, n_groups]. Like the numbers, they
+        include `middle`."""
         if not self.form.has_zeros:
             return torch.full((len(rows), len(groups)), self.middle, dtype=torch.int32)
         words = self.tensor("weight_zero_point", words_of(rows, self.per_word), groups)

@@ -1,6 +1,6 @@
 """The layout of int8 and FP8: `weight` [n_out, n_in], and a scale for each block of the matrix.
 
-A block is the whole matrix, one output, or a rectangle.
+A block is the whole matrix, one output (a row), or a rectangle.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from services.worker.models.stored_tensor import FLOATS, Spans
 _WHOLE, _FLOAT = frozenset(("I8",)), frozenset(("F8_E4M3",))
 _INVERSE = "weight_scale_inv"  # a factor nevertheless
 QUANTISED = _WHOLE | _FLOAT
-"""Element types of the tensor `weight`."""
+"""Element types that the tensor `weight` of such a matrix may have."""
 
 
 class ScaledMatrix(QuantisedMatrix):
@@ -43,8 +43,9 @@ class ScaledMatrix(QuantisedMatrix):
 
     @property
     def _scale_name(self) -> str:
-        """The name of the scales. For FP8 with one scale there are two: AutoFP8 writes the name of
-        the form, and `transformers` the name that scales of blocks have."""
+        """The name of the tensor of scales. An FP8 matrix with one scale may use either of two
+        names: AutoFP8 writes the name of the format, and `transformers` the name that scales of
+        blocks have."""
         name = self.form.scale_name
         is_other = self._header(name) is None and self._header(_INVERSE) is not None
         return _INVERSE if self.form.is_float and is_other else name
@@ -56,7 +57,7 @@ class ScaledMatrix(QuantisedMatrix):
 
     @property
     def _grid(self) -> tuple[int, int]:
-        """The shape of the scales; the file may leave out dimensions of size one."""
+        """The shape of the tensor of scales. Files may leave out dimensions of size one."""
         return -(-self.n_out // self._block[0]), self.n_groups
 
     def n_bytes(self, spans: Spans) -> int:
@@ -70,8 +71,8 @@ class ScaledMatrix(QuantisedMatrix):
         return weight.mul_(self._scales(rows, columns))
 
     def group_form(self, spans: Spans) -> GroupForm | None:
-        """Returns the form in which a part can be read quantised; None for FP8, which is
-        dequantised."""
+        """Returns the form in which a part can be read quantised. Returns None for FP8, which is
+        always dequantised."""
         header = self._header("weight")
         is_int8 = header is not None and header.element == "I8"
         return super().group_form(spans) if is_int8 else None
@@ -89,12 +90,12 @@ class ScaledMatrix(QuantisedMatrix):
         return scales, -zeros * scales
 
     def _scales(self, rows: range, columns: range) -> Tensor:
-        """Returns the scale of each element, in a shape that broadcasts."""
+        """Returns the scale of each element, in a shape that broadcasts to [n_rows, n_columns]."""
         return self._spread(self._scale_name, rows, columns)
 
     def _spread(self, suffix: str, rows: range, columns: range) -> Tensor:
-        """Returns the scale or zero point of each element, [n_rows, n_columns] or a shape that
-        broadcasts."""
+        """Returns the scale or zero point of each element. The shape is [n_rows, n_columns], or
+        broadcasts to it."""
         by_row, by_column = self._block
         used = (
             range(rows.start // by_row, -(-rows.stop // by_row)),

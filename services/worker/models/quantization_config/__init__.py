@@ -3,7 +3,7 @@
 Each method of quantisation has a file, and `registry.py` knows all methods. As everywhere in
 `config.json`, an unknown key is refused unless the key is switched off. Settings of activations and
 of stored keys and values are not applied: activations, keys and values keep the model's element
-type. A checkpoint permits to round them, but does not need it.
+type. Such settings allow a server to round these values, but do not require it.
 """
 
 from services.worker.models.quantization_config.registry import (

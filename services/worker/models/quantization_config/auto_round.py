@@ -1,4 +1,4 @@
-"""The settings of AutoRound, which stores weights as GPTQ or as AWQ."""
+"""The settings of AutoRound, which stores weights in the layout of GPTQ or of AWQ."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from services.worker.models.weight_format import (
 )
 
 _SPECIAL = frozenset("*+?^$()[]{}|\\")
-"""Characters that make a key of `extra_config` a regular expression."""
+"""Special characters of regular expressions. A key of `extra_config` that contains one of them is a
+regular expression."""
 
 _LAYOUTS: dict[str, tuple[Layout, int]] = {
     "auto_round": ("gptq", 0),
@@ -31,7 +32,7 @@ _LAYOUTS: dict[str, tuple[Layout, int]] = {
     "auto_round:auto_gptq": ("gptq", 1),
     "auto_round:gptqmodel": ("gptq", 0),
 }
-"""Layout of each packing format, and the number that must be added to stored zero points."""
+"""For each packing format, its layout and the number that must be added to stored zero points."""
 
 _Packing = Literal[
     "auto_round", "auto_round:auto_awq", "auto_round:auto_gptq", "auto_round:gptqmodel"
@@ -39,7 +40,8 @@ _Packing = Literal[
 
 
 class _Own(Settings):
-    """The settings of one module, or of the modules that one expression names."""
+    """Settings that override the common ones, for one module or for the modules that one regular
+    expression matches."""
 
     ignored = AUTO_ROUND
 
@@ -71,7 +73,8 @@ class AutoRound(Method):
         return WeightFormat((*forms, self._form(EVERY_MATRIX, _Own())), ignored)
 
     def _form(self, target: str, own: _Own) -> MatrixFormat:
-        """Returns the format of the modules that `target` names, which may have `own` settings."""
+        """Returns the format of the modules that `target` names. Settings in `own` override the
+        common settings."""
         layout, zero_offset = _LAYOUTS[self.packing_format]
         bits: Bits = 8 if (own.bits or self.bits) == 8 else 4
         if layout == "awq" and bits != 4:
@@ -89,5 +92,6 @@ class AutoRound(Method):
 
 
 def _target(name: str) -> str:
-    """Returns a key of `extra_config` as a target; an expression may match within a name."""
+    """Converts a key of `extra_config` to a target. A regular expression may match anywhere within
+    a module's name."""
     return f"re:.*(?:{name})" if _SPECIAL & set(name) else name

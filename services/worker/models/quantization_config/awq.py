@@ -1,4 +1,4 @@
-"""The settings of AWQ, as AutoAWQ writes them for the version "gemm"."""
+"""The settings of AWQ, as AutoAWQ writes them for its version "gemm"."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Awq(Method):
     def weight_format(self) -> WeightFormat:
         """Returns the format of the weights that these settings describe.
 
-        Zero points are stored even where every zero point is the middle of the range.
+        Zero points are stored even if every zero point is the middle of the range.
         """
         form = MatrixFormat(
             layout="awq",

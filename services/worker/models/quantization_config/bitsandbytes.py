@@ -1,6 +1,6 @@
 """The settings of bitsandbytes: NF4 or FP4 in blocks of a flat matrix, or int8 in rows.
 
-The files say which modules are quantised, and how large blocks are.
+Which modules are quantised, and how large blocks are, is read from the weight files.
 """
 
 from __future__ import annotations

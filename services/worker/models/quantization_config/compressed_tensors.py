@@ -26,7 +26,7 @@ _Format = Literal[
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """How a format stores weights of one type and one number of bits."""
+    """How compressed-tensors stores the weights of one numeric type and number of bits."""
 
     layout: Layout
     type: Literal["int", "float"]
@@ -59,8 +59,8 @@ class _WeightArgs(Settings):
     actorder: Literal["group", "dynamic", "weight", "static"] | bool | None = None
 
     def block(self) -> tuple[int | None, int | None]:
-        """Returns the numbers of outputs and of inputs that share a scale; None: all of them share
-        it."""
+        """Returns how many outputs and how many inputs share a scale. None means that all of them
+        share it."""
         strategy = self.strategy
         if strategy is None:
             strategy = "tensor" if self.group_size is None else "group"

@@ -17,8 +17,8 @@ from services.worker.models.quantization_config.settings import (
 from services.worker.models.weight_format import EVERY_MATRIX, MatrixFormat, Order, WeightFormat
 
 _NOT, _ALSO = "-:", "+:"
-"""Prefixes of expressions in `dynamic`: modules that are not quantised, and modules that have
-settings of their own. The second may be left out."""
+"""Prefixes of regular expressions in `dynamic`. `-:` marks modules that are not quantised, and `+:`
+marks modules with settings of their own. `+:` may be left out."""
 
 QUANTISING = frozenset((
     "act_group_aware", "auto_forward_data_parallel", "backend", "batch_size",
@@ -33,7 +33,8 @@ QUANTISING = frozenset((
     "use_exllama", "v2", "v2_alpha", "v2_memory_device", "vram_strategy",
     "wait_for_layer_completion", "wait_for_submodule_finalizers", "weight_only",
 ))  # fmt: skip
-"""Keys about how the weights were quantised, and about other programs that read them."""
+"""Keys that do not affect how the weights are read: how they were quantised, and settings for other
+programs."""
 
 AUTO_ROUND = frozenset((
     "act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym", "amp",
@@ -51,11 +52,12 @@ LISTS = frozenset(("block_name_to_quantize", "lm_head", "modules_in_block_to_qua
 
 
 _ORDERS: Mapping[bool | None, Order] = {True: "required", False: "neighbours", None: "stored"}
-"""Which inputs share a scale, by `desc_act`."""
+"""Which inputs share a scale, for each value of the key `desc_act`. None stands for a missing key.
+"""
 
 
 class _Own(Settings):
-    """The settings of the modules that one expression of `dynamic` names."""
+    """The settings of the modules that one regular expression of `dynamic` matches."""
 
     ignored = QUANTISING
 
@@ -93,7 +95,8 @@ class Gptq(Method):
         )
 
     def _form(self, target: str, own: _Own) -> MatrixFormat:
-        """Returns the format of the modules that `target` names, which may have `own` settings."""
+        """Returns the format of the modules that `target` names. Settings in `own` override the
+        common settings."""
         version = self.checkpoint_format or self.format or "gptq"
         size = self.group_size if own.group_size is None else own.group_size
         return MatrixFormat(

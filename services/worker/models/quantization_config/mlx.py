@@ -1,7 +1,7 @@
 """The settings of MLX, which quantises matrices of linear layers, embeddings and routers.
 
-The key is `quantization`. Its entries with names of modules are settings of these modules, or say
-whether a module is quantised at all.
+The key in `config.json` is `quantization`. An entry under the name of a module has the module's own
+settings, or says whether the module is quantised at all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SIZES: dict[_Mode, tuple[int, ...]] = {"affine": (32, 64, 128), "nvfp4": (16,),
 
 
 class _Form(Settings):
-    """The settings of some modules."""
+    """The number of bits and other settings of one module, or of all modules."""
 
     group_size: Literal[16, 32, 64, 128]
     bits: Bits

@@ -1,4 +1,5 @@
-"""The settings of NVIDIA's ModelOpt: FP8 with one scale or a scale for each output, and NVFP4."""
+"""The settings of NVIDIA's ModelOpt: NVFP4, or FP8 with one scale or with a scale for each
+output."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _Algorithm = Literal["FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4"]
 
 
 class _Own(Settings):
-    """The settings of one module of a checkpoint with several algorithms."""
+    """The settings of one module, in a checkpoint that combines several algorithms."""
 
     ignored = frozenset(("awq_block_size",))
 
@@ -42,7 +43,8 @@ class ModelOpt(Method):
 
     @classmethod
     def read(cls, given: JsonObject) -> Self:
-        """Returns the settings; in `hf_quant_config.json` most are one level deeper."""
+        """Reads the settings of `given`. In `hf_quant_config.json`, most of them are nested one
+        level deeper."""
         inner = given.get("quantization")
         outer = {key: value for key, value in given.items() if key != "quantization"}
         return super().read({**outer, **inner} if isinstance(inner, dict) else given)
@@ -74,5 +76,5 @@ def _form(algorithm: _Algorithm, group_size: int, target: str) -> MatrixFormat:
 
 
 def _target(name: str) -> str:
-    """Returns a name of modules as a target; a name may have the wildcards of a shell."""
+    """Converts a module's name to a target. The name may contain the wildcards of a shell."""
     return f"re:{fnmatch.translate(name)}" if set("*?[") & set(name) else name

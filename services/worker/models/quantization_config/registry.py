@@ -1,4 +1,4 @@
-"""The registry of the methods of quantisation, and how the method of a checkpoint is found."""
+"""Lists the methods of quantisation, and finds the method of a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from services.worker.models.quantization_config.settings import Method
 from services.worker.models.weight_format import WeightFormat, check_targets
 
 KEYS = ("quantization", "quantization_config", "compression_config")
-"""Keys of `config.json` that hold the quantisation settings, the first that is there; the first is
-MLX's, and the last is an older name."""
+"""Keys of `config.json` under which quantisation settings may be. The first key that exists is
+used. The first key in the list is MLX's, and the last is an older name."""
 
 OTHER_FILES: Mapping[str, str] = {
     "hf_quant_config.json": "modelopt",
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
 }
-"""Files that hold the settings of checkpoints whose `config.json` has none, with the method."""
+"""Files that may hold the quantisation settings if `config.json` has none, and the method of each
+file."""
 
 METHODS: Mapping[str, type[Method]] = {
     "gptq": Gptq,
@@ -42,7 +43,7 @@ METHODS: Mapping[str, type[Method]] = {
     "modelopt_fp4": ModelOpt,
     "modelopt_mixed": ModelOpt,
 }
-"""The methods by the name that `quant_method` has. MLX names none."""
+"""The class of each method, by the value of `quant_method`. Settings of MLX have no such value."""
 
 _MAX_NAME = 300  # characters of a module's name or expression
 _MAX_NAMES = 20_000  # some files list every layer's norms
@@ -51,7 +52,7 @@ _MAX_NAMES = 20_000  # some files list every layer's norms
 def read_weight_format(
     config: JsonObject, summary: Callable[[ValidationError], str], own: Set[str] = frozenset()
 ) -> WeightFormat | None:
-    """Returns the format of the stored matrices; None for a checkpoint that is not quantised.
+    """Returns the format of the stored matrices, or None for a checkpoint that is not quantised.
 
     Returns None also for the methods in `own`, whose settings the family reads itself. `summary`
     turns a validation error into text. Raises UnsupportedModel for a method that is not known.
@@ -77,7 +78,8 @@ def read_weight_format(
 
 
 def _method(name: object, given: JsonObject) -> type[Method]:
-    """Returns the method of the settings `given`, whose `quant_method` is `name`."""
+    """Returns the method of the quantisation settings `given`. `name` is the value of their key
+    `quant_method`."""
     if name is None and {"group_size", "bits"} <= given.keys():
         return Mlx
     if name is None and (given.get("load_in_4bit") or given.get("load_in_8bit")):
@@ -91,8 +93,8 @@ def _method(name: object, given: JsonObject) -> type[Method]:
 
 
 def _check_names(read: WeightFormat) -> None:
-    """Raises ValueError for too many or too long module names, and for invalid regular
-    expressions."""
+    """Raises ValueError if module names are too many or too long, or contain an invalid regular
+    expression."""
     names = [*read.ignored, *(name for form in read.forms for name in form.targets)]
     if len(names) > _MAX_NAMES or any(len(name) > _MAX_NAME for name in names):
         raise ValueError(f"more than {_MAX_NAMES} names of modules, or {_MAX_NAME} characters")

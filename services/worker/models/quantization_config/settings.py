@@ -1,4 +1,4 @@
-"""The base of the settings of each method of quantisation."""
+"""The base classes of the settings of every quantisation method."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Sizes = Annotated[tuple[int, int], Field(strict=False)]
 
 
 class Settings(BaseModel):
-    """A part of the settings: fields for the known keys, and `ignored` keys that change no
-    result."""
+    """A group of settings. The fields are the known keys, and `ignored` names further keys that
+    change no result."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     ignored: ClassVar[frozenset[str]] = frozenset()
@@ -45,8 +45,8 @@ class Method(Settings):
 
 
 def inputs_of_group(size: int) -> int | None:
-    """Returns the number of inputs that share a scale; None (-1 in the file) if all inputs share
-    it."""
+    """Returns the number of inputs that share a scale. Returns None for the value -1, with which
+    all inputs share one scale."""
     if size == 0:
         raise ValueError("group_size is 0")
     return None if size < 0 else size

@@ -8,7 +8,7 @@
 
 Groups are made from the rendezvous store with a prefix for the epoch, and not through torch's
 global default group, so that no message of an old epoch can reach a new one. Ranks with equal
-numbers in neighbouring stages exchange hidden states. The ranks of a stage have a second group for
-the sums and gathers of tensor parallelism. CPU tensors are transferred by gloo, CUDA tensors by
-NCCL.
+numbers in neighbouring stages exchange hidden states. The ranks of a stage have a second process
+group, for the sums and gathers of tensor parallelism. CPU tensors are transferred by gloo, CUDA
+tensors by NCCL.
 """

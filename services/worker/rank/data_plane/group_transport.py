@@ -12,7 +12,8 @@ wait for the transfer and returns at once, so that only the layers of an iterati
 activations. A receive that is started after the launch of an iteration begins when that iteration
 is computed; an earlier begin would only occupy multiprocessors.
 
-Gloo and NCCL detect the loss of a peer only if its sockets are closed. Hence `abort` is needed.
+Gloo and NCCL detect the loss of a peer only if its sockets are closed. If a peer only hangs, waits
+must be ended by `abort`.
 """
 
 import contextlib
@@ -59,13 +60,13 @@ class GroupTransport:
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        """Implements `Transport.tensor_parallel`."""
+        """The ranks that share this stage's layers, with collectives in the group of the stage."""
         if self.place.tp_size == 1:
             return SINGLE
         return GroupTensorParallel(self._stage, self.place.tp_rank, self.place.tp_size)
 
     def warm_up(self) -> None:
-        """Implements `Transport.warm_up`."""
+        """Exchanges a first tensor with each neighbour, as `Transport.warm_up` specifies."""
         token = torch.zeros(1, device=self._device)
         self.tensor_parallel.all_reduce(token)
         if self.place.stage_index > 0:
@@ -77,14 +78,15 @@ class GroupTransport:
             torch.cuda.synchronize(self._device)
 
     def start_receive(self, hidden: torch.Tensor, iteration: int) -> Receipt:
-        """Implements `Transport.start_receive`."""
+        """Starts to receive the previous stage's hidden states, as `Transport.start_receive`
+        specifies."""
         what = f"nothing from rank {self._previous}"
         with transfer(what):
             work = self.pipeline.recv([hidden], self._previous, iteration % MAX_TAG)
         return _Transfer(work, hidden, what, self._timeout)
 
     def send(self, hidden: torch.Tensor, iteration: int) -> None:
-        """Implements `Transport.send`."""
+        """Starts to send `hidden` to the next stage, as `Transport.send` specifies."""
         what = f"rank {self._next} takes nothing"
         with transfer(what):
             work = self.pipeline.send([hidden], self._next, iteration % MAX_TAG)
@@ -92,7 +94,8 @@ class GroupTransport:
         self._retire(MAX_PENDING_SENDS)
 
     def abort(self) -> None:
-        """Implements `Transport.abort`."""
+        """Makes all current and later operations raise TransferError, as `Transport.abort`
+        specifies."""
         place = self.place
         with self._ending:
             if self._is_open:
@@ -100,7 +103,7 @@ class GroupTransport:
                 abort_group(self._stage, place.tp_rank, place.tp_size)
 
     def close(self) -> None:
-        """Implements `Transport.close`."""
+        """Leaves the epoch's groups and drops all transfers in flight."""
         with self._ending:
             self._is_open = False
             for group in (self.pipeline, self._stage):
@@ -125,7 +128,7 @@ class GroupTensorParallel:
         self._group = group
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Sums over all ranks, in place.
+        """Sums `tensor` over all ranks, in place.
 
         On a CPU every element is summed in the order of the ranks, whatever the shape of `tensor`.
         """
@@ -136,7 +139,8 @@ class GroupTensorParallel:
                 self._group.allreduce([tensor]).wait()
 
     def _sum_in_order(self, tensor: torch.Tensor) -> None:
-        """Sums `tensor` over all ranks in the order of the ranks. Each rank sums a slice.
+        """Sums `tensor` over all ranks in the order of the ranks. Each rank sums one slice of the
+        tensor.
 
         The number of bytes transferred equals that of Gloo's ring algorithm, in which the sum of
         each slice begins at a different rank.
@@ -163,7 +167,8 @@ class GroupTensorParallel:
 
 
 class _Transfer:
-    """A transfer in flight. It keeps a reference to its tensor, which must live that long."""
+    """A transfer in flight. It keeps a reference to its tensor, whose memory must not be freed
+    before the transfer ends."""
 
     def __init__(self, work: Work, tensor: torch.Tensor, what: str, timeout: timedelta) -> None:
         self._work = work
@@ -176,7 +181,7 @@ class _Transfer:
         return bool(self._work.is_completed())
 
     def wait(self) -> None:
-        """Implements `Receipt.wait`."""
+        """Waits until the tensor may be used, as `Receipt.wait` specifies."""
         with transfer(self._what):
             self._work.wait(self._timeout)
 

@@ -1,7 +1,7 @@
 """Process groups of gloo and of NCCL, behind one protocol.
 
-Groups of the two kinds are made and aborted differently, and have different timeouts of transfers
-(`wait_timeout`). Code outside this module does not depend on the kind of a group.
+The two kinds of groups are created and aborted differently, and need different timeouts for
+transfers (`wait_timeout`). Code outside this module does not depend on the kind of a group.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from torch.distributed import Store, Work
 MAX_TAG = 2**31 - 1
 
 CONNECT_TIMEOUT = timedelta(seconds=4)
-"""Timeout of a connection within a group, after all its ranks have met. Gloo waits for five times
-this duration."""
+"""Timeout for opening the connections of a group, after all its ranks have met. Gloo waits for five
+times this duration."""
 
 _ABORT_TAG = MAX_TAG  # the tag of a receive for which no rank sends
 _NO_TIMEOUT = timedelta(0)  # as an argument of `Work.wait`: the timeout of the group applies
@@ -26,16 +26,16 @@ class Group(Protocol):
     """The operations of a process group that the transport uses."""
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
-        """Starts a send."""
+        """Starts to send `tensors` to the rank `peer`."""
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
-        """Starts a receive."""
+        """Starts to receive `tensors` from the rank `peer`."""
 
     def allreduce(self, tensors: list[torch.Tensor]) -> Work:
         """Starts to replace a tensor by its sum over all ranks."""
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor]) -> Work:
-        """Starts a gather to all ranks."""
+        """Starts to gather the tensor of each rank into `outputs` on all ranks."""
 
     def alltoall_base(
         self,
@@ -48,7 +48,7 @@ class Group(Protocol):
         """Starts an exchange of slices of equal size: rank r gets slice r of every rank."""
 
     def abort(self) -> None:
-        """Drops all operations in flight."""
+        """Cancels all operations in flight."""
 
 
 def make_group(
@@ -60,8 +60,8 @@ def make_group(
     data_host: str,
     timeout: timedelta,
 ) -> Group:
-    """Connects `size` ranks that meet in `store`: by NCCL if `device` is a GPU, otherwise by gloo
-    on the address `data_host`.
+    """Connects `size` ranks that meet in `store` as a group. The group uses NCCL if `device` is a
+    GPU, otherwise gloo on the address `data_host`.
 
     Raises RuntimeError or ValueError if the other ranks cannot be reached.
     """
@@ -83,13 +83,15 @@ def make_group(
 
 
 def wait_timeout(group: Group, timeout: timedelta) -> timedelta:
-    """Returns the argument of `Work.wait` for a transfer in `group`, whose timeout is `timeout`."""
+    """Returns the argument of `Work.wait` for a transfer in `group` that has the given timeout.
+    Gloo and NCCL need different arguments."""
     # NCCL has the timeout in its options. With an argument, `Work.wait` would block the host.
     return timeout if isinstance(group, dist.ProcessGroupGloo) else _NO_TIMEOUT
 
 
 def abort_group(group: Group, rank: int, size: int) -> None:
-    """Ends all operations of a group of `size` ranks. This process has the index `rank`."""
+    """Ends all operations in flight of a group of `size` ranks. This process has the index `rank`
+    in the group."""
     if isinstance(group, dist.ProcessGroupGloo):
         # Gloo has no abort. A receive that times out closes all connections of its group, which
         # ends all other operations. A receive from a peer that is gone has no such effect.

@@ -1,4 +1,4 @@
-"""The meeting of an epoch's ranks in a store, and the making of the epoch's transport.
+"""Lets an epoch's ranks meet in a store, and makes the epoch's transport.
 
 The store is a TCP server in the first rank of stage 0, and is kept from one epoch to the next. All
 ranks announce themselves in the store before any rank makes a group. Groups are then made only of
@@ -21,7 +21,8 @@ JOIN_TIMEOUT = timedelta(seconds=30)
 
 
 def create_rendezvous(host: str, port: int) -> TCPStore:
-    """Opens the store in which all ranks meet, on the address `host`. Port 0 takes a free port."""
+    """Opens the store in which all ranks of a pipeline meet, on the address `host`. Port 0 takes a
+    free port."""
     (listener,) = listen(str(Address(host, port)))
     return TCPStore(
         host,

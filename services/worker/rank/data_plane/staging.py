@@ -1,6 +1,6 @@
 """Transfers of GPU tensors by gloo: copied to the CPU, sent, and copied back.
 
-This transport is slower than NCCL, and the host waits for the device. It serves ranks that cannot
+This transport is slower than NCCL, and the host waits for the device. It is for ranks that cannot
 use NCCL: several ranks on one GPU, or GPUs of different vendors.
 """
 
@@ -19,28 +19,29 @@ class StagedTransport:
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        """Implements `Transport.tensor_parallel`."""
+        """The ranks that share this stage's layers, with collectives through CPU memory."""
         return self._tensor_parallel
 
     def warm_up(self) -> None:
-        """Implements `Transport.warm_up`."""
+        """Exchanges a first tensor with each neighbour, as `Transport.warm_up` specifies."""
         self._transport.warm_up()
 
     def start_receive(self, hidden: torch.Tensor, iteration: int) -> Receipt:
-        """Implements `Transport.start_receive`. `wait` copies the tensor to the device."""
+        """Starts to receive hidden states into a CPU tensor. `wait` of the result copies them to
+        the device."""
         staged = torch.empty_like(hidden, device="cpu")
         return _StagedReceipt(self._transport.start_receive(staged, iteration), staged, hidden)
 
     def send(self, hidden: torch.Tensor, iteration: int) -> None:
-        """Implements `Transport.send`."""
+        """Copies `hidden` to the CPU, and starts to send it to the next stage."""
         self._transport.send(hidden.cpu(), iteration)
 
     def abort(self) -> None:
-        """Implements `Transport.abort`."""
+        """Makes all current and later operations raise TransferError."""
         self._transport.abort()
 
     def close(self) -> None:
-        """Implements `Transport.close`."""
+        """Leaves the epoch's groups and drops all transfers in flight."""
         self._transport.close()
 
 
@@ -76,6 +77,6 @@ class _StagedReceipt:
         self._hidden = hidden
 
     def wait(self) -> None:
-        """Implements `Receipt.wait`."""
+        """Waits until the tensor is received, and copies it to the device."""
         self._receipt.wait()
         self._hidden.copy_(self._staged)

@@ -1,4 +1,4 @@
-"""The protocols of the data plane for a rank and its model, and the error that ends an epoch.
+"""The interface of the data plane for a rank and its model, and the error that ends an epoch.
 
 A receive is started as soon as its plan is known, before the activations are sent and possibly long
 before the rank needs them. A rank does not wait for its sends. If a peer has ended or is stopped,
@@ -13,12 +13,12 @@ import torch
 from services.worker.models.tensor_parallel import TensorParallel
 
 MAX_PENDING_SENDS = 4
-"""Number of sends in flight above which the next send waits for the oldest one. With NCCL the
+"""Largest number of sends in flight. A further send first waits for the oldest one. With NCCL the
 device waits, not the host."""
 
 
 class TransferError(Exception):
-    """A tensor could not be sent or received, so that the epoch is over for this rank."""
+    """A tensor could not be sent or received. The epoch is then over for this rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class RankPlace:
 
     @property
     def world_rank(self) -> int:
-        """Index of this rank among all ranks. The ranks of a stage have consecutive indices."""
+        """Index of this rank among all ranks of the pipeline. The ranks of a stage have consecutive
+        indices."""
         return self.stage_index * self.tp_size + self.tp_rank
 
     @property
@@ -52,8 +53,8 @@ class Receipt(Protocol):
     """A receive that has been started."""
 
     def wait(self) -> None:
-        """Waits until the tensor may be used. On a GPU only the current stream waits, and the
-        method returns at once.
+        """Waits until the tensor may be used. On a GPU the method returns at once, and only the
+        current stream waits.
 
         Raises:
             TransferError: the tensor was not received.
@@ -65,7 +66,8 @@ class Transport(Protocol):
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        """The ranks that share this stage's layers. The operations raise TransferError."""
+        """The ranks that share this stage's layers. Their collective operations raise
+        TransferError."""
 
     def warm_up(self) -> None:
         """Exchanges a first tensor with each neighbour, so that all connections are open.
@@ -85,7 +87,7 @@ class Transport(Protocol):
 
     def send(self, hidden: torch.Tensor, iteration: int) -> None:
         """Starts to send `hidden` to the next stage. The caller must not write to `hidden` after
-        that.
+        the call.
 
         Raises:
             TransferError: the next stage is gone.
