@@ -137,12 +137,8 @@ class ServingLoop:
         self._prepare_grammars()
         if expired := self._scheduler.expire(self._now()):
             self._deliver(expired)
-        has_admitted = False
         while (batch := self._select()) is not None:
             for request in compress(batch.columns.requests, batch.columns.is_admission):
                 self._requests.admitted(request)
-                has_admitted = True
             self._iterations.sent(batch, self._scheduler)
             await self._engine.run(batch)
-        if has_admitted:
-            self._scheduler.pool.offer_rest()

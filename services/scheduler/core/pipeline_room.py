@@ -10,7 +10,7 @@ from services.scheduler.core.request_pool import RequestPool
 class PipelineRoom:
     """The requests and the memory of one pipeline."""
 
-    def __init__(self, pool: RequestPool, kv_manager: KVManager, *, max_running: int) -> None:
+    def __init__(self, pool: RequestPool, kv_manager: KVManager, max_running: int) -> None:
         """`max_running` is the largest number of requests that may be in the batches in flight."""
         self._pool = pool
         self._kv_manager = kv_manager
@@ -27,10 +27,16 @@ class PipelineRoom:
 
     def has_room(self, request: Request, *, n_more: int) -> bool:
         """Returns whether the pipeline could admit a request now, and `n_more` others. The memory
-        of the others is not looked at."""
+        of the others is not looked at. Cached blocks that running requests use are not counted, so
+        the result may be False too often."""
+        kv_manager = self._kv_manager
         if self._pool.n_running + n_more >= self._max_running:
             return False
-        return self._kv_manager.could_reserve(request)
+        if kv_manager.is_owing or not kv_manager.rows.has_free:
+            return False
+        n_columns = kv_manager.columns_for(kv_manager.expected_use.n_tokens(request))
+        n_blocks = kv_manager.n_blocks_for(n_columns, request.n_tokens)
+        return kv_manager.n_reserved_blocks + n_blocks <= kv_manager.n_blocks
 
     def n_uncached_tokens(self, request: Request) -> int:
         """Returns how many tokens of a request are not in the prefix cache of the pipeline."""

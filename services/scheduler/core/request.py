@@ -102,15 +102,13 @@ class Request:
     state: RequestState = RequestState.INITIATION
     generated_token_ids: "array[int]" = field(default_factory=partial(array, TOKEN_ID))
     n_losses: int = 0
-    """Number of consecutive epochs that were lost with the request in flight, since it was last
-    cleared."""
+    """Consecutive epochs that were lost with the request in flight, since it was last cleared."""
     n_deaths: int = 0
     """The part of `n_losses` at which a rank failed by itself."""
     pipeline: int = -1
     """Number of the pipeline that admitted the request last; -1 before the first admission."""
     moved_from: int | None = None
-    """Number of the pipeline that had admitted the request before `pipeline`, if the last admission
-    moved the request. None if the request was new, or was admitted by the same pipeline again."""
+    """Number of the pipeline from which the last admission moved the request, if it did."""
     was_moved: bool = False
     """Whether the request was in flight in a pipeline that was given up because it was late."""
     n_prefill_tokens: int = 0

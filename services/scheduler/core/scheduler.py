@@ -68,7 +68,6 @@ class Scheduler:
         self.pipeline_depth = pipeline_depth
         self.token_hand_off = token_hand_off
         self.drafter = drafter
-        # With hand-off, consecutive batches have the same requests.
         self._max_running = policy.max_batch_size * (1 if token_hand_off else pipeline_depth)
         self._can_run = Request.can_run_ahead if token_hand_off else Request.can_run
         self._drafting = drafting_of(drafter, kv_manager, token_hand_off=token_hand_off)
@@ -202,12 +201,13 @@ class Scheduler:
         """Begins to admit requests of the pool, which may have requests of earlier epochs. Requests
         that fit neither into the memory of this epoch nor into that of another pipeline fail.
         Returns the updates that end these requests."""
-        self.pool.open(PipelineRoom(self.pool, self.kv_manager, max_running=self._max_running))
+        placement = self.pool.shared.placement
+        placement.open(self.pool, PipelineRoom(self.pool, self.kv_manager, self._max_running))
         return [
             self._finish(request, FinishReason.FAILED, message="the K/V memory became too small")
             for request in list(self.pool)
             if not self.kv_manager.fits_ever(request.max_sequence_len)
-            and not self.pool.fits_elsewhere(request)
+            and not placement.fits_elsewhere(self.pool, request)
         ]
 
     def suspend(
@@ -217,19 +217,15 @@ class Scheduler:
 
         `is_by_itself` says that a rank failed by itself, and `iteration` is what the rank computed
         or 0. The requests of that iteration, or else all in flight, are suspects (`suspects.py`).
-        With `is_suspicion` the pipeline was only late, and no request is to blame.
+        With `is_suspicion` the pipeline was only late: there are no suspects.
         Returns the requests that had begun, and the updates of those that end, cancelled or failed.
         """
         computed = self._in_flight.get(iteration)
         held = self.pool.running if computed is None else computed.columns.requests
-        in_flight = [one for one in held if one.n_in_flight]
-        if is_suspicion:
-            for request in in_flight:
-                request.was_moved = True
-        else:
-            suspects.suspect(in_flight, is_by_itself=is_by_itself)
+        blame = suspects.note_late if is_suspicion else suspects.suspect
+        blame([one for one in held if one.n_in_flight], is_by_itself=is_by_itself)
         self._in_flight.clear()
-        self.pool.close()
+        self.pool.shared.placement.close(self.pool)
         begun = self.pool.preempt_all()
         ends = []
         for request in begun:

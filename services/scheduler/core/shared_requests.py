@@ -8,13 +8,18 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from services.common.errors import PoolFull
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.no_control import NoControl
 from services.scheduler.core.admission.waiting import Waiting
 from services.scheduler.core.order.fcfs import FirstComeFirstServed
 from services.scheduler.core.order.order import Order
 from services.scheduler.core.placement import Placement
+from services.scheduler.core.pool_tokens import pool_tokens
 from services.scheduler.core.request import Request
+
+RETRY_AFTER_S = 1.0
+"""Seconds after which a client is told to try again when the pool was full."""
 
 
 class PoolView(Protocol):
@@ -62,3 +67,37 @@ class SharedRequests:
         for other in self.pools:
             if other is not pool:
                 other.wake()
+
+    def offer_rest(self, pool: PoolView) -> None:
+        """Wakes the other pipelines if requests wait, since the pipeline of `pool` has admitted
+        requests: a request that was left to it may have found no room there."""
+        if len(self.order):
+            self.wake_others(pool)
+
+    def check_room(
+        self, n_requests: int, request: Request, max_requests: int, max_tokens: int
+    ) -> None:
+        """Checks that the pool, which has `n_requests` requests, has room for a request.
+
+        Raises:
+            PoolFull: the pool has `max_requests` requests, or would exceed `max_tokens`.
+        """
+        if n_requests >= max_requests:
+            raise PoolFull(
+                f"the request pool holds its limit of {max_requests} requests",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        n_tokens = pool_tokens(request)
+        if self.n_tokens + n_tokens > max_tokens:
+            raise PoolFull(
+                f"the request pool holds {self.n_tokens} tokens; with the {n_tokens} that this "
+                f"request may come to, they exceed its limit of {max_tokens}",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    def count(self, request: Request, sign: int) -> None:
+        """Adds the tokens of a request to the counts of the pool and of its account, or subtracts
+        them with the sign -1."""
+        self.n_tokens += sign * pool_tokens(request)
+        if request.account is not None:
+            request.account.n_tokens += sign * request.max_sequence_len

@@ -9,6 +9,7 @@ does not return in the time that iterations of its size may take ends the epoch,
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -159,26 +160,11 @@ class EngineMaster:
                 is_by_itself=failure.is_by_itself,
             )
 
-    def _lose(
-        self,
-        reason: str,
-        *,
-        gone: int | None = None,
-        iteration: int = 0,
-        is_by_itself: bool = False,
-        is_suspicion: bool = False,
-    ) -> None:
+    def _lose(self, reason: str, **details: Any) -> None:
+        """Ends the epoch. `details` are those of `PipelineLost`."""
         if self._loss is None:
             log.error("epoch %d is over: %s", self.pipeline.epoch, reason)
-            self._end(
-                PipelineLost(
-                    reason,
-                    gone=gone,
-                    iteration=iteration,
-                    is_by_itself=is_by_itself,
-                    is_suspicion=is_suspicion,
-                )
-            )
+            self._end(PipelineLost(reason, **details))
 
     def _on_late(self, late: Late) -> None:
         self._lose(late.reason, gone=late.stage_index, is_suspicion=late.is_suspicion)

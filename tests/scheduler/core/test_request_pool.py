@@ -27,7 +27,7 @@ def test_a_pool_is_full_when_its_requests_may_come_to_too_many_tokens() -> None:
         pool.add(request_of(5, 4))
     assert refusal.value.retry_after_s > 0
     pool.add(request_of(4, 4))
-    assert pool.n_tokens == 20
+    assert pool.shared.n_tokens == 20
     pool.remove(first)
     pool.add(request_of(5, 4))
 
@@ -66,7 +66,7 @@ def test_the_pool_and_its_accounts_count_the_tokens_of_the_requests_in_it(
         if driver.in_flight:
             driver.return_oldest()
         n_tokens = sum(request.max_sequence_len for request in scheduler.pool)
-        assert (scheduler.pool.n_tokens, account.n_tokens) == (n_tokens, n_tokens)
+        assert (scheduler.pool.shared.n_tokens, account.n_tokens) == (n_tokens, n_tokens)
     assert account.n_tokens == 0
 
 
@@ -95,11 +95,11 @@ def test_a_long_grammar_counts_as_tokens_until_its_request_ends() -> None:
     pool = RequestPool(max_requests=4, max_tokens=10_000)
     grammar = Request(RequestId("grammar"), [1] * 10, 10, sampling=b"x" * (4096 + 4 * 9000))
     pool.add(grammar)
-    assert pool.n_tokens == 9020
+    assert pool.shared.n_tokens == 9020
     with pytest.raises(PoolFull, match="9020 tokens"):
         pool.add(Request(RequestId("next"), [1] * 10, 1000))
     pool.remove(grammar)
-    assert pool.n_tokens == 0
+    assert pool.shared.n_tokens == 0
 
 
 def with_deadline(name: str, deadline: float | None) -> Request:

@@ -142,13 +142,9 @@ class Site:
                 line.is_awake = False
                 if line.core is None:
                     continue
-                has_admitted = False
                 while (batch := line.core.select()) is not None:
                     line.core.take_preempted()
                     line.in_flight.append(batch)
-                    has_admitted |= any(span.is_admission for span in batch.spans)
-                if has_admitted:
-                    line.pool.offer_rest()
 
     def run(self) -> None:
         """Lets all batches return until nothing is in flight."""

@@ -124,15 +124,6 @@ class KVManager:
         cache.take_found(request, found, reservation)
         return reservation
 
-    def could_reserve(self, request: Holder) -> bool:
-        """Returns whether `reserve` would return a reservation for a request now. Cached blocks
-        that other requests use are not counted, so the result may be False too often."""
-        if self.is_owing or not self.rows.has_free:
-            return False
-        n_columns = self.columns_for(self.expected_use.n_tokens(request))
-        n_blocks = self.n_blocks_for(n_columns, request.n_tokens)
-        return self.n_reserved_blocks + n_blocks <= self.n_blocks
-
     def allocate(
         self, reservation: Reservation, n_tokens: int, *, start: int = 0, n_unscheduled: int = 0
     ) -> list[int]:

@@ -1,0 +1,45 @@
+"""The admitted requests that can be in the next iteration of a pipeline, sorted by their places."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from services.scheduler.core.request import Request
+
+
+class ReadyRequests:
+    """A list of requests without repetitions, sorted by the places of the requests."""
+
+    def __init__(self) -> None:
+        self.by_place: list[Request] = []
+        """The requests, sorted by their places. Only this object may change the list."""
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.by_place)
+
+    def add(self, request: Request) -> None:
+        """Adds a request, unless it is there already."""
+        ready = self.by_place
+        if not ready or ready[-1].place < request.place:
+            ready.append(request)
+        elif self._index(request) is None:
+            insort(ready, request, key=_place_of)
+
+    def discard(self, request: Request) -> bool:
+        """Removes a request, if it is there. Returns whether it was."""
+        index = self._index(request)
+        if index is not None:
+            del self.by_place[index]
+        return index is not None
+
+    def replace(self, requests: list[Request]) -> None:
+        """Replaces the requests by `requests`, which must be sorted by their places."""
+        self.by_place = requests
+
+    def _index(self, request: Request) -> int | None:
+        index = bisect_left(self.by_place, request.place, key=_place_of)
+        is_there = index < len(self.by_place) and self.by_place[index] is request
+        return index if is_there else None
+
+
+def _place_of(request: Request) -> int:
+    return request.place
