@@ -30,6 +30,15 @@ IN_PARALLEL  := -n $(TEST_WORKERS) --dist worksteal
 # Examples that the thorough tests try of each property.
 EXAMPLES ?= 100
 
+# The largest number of cases of each test that a run has, where it is to have a sample of them: it counts for every target
+# that runs tests. They are drawn by SAMPLE_SEED, by default the commit, so that each commit tries others.
+SAMPLE      ?=
+SAMPLE_SEED ?= $(shell git rev-parse --short HEAD)
+ifneq ($(SAMPLE),)
+export SAMPLE
+export SAMPLE_SEED
+endif
+
 # Faults that are injected one after the other, eight seconds each, and the seed that they are drawn by.
 FAULTS_N    ?= 200
 FAULTS_SEED ?=
@@ -124,9 +133,10 @@ tune: setup  ## Find the best settings for MODEL on this machine, in three minut
 test: setup  ## Run the tests, TEST_WORKERS (3) at a time; ARGS goes to pytest
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
-test-thorough: setup  ## Run more cases of what `make test` holds, and EXAMPLES (100) of each property, which takes minutes
-	EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m '(thorough or hypothesis) and not triton and not gpu and not real and not fuzz' \
-	  --hypothesis-profile=thorough $(IN_PARALLEL) $(ARGS)
+# A sample has no more examples of properties than the default tests.
+test-thorough: setup  ## Run more cases of what `make test` holds, or SAMPLE of each test, and EXAMPLES (100) of each property
+	EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m '$(if $(SAMPLE),thorough,(thorough or hypothesis)) and not triton and not gpu and not real and not fuzz' \
+	  $(if $(SAMPLE),,--hypothesis-profile=thorough) $(IN_PARALLEL) $(ARGS)
 
 test-system: setup  ## Run only the tests of whole processes
 	$(BIN)/python -m pytest -m system $(ARGS)
