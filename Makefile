@@ -147,8 +147,9 @@ test-triton: setup  ## Interpret the kernels for GPUs, and compile those that di
 test-triton-all: setup  ## Interpret more cases of the kernels for GPUs, and compile all kernels
 	TRITON_CASES=all $(BIN)/python -m pytest -m 'triton and not gpu' $(IN_PARALLEL) tests/kernels tests/worker $(ARGS)
 
-# The kernels of every build that this processor can run, and models that run by the best of them.
-test-sanitizers: setup $(VENV)/.sanitized  ## Run the native kernels' tests under AddressSanitizer and UBSan
+# The kernels of every build that this processor can run, and models that run by the best of them. A sample has two builds,
+# the portable one and the best.
+test-sanitizers: setup $(VENV)/.sanitized$(if $(SAMPLE),-sample)  ## Run the native kernels' tests under AddressSanitizer and UBSan
 	$(SANITIZED) -m 'not gpu and not triton' -k 'not torch-cpu' tests/kernels $(ARGS)
 	$(SANITIZED) tests/worker/models/test_stage_program.py tests/worker/models/test_quantization.py $(ARGS)
 
@@ -370,6 +371,11 @@ $(VENV)/.native: kernels/build.py $(wildcard kernels/native/src/*) | $(BIN)/pyth
 
 $(VENV)/.sanitized: kernels/build.py $(wildcard kernels/native/src/*) | $(BIN)/python
 	CXX='$(CXX)' $(BIN)/python kernels/build.py --sanitize
+	@touch $@
+
+$(VENV)/.sanitized-sample: kernels/build.py $(wildcard kernels/native/src/*) | setup
+	CXX='$(CXX)' $(BIN)/python kernels/build.py --sanitize portable \
+	  $$($(BIN)/python -c 'from kernels.native.library import runnable; print(*runnable()[:1])')
 	@touch $@
 
 $(FUZZER): pyproject.toml constraints.txt | setup
