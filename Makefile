@@ -113,7 +113,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status $(call workload,frontend) --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-llama-cpp test-real real-model check fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-llama-cpp test-real real-model check fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -229,6 +229,8 @@ page-lint: $(PAGE_TOOLS)  ## Check the types of the page's JavaScript, strictly
 page-tools: $(PAGE_TOOLS)
 
 fuzzer: $(FUZZER)
+
+uv: $(UV)
 
 proto-breaking: setup  ## Check that the public gRPC API still serves clients of the baseline
 	$(PUBLIC_PROTO) --output - | $(BIN)/buf breaking - --against $(PROTO_BASELINE)
@@ -383,18 +385,18 @@ $(FUZZER): pyproject.toml constraints.txt | setup
 	@touch $@
 
 # checkov wants versions that nothing else here can live with.
-$(CHECKOV): | $(BIN)/python
-	$(PYTHON) -m venv $(@D:/bin=)
-	$(@D)/pip install --quiet checkov==3.3.30
+$(CHECKOV): | $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) $(@D:/bin=)
+	$(UV) pip install --quiet --python $(@D:/bin=) checkov==3.3.30
 
 $(UV): | $(BIN)/python
 	$(PYTHON) -m venv $(@D:/bin=)
 	$(@D)/pip install --quiet uv==0.13.9
 
 # Licensed under Elastic 2.0: a tool of tests, that nothing of ours imports, contains or is delivered with.
-$(PHOENIX): | $(BIN)/python
-	$(PYTHON) -m venv $(@D:/bin=)
-	$(@D)/pip install --quiet arize-phoenix==20.26.1
+$(PHOENIX): | $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) $(@D:/bin=)
+	$(UV) pip install --quiet --python $(@D:/bin=) arize-phoenix==20.26.1
 
 # TORCH_INDEX counts here only where it is given: `TORCH_INDEX=` takes PyTorch from the index of everything else.
 $(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt requirements/install.sh $(VENV)/.protos
