@@ -3,10 +3,11 @@
 Eight streams over HTTP, each on a new connection, and eight over gRPC ask one question after the
 other, and compare each token with the answer that they got when nothing else was going on.
 
-With `measure` they pause for nothing, and there are probes of the event loop. Every 20 ms a `GET /health` on a connection that stays open, and a health check over gRPC, ask
-whether the frontend's event loop turns. `GET /health` does nothing but wait for its turn there, so
-its latency, less the time that the frontend's main thread and this process waited for a processor,
-is what stands for a stall of the loop. The check over gRPC passes through threads of gRPC as well.
+With `measure` they pause for nothing, and there are probes of the event loop. Every 20 ms a `GET
+/health` on a connection that stays open, and a health check over gRPC, ask whether the frontend's
+event loop turns. `GET /health` does nothing but wait for its turn there, so its latency, less the
+time that the frontend's main thread and this process waited for a processor, is what stands for a
+stall of the loop. The check over gRPC passes through threads of gRPC as well.
 
 Orders: `begin`, and `end`, which is answered with what was seen.
 """
