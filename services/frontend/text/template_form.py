@@ -16,6 +16,9 @@ REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 SYSTEM_ROLES = ("system", "developer")
 
+USUAL_ROLES = frozenset((*SYSTEM_ROLES, "user", "assistant", "tool"))
+"""Roles for each of which the probes find out how the template takes its messages."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateForm:
@@ -51,6 +54,12 @@ class TemplateForm:
     """Whether the template takes tools, and shows messages of the role `tool`."""
     left_out_roles: frozenset[str] = frozenset()
     """Roles whose messages the template would leave out without an error."""
+    named_roles: frozenset[str] = frozenset()
+    """Texts in quotes in the source of the template. The roles that the template knows are among
+    them."""
+    shows_any_role: bool = True
+    """Whether the template shows messages of roles that it does not name. If not, such messages
+    would be left out without an error."""
 
     @classmethod
     def of_source(cls, source: str) -> Self:
@@ -58,7 +67,9 @@ class TemplateForm:
         words = set(re.findall(r"\w+", source))
         names = tuple(name for name in REASONING_NAMES if name in words)
         return cls(
-            reasoning_names=names or REASONING_NAMES[:1], knows_developers="developer" in source
+            reasoning_names=names or REASONING_NAMES[:1],
+            knows_developers="developer" in source,
+            named_roles=frozenset(re.findall(r"""['"](\w+)['"]""", source)),
         )
 
     def turns(
@@ -70,12 +81,12 @@ class TemplateForm:
         Raises:
             InvalidRequest: the template would leave out a message.
         """
-        for message in messages:
-            if self._role(message) in self.left_out_roles and message.content:
+        for role in dict.fromkeys(self._role(one) for one in messages if one.content):
+            if self._leaves_out(role):
                 raise errors.InvalidRequest(
                     "messages",
                     "the model's chat template leaves out messages of the role "
-                    f"{self._role(message)!r}",
+                    f"{errors.shortened(role)!r}",
                 )
         at = len(messages) - (1 if continues_last else 0)
         adapted = messages[:at]
@@ -95,6 +106,13 @@ class TemplateForm:
         if tool.is_strict:
             function["strict"] = True
         return {"type": "function", "function": function}
+
+    def _leaves_out(self, role: str) -> bool:
+        """Returns whether the template would leave out messages of a role without an error."""
+        if role in USUAL_ROLES:
+            return role in self.left_out_roles
+        first_word = role.split(" ")[0]  # some templates take roles such as `document 1`
+        return not self.shows_any_role and first_word not in self.named_roles
 
     def _role(self, message: ChatMessage) -> str:
         is_system = message.role == "developer" and not self.knows_developers

@@ -183,6 +183,24 @@ def test_messages_that_templates_leave_out_are_refused(role: str) -> None:
     assert looped(body, USER, CALLING) == "[x][]"
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{% if m.role == 'user' or m.role.startswith('note') %}[{{ m.content }}]{% endif %}",
+        "{% if m['role'] in ['user', 'note'] %}[{{ m['content'] }}]{% endif %}",
+        "{% if m.role in ('user', 'note') %}[{% for c in m.content %}{{ c.text }}{% endfor %}]"
+        "{% endif %}",
+    ],
+    ids=["beginning", "list", "parts"],
+)
+@pytest.mark.parametrize("role", ["critic", "ipython", "function result"])
+def test_roles_that_templates_would_leave_out_are_refused(body: str, role: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match=f"leaves out messages of the role '{role}'"):
+        looped(body, USER, ChatMessage(role, "12"))
+    assert looped(body, USER, ChatMessage("note", "12")).startswith("[x][")
+    assert looped("[{{ m.role }}: {{ m.content }}]", ChatMessage(role, "y")) == f"[{role}: y]"
+
+
 def test_role_that_a_template_refuses_has_the_templates_error() -> None:
     body = "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}[{{ m.content }}]"
     with pytest.raises(errors.InvalidRequest, match="no tools"):
