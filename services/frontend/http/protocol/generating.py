@@ -35,9 +35,11 @@ def stream_reply(
     async def write(output: EventOutput) -> None:
         nonlocal writer
         with body.in_own_words():
-            async with service.open(body.to_request(), account) as generation:
-                writer = reply = _reply(body, generation)
-                output.add_headers(_headers(reply))
+            async with service.prepare(body.to_request(), account) as generation:
+                reply = _reply(body, generation)
+                output.add_headers(_headers(reply))  # they may be sent before it is accepted
+                await generation.start()
+                writer = reply
                 await output.start()
                 for event in reply.begin():
                     await output.write(event)
