@@ -47,6 +47,9 @@ class TemplateForm:
     has_reasoning_beside_content: bool = True
     """Whether the template takes both reasoning and content in a turn with calls. If not, the
     reasoning becomes the beginning of the content."""
+    shows_content_beside_calls: bool = True
+    """Whether the template shows the content of a turn of calls. If not, the content is left out of
+    the prompt, as the `transformers` library does."""
     has_tools_without_description: bool = True
     """Whether the template takes tools without a description. If not, such tools get an empty
     description."""
@@ -95,6 +98,12 @@ class TemplateForm:
         if not self.has_parallel_calls:
             adapted = _with_single_calls(adapted)
         return [self._turn(message) for message in (*adapted, *messages[at:])]
+
+    def left_out(self, messages: Sequence[ChatMessage]) -> tuple[str, ...]:
+        """Returns the names of fields whose values the template leaves out of the prompt. Messages
+        that it would leave out entirely are errors instead (`turns`)."""
+        has_both = any(one.tool_calls and one.content for one in messages)
+        return ("messages.content",) if has_both and not self.shows_content_beside_calls else ()
 
     def tool(self, tool: Tool) -> dict[str, Any]:
         """Returns a tool in the form that OpenAI's clients write."""

@@ -84,6 +84,7 @@ class TemplateProbes:
             self._find_tool_results()
             self._find_parallel_calls()
             self._find_reasoning()
+            self._find_content_beside_calls()
             self._find_systems()
             self._find_other_roles()
             self._find_descriptions()
@@ -177,6 +178,11 @@ class TemplateProbes:
         form = replace(self.form, has_reasoning_beside_content=False)
         if self._text(self.form, messages) is None and self._shows(form, messages, _ADDS, _SAYS):
             self.form = form
+
+    def _find_content_beside_calls(self) -> None:
+        text = self._text(self.form, _calling(1, _SAYS))
+        if text is not None and _SAYS not in text:
+            self.form = replace(self.form, shows_content_beside_calls=False)
 
     def _find_systems(self) -> None:
         first, later = ChatMessage("system", _FIRST), ChatMessage("system", _LATER)

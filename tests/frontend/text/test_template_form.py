@@ -207,6 +207,28 @@ def test_role_that_a_template_refuses_has_the_templates_error() -> None:
         looped(body, USER, CALLING, RESULT)
 
 
+CALL_OR_CONTENT = "{% if m.tool_calls %}NAME{% else %}[{{ m.content }}]{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        (CALL_OR_CONTENT, ("messages.content",)),
+        (CALL_OR_CONTENT.replace("[{{ m.content }}]", PARTS), ("messages.content",)),
+        ("[{{ m.content or '' }}]{% if m.tool_calls %}NAME{% endif %}", ()),
+    ],
+    ids=["call-or-content", "call-or-parts", "both"],
+)
+def test_content_beside_calls_that_a_template_leaves_out_is_named(
+    body: str, names: tuple[str, ...]
+) -> None:
+    template = ChatTemplate(LOOP.replace("BODY", body.replace("NAME", NAME)))
+    said = dataclasses.replace(CALLING, content="y")
+    assert template.left_out(Conversation((USER, said, RESULT))) == names
+    assert template.left_out(Conversation((USER, CALLING, RESULT))) == ()
+    assert template.left_out(Conversation((USER, ChatMessage("assistant", "y"), USER))) == ()
+
+
 ONE_CALL = {
     "raises": "{% if m.tool_calls and m.tool_calls | length != 1 %}{{ raise_exception('one') }}"
     "{% endif %}[{{ m.tool_calls }}{{ m.content }}]",

@@ -103,8 +103,7 @@ class MessageFields(ExactModel):
     back unchanged."""
 
     role: str
-    """Role of the speaker, one that the chat template knows. `developer` is read as `system` if the
-    template does not know `developer`."""
+    """Role of the speaker."""
     name: str | None = None
     """Name of the speaker, for templates that show the name."""
     refusal: str | None = None
@@ -148,9 +147,16 @@ class MessageFields(ExactModel):
         return [AssistantCall(id=self.function_call.name, function=self.function_call)]
 
 
+MADE_ROLES = ("assistant", "tool", "function")
+"""Roles of the messages that models and tools write."""
+
+
 class AskedMessage(MessageFields):
     """A turn of the user, of the system, or of another role."""
 
+    role: Annotated[str, Field(json_schema_extra={"not": {"enum": list(MADE_ROLES)}})]
+    """Role of the speaker, one that the chat template knows. `developer` is read as `system` if the
+    template does not know `developer`."""
     content: Content
     """Content of the message, as a text or in parts. A note stands in the place of a picture."""
 
@@ -168,6 +174,8 @@ def _check_content(content: object, message: ValidationInfo) -> object:
 class MadeMessage(MessageFields):
     """A turn of the assistant, or the result of a tool."""
 
+    role: Literal["assistant", "tool", "function"]
+    """`assistant`, `tool`, or OpenAI's older spelling `function` of `tool`."""
     content: Annotated[
         MadeContent | None, AfterValidator(_check_content), Field(validate_default=True)
     ] = None
@@ -185,7 +193,7 @@ class MadeMessage(MessageFields):
 
 Message = Annotated[
     Annotated[AskedMessage, Tag("asked")] | Annotated[MadeMessage, Tag("made")],
-    by_type(dict.fromkeys(("assistant", "tool", "function"), "made"), field="role", others="asked"),
+    by_type(dict.fromkeys(MADE_ROLES, "made"), field="role", others="asked"),
 ]
 Messages = TypeAliasType(
     "Messages", Annotated[list[Message], FailFast(), Field(max_length=MAX_TURNS)]
