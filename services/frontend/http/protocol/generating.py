@@ -40,9 +40,8 @@ def stream_reply(
         with body.in_own_words():
             async with service.prepare(body.to_request(), account) as generation:
                 reply = _reply(body, generation)
-                output.add_headers(
-                    _headers(body, generation, reply)
-                )  # they may be sent before it is accepted
+                # The headers may be sent before the request is accepted.
+                output.add_headers(_headers(body, generation, reply))
                 await generation.start()
                 writer = reply
                 await output.start()
