@@ -288,7 +288,8 @@ def test_notes_stand_in_the_place_of_pictures() -> None:
 def test_what_models_and_tools_wrote_never_locks_a_conversation(
     part: dict[str, Any], role: str, text: str
 ) -> None:
-    messages = [USER, {"role": role, "content": [part, {"type": "text", "text": "a"}]}]
+    said = {"role": role, "content": [part, {"type": "text", "text": "a"}]}
+    messages = [USER, said]
     told: list[tuple[str, ...]] = []
     data = json.dumps({"messages": messages}).encode()
     [conversation] = parse_body(ChatBody, data, told.append).prompts
@@ -296,7 +297,7 @@ def test_what_models_and_tools_wrote_never_locks_a_conversation(
     assert conversation.messages[1].content == f"{text}a"
     assert told == [(f"messages.content.{part['type']}",)]
     with pytest.raises(errors.InvalidRequest, match="is not supported"):
-        chat(messages=[{**messages[1], "role": "user"}])
+        chat(messages=[{**said, "role": "user"}])
 
 
 @pytest.mark.parametrize(
