@@ -601,6 +601,8 @@ WEIGHTS = {"num_bits": 8, "type": "int", "strategy": "channel"}
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:a": {"bits": 3}}}, "bits"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:(": {}}}, "regular expression"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {r"-:(a)\1": {}}}, "groupref"),
+        (compressed("int-quantized", WEIGHTS, ignore=["re:a"] * 1001), "1000 regular"),
         ({"quant_method": "gptq", "bits": 4, "rotation": "hadamard"}, "rotation"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt"),

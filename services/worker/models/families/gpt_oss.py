@@ -51,7 +51,7 @@ _DEFAULT_ROPE: JsonObject = {
 
 # The last key is for other programs that load the file.
 _QUANTIZATION_KEYS = frozenset(("quant_method", "modules_to_not_convert", "dequantize"))
-_MAX_PATTERNS, _MAX_PATTERN = 10_000, 300  # number of patterns, and characters of a pattern
+_MAX_PATTERNS, _MAX_PATTERN = 1000, 300  # number of patterns, and characters of a pattern
 
 
 @dataclass(frozen=True, kw_only=True)
