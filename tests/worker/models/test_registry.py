@@ -355,6 +355,7 @@ SHAPES: dict[str, PreTrainedConfig] = {
     "starcoder2-variants": Starcoder2Config(
         **{**LLAMA_LIKE, "num_key_value_heads": 6, "hidden_act": "gelu"},
         norm_epsilon=0.1,
+        activation_function="relu",  # which nothing reads
         use_bias=False,
         tie_word_embeddings=False,
     ),
@@ -761,7 +762,7 @@ def refuse(directory: Path, named: str, config: PreTrainedConfig, **changes: Any
         ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act"),
         ("gpt_oss", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ("gpt_oss", {"rope_parameters": {"rope_type": "yarn"}}, "factor is missing"),
-        ("gpt_oss", {"rope_scaling": {"rope_type": "yarn"}}, "both"),
+        ("gpt_oss", {"rope_scaling": {"rope_type": "linear"}}, "contradict"),
         ("deepseek_v2", {"mlp_bias": True}, "mlp_bias"),
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method"),
