@@ -137,9 +137,7 @@ def tekken_template(
     parts = {
         "POSITION": "found.asked < 0" if is_first else "true",
         "USER_BEGIN": "''" if has_own_turn else before_user,
-        "SETTINGS": _SETTINGS.replace("EFFORTS", str([*efforts]))
-        if efforts and version >= 15
-        else "",
+        "SETTINGS": _SETTINGS.replace("EFFORTS", str([*efforts])) if has_settings else "",
         "SYSTEM": system if has_own_turn else "''",
         "REASONING": _REASONING if has_thoughts else "",
         "CALLS": _NAMED_CALLS.replace("ID", call_id) if version >= 11 else _CALL_LIST,

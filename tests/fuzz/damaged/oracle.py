@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from services.worker.models import quantization_config
 from services.worker.models.registry import FAMILIES
 from tests.fuzz.damaged.originals import GGUF_FILE
 from tests.fuzz.damaged.outcome import PROMPT, TEXT
@@ -43,7 +44,8 @@ def logits(directory: Path, plain: Mapping[str, bytes] | None, twin: Path) -> Te
         for name, content in plain.items():
             (twin / name).write_bytes(content)
         config = _config(directory)
-        config.pop("quantization_config", None)
+        for key in quantization_config.KEYS:
+            config.pop(key, None)
         (twin / "config.json").write_text(json.dumps(config))
         directory = twin
     else:
