@@ -164,6 +164,27 @@ FORMATS = {
          "meta": {"quantizer": ["gptqmodel:5.7.0"], "pack_impl": "cpu"}},
         (16, 80),
     ),
+    "gptq-2-bits": Format(
+        gptq(bits=2, group_size=32, is_symmetric=True),
+        {"quant_method": "gptq", "bits": 2, "group_size": 32, "sym": True, "desc_act": False},
+        (16, 80),
+    ),
+    "gptq-2-bits-with-zero-points": Format(
+        gptq(bits=2, group_size=16, is_symmetric=False),
+        {"quant_method": "gptq", "bits": 2, "group_size": 16, "sym": False},
+        (16, 80),
+    ),
+    "gptq-3-bits": Format(
+        gptq(bits=3, group_size=32, is_symmetric=True),
+        {"quant_method": "gptq", "bits": 3, "group_size": 32, "sym": True, "desc_act": False},
+        (32, 96),
+    ),
+    "gptq-3-bits-with-zero-points": Format(
+        gptq(bits=3, group_size=16, is_symmetric=False, version=2),
+        {"quant_method": "gptq", "bits": 3, "group_size": 16, "sym": False,
+         "checkpoint_format": "gptq_v2"},
+        (64, 96),
+    ),
     "gptq-8-bits-by-name": Format(
         gptq(bits=8, group_size=16, is_symmetric=True),
         {"quant_method": "gptq", "bits": 4, "group_size": 32,

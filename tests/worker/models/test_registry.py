@@ -761,6 +761,7 @@ def refuse(directory: Path, named: str, config: PreTrainedConfig, **changes: Any
         ("gpt_oss", {"experts_per_token": 3}, "experts_per_token"),
         ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act"),
         ("gpt_oss", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ("gpt_oss", {"quantization": {"group_size": 32, "bits": 4}}, "MLX's files .* GGUF"),
         ("gpt_oss", {"rope_parameters": {"rope_type": "yarn"}}, "factor is missing"),
         ("gpt_oss", {"rope_scaling": {"rope_type": "linear"}}, "contradict"),
         ("deepseek_v2", {"mlp_bias": True}, "mlp_bias"),

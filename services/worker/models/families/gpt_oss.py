@@ -111,6 +111,11 @@ class GptOssConfig(RotaryConfig):
             window=config.get("sliding_window", _DEFAULT_WINDOW),
             default=[i % 2 == 0 for i in range(n_layers)],
         )
+        if config.get("quantization"):
+            raise UnsupportedModel(
+                "config.json: quantization: MLX's files of gpt-oss are not supported; serve "
+                "OpenAI's own files of this model, which are in MXFP4, too, or its GGUF files"
+            )
         packed_layers = _read_packed_layers(config.get("quantization_config"), n_layers)
         rope = config.get("rope_parameters")
         if not (rope or config.get("rope_scaling")):
