@@ -63,8 +63,9 @@ _SHORT.maxdict, _SHORT.maxstring = 16, 80
 # Booleans that families read themselves.
 _BOOLEAN_KEYS = frozenset(("use_sliding_window",))
 
-# Tokens in `config.json` that nothing reads. `transformers` refuses a value that is no token, too.
-_TOKEN_KEYS = ("bos_token_id", "pad_token_id")
+# Tokens in `config.json`, also if nothing reads them. `transformers` refuses a value that is no
+# token, too.
+_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 # Keys of every family that this file reads.
 _COMMON_KEYS = frozenset((
@@ -274,8 +275,10 @@ def _refuse_untrue(config_type: type[ModelConfig], values: JsonObject) -> None:
 def _refuse_no_tokens(config: JsonObject) -> None:
     """Raises UnsupportedModel for a token that is not a whole number."""
     for key in _TOKEN_KEYS:
-        if config.get(key) is not None and type(config[key]) is not int:
-            raise UnsupportedModel(f"config.json: {key} {_SHORT.repr(config[key])} is no token")
+        value = config.get(key)
+        tokens = value if isinstance(value, list) and key == "eos_token_id" else [value]
+        if value is not None and any(type(token) is not int for token in tokens):
+            raise UnsupportedModel(f"config.json: {key} {_SHORT.repr(value)} is no token")
 
 
 def _read_derived(config_type: type[ModelConfig], config: JsonObject) -> JsonObject:

@@ -410,6 +410,7 @@ class TestModelConfig:
             ({"rope_scaling": LINEAR, "rope_parameters": {"type": "yarn"}}, "contradict .*type"),
             ({"rope_scaling": LINEAR, "rope_parameters": {**LINEAR, "rope_theta": 7.0}}, "500.0"),
             ({"bos_token_id": 1e-6}, "bos_token_id 1e-06 is no token"),
+            ({"eos_token_id": [2, 1e-6]}, "eos_token_id .* is no token"),
             ({"pad_token_id": "0"}, "pad_token_id '0' is no token"),
             ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
             ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),

@@ -571,8 +571,18 @@ def test_files_that_are_not_as_promised_are_refused(
         end: tensor for end, tensor in (written.tensors | changes).items() if tensor is not None
     }
     directory = write(tmp_path, form, {UP: Written(tensors, written.weight)})
-    with pytest.raises(CheckpointError, match=named):
+    with pytest.raises(CheckpointError, match=f"model.safetensors.*{named}"):
         source_of(directory, [Part(f"{UP}.weight", form.shape)])
+
+
+def test_an_infinite_divisor_of_scales_is_refused(tmp_path: Path) -> None:
+    form = FORMATS["nvfp4-of-compressed-tensors"]
+    written = form.writer(*form.shape, torch.Generator().manual_seed(1))
+    tensors = written.tensors | {"weight_global_scale": torch.tensor([torch.inf])}
+    directory = write(tmp_path, form, {UP: Written(tensors, written.weight)})
+    part = Part(f"{UP}.weight", form.shape)
+    with pytest.raises(CheckpointError, match=r"up_proj.* not finite"):
+        source_of(directory, [part]).joined([part])
 
 
 def test_weights_of_a_frozen_checkpoint_must_be_quantised(tmp_path: Path) -> None:
