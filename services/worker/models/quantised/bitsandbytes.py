@@ -167,7 +167,7 @@ class BlockwiseMatrix(QuantisedMatrix):
                 raise self._broken(f"{suffix} is no JSON: {error}") from error
             if isinstance(state, dict):
                 return state
-        raise self._broken(f"weight lacks the quant_state of NF4 or FP4")
+        raise self._broken("weight lacks the quant_state of NF4 or FP4")
 
 
 class RowsMatrix(ScaledMatrix):
