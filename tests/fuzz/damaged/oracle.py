@@ -20,8 +20,8 @@ _FRACTIONS = frozenset(
     for family in FAMILIES.values()
     for each in fields(family.config_type)
     if each.type in ("PositiveFloat", "NonNegativeFloat")
-)
-"""Keys of `config.json` whose values may have a fraction."""
+) - {"query_pre_attn_scalar"}
+"""Keys of `config.json` whose values have a fraction in `transformers`."""
 
 
 class NoOracle(Exception):
