@@ -100,7 +100,7 @@ class _Subject:
                     found |= self.ends(branch, here)
                 return found
             case "MAX_REPEAT" | "MIN_REPEAT":
-                return self._repeated(*arguments, here)
+                return self._repeated(arguments, here)
             case "ASSERT" | "ASSERT_NOT" as kind:
                 is_there = bool(self.ends(arguments[1], here))
                 return here if is_there == (kind == "ASSERT") else 0
@@ -110,8 +110,10 @@ class _Subject:
                 fits = start < len(self._name) and _fits(kind, arguments, self._name[start])
                 return here << 1 if fits else 0
 
-    def _repeated(self, least: int, most: int, parts: Any, starts: int) -> int:
-        """Returns where `least` to `most` matches of `parts` may end."""
+    def _repeated(self, arguments: Any, starts: int) -> int:
+        """Returns where a repeat may end; its arguments are the least and the largest number of
+        times, and what is repeated."""
+        least, most, parts = arguments
         for _ in range(least):
             starts, before = self.ends(parts, starts), starts
             if starts == before:
