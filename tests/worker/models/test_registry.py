@@ -352,9 +352,9 @@ SHAPES: dict[str, PreTrainedConfig] = {
         },
     ),
     "starcoder2": Starcoder2Config(**LLAMA_LIKE, sliding_window=7),
-    "starcoder2-variants": Starcoder2Config(
+    "starcoder2-variants": Starcoder2Config(  # type: ignore[call-arg]
         **{**LLAMA_LIKE, "num_key_value_heads": 6, "hidden_act": "gelu"},
-        activation_function="relu",  # type: ignore[call-arg]  # which nothing reads
+        activation_function="relu",  # which nothing reads
         norm_epsilon=0.1,
         use_bias=False,
         tie_word_embeddings=False,
