@@ -30,6 +30,15 @@ IN_PARALLEL  := -n $(TEST_WORKERS) --dist worksteal
 # Examples that the thorough tests try of each property.
 EXAMPLES ?= 100
 
+# The largest number of cases of each test that a run has, where it is to have a sample of them: it counts for every target
+# that runs tests. They are drawn by SAMPLE_SEED, by default the commit, so that each commit tries others.
+SAMPLE      ?=
+SAMPLE_SEED ?= $(shell git rev-parse --short HEAD)
+ifneq ($(SAMPLE),)
+export SAMPLE
+export SAMPLE_SEED
+endif
+
 # Faults that are injected one after the other, eight seconds each, and the seed that they are drawn by.
 FAULTS_N    ?= 200
 FAULTS_SEED ?=
@@ -104,7 +113,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status $(call workload,frontend) --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-llama-cpp test-real real-model check fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-llama-cpp test-real real-model check fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -124,9 +133,10 @@ tune: setup  ## Find the best settings for MODEL on this machine, in three minut
 test: setup  ## Run the tests, TEST_WORKERS (3) at a time; ARGS goes to pytest
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
-test-thorough: setup  ## Run more cases of what `make test` holds, and EXAMPLES (100) of each property, which takes minutes
-	EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m '(thorough or hypothesis) and not triton and not gpu and not real and not fuzz' \
-	  --hypothesis-profile=thorough $(IN_PARALLEL) $(ARGS)
+# A sample has no more examples of properties than the default tests.
+test-thorough: setup  ## Run more cases of what `make test` holds, or SAMPLE of each test, and EXAMPLES (100) of each property
+	EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m '$(if $(SAMPLE),thorough,(thorough or hypothesis)) and not triton and not gpu and not real and not fuzz' \
+	  $(if $(SAMPLE),,--hypothesis-profile=thorough) $(IN_PARALLEL) $(ARGS)
 
 test-system: setup  ## Run only the tests of whole processes
 	$(BIN)/python -m pytest -m system $(ARGS)
@@ -137,8 +147,9 @@ test-triton: setup  ## Interpret the kernels for GPUs, and compile those that di
 test-triton-all: setup  ## Interpret more cases of the kernels for GPUs, and compile all kernels
 	TRITON_CASES=all $(BIN)/python -m pytest -m 'triton and not gpu' $(IN_PARALLEL) tests/kernels tests/worker $(ARGS)
 
-# The kernels of every build that this processor can run, and models that run by the best of them.
-test-sanitizers: setup $(VENV)/.sanitized  ## Run the native kernels' tests under AddressSanitizer and UBSan
+# The kernels of every build that this processor can run, and models that run by the best of them. A sample has two builds,
+# the portable one and the best.
+test-sanitizers: setup $(VENV)/.sanitized$(if $(SAMPLE),-sample)  ## Run the native kernels' tests under AddressSanitizer and UBSan
 	$(SANITIZED) -m 'not gpu and not triton' -k 'not torch-cpu' tests/kernels $(ARGS)
 	$(SANITIZED) tests/worker/models/test_stage_program.py tests/worker/models/test_quantization.py $(ARGS)
 
@@ -218,6 +229,8 @@ page-lint: $(PAGE_TOOLS)  ## Check the types of the page's JavaScript, strictly
 page-tools: $(PAGE_TOOLS)
 
 fuzzer: $(FUZZER)
+
+uv: $(UV)
 
 proto-breaking: setup  ## Check that the public gRPC API still serves clients of the baseline
 	$(PUBLIC_PROTO) --output - | $(BIN)/buf breaking - --against $(PROTO_BASELINE)
@@ -362,23 +375,28 @@ $(VENV)/.sanitized: kernels/build.py $(wildcard kernels/native/src/*) | $(BIN)/p
 	CXX='$(CXX)' $(BIN)/python kernels/build.py --sanitize
 	@touch $@
 
+$(VENV)/.sanitized-sample: kernels/build.py $(wildcard kernels/native/src/*) | setup
+	CXX='$(CXX)' $(BIN)/python kernels/build.py --sanitize portable \
+	  $$($(BIN)/python -c 'from kernels.native.library import runnable; print(*runnable()[:1])')
+	@touch $@
+
 $(FUZZER): pyproject.toml constraints.txt | setup
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[fuzz]'
 	@touch $@
 
 # checkov wants versions that nothing else here can live with.
-$(CHECKOV): | $(BIN)/python
-	$(PYTHON) -m venv $(@D:/bin=)
-	$(@D)/pip install --quiet checkov==3.3.30
+$(CHECKOV): | $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) $(@D:/bin=)
+	$(UV) pip install --quiet --python $(@D:/bin=) checkov==3.3.30
 
 $(UV): | $(BIN)/python
 	$(PYTHON) -m venv $(@D:/bin=)
 	$(@D)/pip install --quiet uv==0.13.9
 
 # Licensed under Elastic 2.0: a tool of tests, that nothing of ours imports, contains or is delivered with.
-$(PHOENIX): | $(BIN)/python
-	$(PYTHON) -m venv $(@D:/bin=)
-	$(@D)/pip install --quiet arize-phoenix==20.26.1
+$(PHOENIX): | $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) $(@D:/bin=)
+	$(UV) pip install --quiet --python $(@D:/bin=) arize-phoenix==20.26.1
 
 # TORCH_INDEX counts here only where it is given: `TORCH_INDEX=` takes PyTorch from the index of everything else.
 $(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt requirements/install.sh $(VENV)/.protos

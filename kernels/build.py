@@ -1,14 +1,15 @@
 """Builds the native library, once for each instruction set that processors of this type may have.
 
-    python -m kernels.build [--sanitize]
+    python -m kernels.build [--sanitize [INSTRUCTION_SET ...]]
 
 The build needs g++ 12 or newer, or the compiler that CXX names. The libraries are written to
 `kernels/native/lib`; without them PyTorch's operations are used. This module does not import
 PyTorch, so that `python kernels/build.py` works where PyTorch is not installed.
 
 With `--sanitize` the libraries end the process at the first access outside of an object and at
-undefined behaviour. These libraries are written to another folder, which only tests read (`make
-test-sanitizers`), and are not installed.
+undefined behaviour. These libraries are written to another folder, which only tests read
+(`make test-sanitizers`), and are not installed. Where instruction sets are named, only their
+libraries are built.
 """
 
 import argparse
@@ -60,9 +61,11 @@ def sources_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def build(directory: Path = LIBRARIES, further_options: Sequence[str] = ()) -> None:
-    """Compiles and links one library for each instruction set into `directory`. Raises
-    CalledProcessError if the compiler fails."""
+def build(
+    directory: Path = LIBRARIES, further_options: Sequence[str] = (), only: Sequence[str] = ()
+) -> None:
+    """Compiles and links a library for each instruction set in `only`, or for all of them if it
+    is empty, into `directory`. Raises CalledProcessError if the compiler fails."""
     compiler = shlex.split(os.environ.get("CXX", "g++"))
     sources = sorted((NATIVE / "src").glob("*.cpp"))
     told = f'-DORCINUS_SOURCES="{sources_digest()}"'
@@ -74,6 +77,7 @@ def build(directory: Path = LIBRARIES, further_options: Sequence[str] = ()) -> N
         builds = [
             (name, options, [Path(scratch, f"{source.stem}.{name}.o") for source in sources])
             for name, options in instruction_sets().items()
+            if not only or name in only
         ]
         commands = [
             [*compiler, *OPTIONS, *further_options, *options, told, "-c", source, "-o", made]
@@ -95,11 +99,18 @@ def _run(command: Sequence[str | Path]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m kernels.build", description=__doc__)
-    parser.add_argument("--sanitize", action="store_true", help="for `make test-sanitizers`")
+    parser.add_argument(
+        "--sanitize",
+        nargs="*",
+        choices=instruction_sets(),
+        metavar="INSTRUCTION_SET",
+        help="for `make test-sanitizers`; all builds unless some are named",
+    )
+    sanitized = parser.parse_args().sanitize
     try:
-        if parser.parse_args().sanitize:
-            build(SANITIZED, SANITIZE)
-        else:
+        if sanitized is None:
             build()
+        else:
+            build(SANITIZED, SANITIZE, sanitized)
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
         sys.exit(f"the native kernels were not built: {error}")

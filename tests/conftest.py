@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.case_sample import drawn_cases
 from tests.environments import PROXIES
 
 # Speed is measured in `benchmarks/`; a busy machine must not fail a test of behaviour. A property
@@ -18,6 +19,10 @@ N_EXAMPLES = int(os.environ.get("EXAMPLES", "100"))
 settings.register_profile("orcinus", deadline=None, max_examples=15)
 settings.register_profile("thorough", deadline=None, max_examples=N_EXAMPLES)
 settings.load_profile("orcinus")
+
+# How many cases of each test run, where not all of them do, and what these are drawn by.
+SAMPLE = int(os.environ.get("SAMPLE") or 0)
+SAMPLE_SEED = os.environ.get("SAMPLE_SEED", "")
 
 # Where there is no GPU, Triton's kernels are interpreted. It looks when it is imported, which
 # `transformers` may do before any test of a kernel.
@@ -60,3 +65,17 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves a sample of the cases that the options select, if one is asked for."""
+    if SAMPLE:
+        drawn = drawn_cases((item.nodeid for item in items), SAMPLE, SAMPLE_SEED)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in drawn])
+        items[:] = [item for item in items if item.nodeid in drawn]
+
+
+def pytest_report_header() -> str | None:
+    """Says how to repeat a run of a sample."""
+    return f"a sample: SAMPLE={SAMPLE} SAMPLE_SEED={SAMPLE_SEED} repeats it" if SAMPLE else None

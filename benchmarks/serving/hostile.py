@@ -129,7 +129,7 @@ def attack_system(
     while left:
         with (
             hostile_pods.running(threads=1, **system) as pods,
-            hostile_pods.witness_of(pods) as witness,
+            hostile_pods.witness_of(pods, measures=True) as witness,
             neighbour_of(pods) as neighbour,
             ranks_apart(),
         ):

@@ -59,11 +59,9 @@ def default_context(config: Mapping[str, Any]) -> int | None:
     """Returns the context that is served by default: the context that a `config.json` states, or
     the original context for "longrope". Returns None if no key states a context."""
     stated = stated_context(config)
-    rope = config.get("rope_parameters") or config.get("rope_scaling")
     if stated is None:
         return None
-    if not isinstance(rope, dict):
-        return stated.value
+    _, rope = _rope(config)
     if (rope.get("rope_type") or rope.get("type")) not in _LONGROPE:
         return stated.value
     original = _whole(config.get(_ORIGINAL)) or _whole(rope.get(_ORIGINAL))
@@ -106,10 +104,7 @@ def _stretched(
     of the setting does not stretch the context."""
     if str(config.get("model_type")).startswith(_COUNTED):
         return None
-    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    rope = config.get(key)
-    if not isinstance(rope, dict):
-        return None
+    key, rope = _rope(config)
     if (rope.get("rope_type") or rope.get("type")) not in stretching:
         return None
     given = _whole(rope.get(_ORIGINAL)) or _whole(config.get(_ORIGINAL))
@@ -119,6 +114,13 @@ def _stretched(
         return None
     length = min(int(original.value * factor), MAX_LENGTH)
     return Derived(length, f"{original.source} {original.value} times {key}.factor {factor:g}")
+
+
+def _rope(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Returns the key of the rotary settings, and the settings, which both keys may hold."""
+    both = [config.get(key) for key in ("rope_scaling", "rope_parameters")]
+    old, new = (rope if isinstance(rope, dict) else {} for rope in both)
+    return "rope_parameters" if new else "rope_scaling", {**old, **new}
 
 
 def _whole(value: object) -> int | None:

@@ -22,6 +22,14 @@ from services.common.context_length import context_length, default_context
         ({"text_config": [1]}, None),
         ([], None),
         ({}, None),
+        (
+            {
+                "max_position_embeddings": 4096,
+                "rope_scaling": {"type": "yarn", "factor": 4.0},
+                "rope_parameters": {"rope_theta": 500.0},
+            },
+            16384,
+        ),
     ],
     ids=str,
 )

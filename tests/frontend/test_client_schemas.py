@@ -1,6 +1,7 @@
 """JSON schemas as clients write them, in every protocol: answers name the keywords that are not
 enforced, and say whether the finished value matches."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from orcinus.v1 import inference_pb2, scheduler_pb2
 
 from services.common.sampling import MAX_GRAMMAR_LENGTH
 from services.frontend.http.protocol.generating import UNENFORCED
-from tests.fake_scheduler import PIPELINE, FakeScheduler, says
+from tests.fake_scheduler import PIPELINE, FakeRequest, FakeScheduler, says
 from tests.frontend.conftest import Site, running, soon
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -176,6 +177,23 @@ async def test_answers_name_what_is_not_enforced_and_say_whether_the_value_match
         reply = await post(site, path, {**body, "stream": is_stream})
         name = f"{field}.{PLACE}"
         assert reply == Reply(name, {"schema_valid": is_valid, "unenforced": [name]})
+
+
+async def test_headers_that_go_out_before_a_request_is_accepted_name_what_is_not_enforced(
+    site: Site,
+) -> None:
+    answered = asyncio.Event()
+
+    async def answers_late(request: FakeRequest) -> None:
+        await answered.wait()
+        await says(EOS)(request)
+
+    site.scheduler.behaviour = answers_late
+    path, body, field, _ = WAYS["chat"]
+    async with site.http.stream("POST", path, json={**body, "stream": True}) as response:
+        assert response.headers[UNENFORCED] == f"{field}.{PLACE}"
+        answered.set()
+        assert "[DONE]" in (await response.aread()).decode()
 
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])

@@ -49,6 +49,8 @@ class Checker:
             return "not finite"
         has_logits = is_close(found.logits, whole.logits)
         has_tokens = (found.tokens, found.text) == (whole.tokens, whole.text)
+        if not original(name).has_oracle:
+            return "as it was" if has_logits and has_tokens else "not judged"
         if not has_logits:
             expected = oracle.logits(model, original(name).plain, self._write("twin", {}))
             assert is_close(found.logits, expected), f"{found}, not {expected[0, :4].tolist()}"

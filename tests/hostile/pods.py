@@ -260,7 +260,8 @@ def attacker_of(target: Target) -> Iterator[Helper]:
 
 
 @contextlib.contextmanager
-def witness_of(pods: Pods) -> Iterator[Helper]:
-    """Sixteen honest streams."""
-    with Helper("tests.hostile.witness", [pods.honest_target.to_json()]) as helper:
+def witness_of(pods: Pods, *, measures: bool = False) -> Iterator[Helper]:
+    """Sixteen honest streams, which pause between their questions unless they measure."""
+    arguments = [pods.honest_target.to_json(), *(["measure"] if measures else [])]
+    with Helper("tests.hostile.witness", arguments) as helper:
         yield helper

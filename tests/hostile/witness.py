@@ -1,12 +1,13 @@
-"""`python -m tests.hostile.witness TARGET`: sixteen honest streams, and a probe of the event loop.
+"""`python -m tests.hostile.witness TARGET [measure]`: sixteen honest streams.
 
 Eight streams over HTTP, each on a new connection, and eight over gRPC ask one question after the
 other, and compare each token with the answer that they got when nothing else was going on.
 
-Every 20 ms a `GET /health` on a connection that stays open, and a health check over gRPC, ask
-whether the frontend's event loop turns. `GET /health` does nothing but wait for its turn there, so
-its latency, less the time that the frontend's main thread and this process waited for a processor,
-is what stands for a stall of the loop. The check over gRPC passes through threads of gRPC as well.
+With `measure` they pause for nothing, and there are probes of the event loop. Every 20 ms a `GET
+/health` on a connection that stays open, and a health check over gRPC, ask whether the frontend's
+event loop turns. `GET /health` does nothing but wait for its turn there, so its latency, less the
+time that the frontend's main thread and this process waited for a processor, is what stands for a
+stall of the loop. The check over gRPC passes through threads of gRPC as well.
 
 Orders: `begin`, and `end`, which is answered with what was seen.
 """
@@ -36,6 +37,9 @@ N_STREAMS = 8
 N_PROMPT, N_OUTPUT = 24, 48
 """Tokens of each question and answer."""
 PROBE_S = 0.02
+PAUSE_S = 0.5
+"""Seconds from an answer to the next question where nothing is measured: a test needs streams that
+are in flight, and not all of the processors."""
 LIMIT_S = 60.0
 """Seconds after which an honest client gives up."""
 RETRY_S = 0.1
@@ -87,8 +91,9 @@ class Seen:
 class Witness:
     """The honest clients of one system."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, measures: bool) -> None:
         self._target = target
+        self._measures = measures
         self._channel = grpc.aio.insecure_channel(target.grpc)
         self._probe_channel = grpc.aio.insecure_channel(
             target.grpc, options=[("grpc.use_local_subchannel_pool", 1)]
@@ -118,12 +123,19 @@ class Witness:
         """Starts all streams and probes."""
         self._seen, self._is_over = Seen(), False
         clients: list[Coroutine[Any, Any, None]] = [
-            *map(self._ask_all_the_time, range(2 * N_STREAMS)),
+            self._ask_all_the_time(stream, pause_s=0 if self._measures else PAUSE_S)
+            for stream in range(2 * N_STREAMS)
+        ]
+        if self._measures:
+            clients += self._probes()
+        self._tasks = [asyncio.create_task(client) for client in clients]
+        return "begun"
+
+    def _probes(self) -> list[Coroutine[Any, Any, None]]:
+        return [
             self._probe(self._probe_http, self._seen.http_stalls_s),
             self._probe(self._probe_grpc, self._seen.grpc_stalls_s),
         ]
-        self._tasks = [asyncio.create_task(client) for client in clients]
-        return "begun"
 
     async def end(self) -> dict[str, Any]:
         """Waits for the answers that are being given; returns what was seen."""
@@ -134,13 +146,14 @@ class Witness:
     def _ask(self, stream: int) -> Ask:
         return self._ask_http if stream < N_STREAMS else self._ask_grpc
 
-    async def _ask_all_the_time(self, stream: int) -> None:
+    async def _ask_all_the_time(self, stream: int, pause_s: float) -> None:
         """Asks a question over and over; the streams begin one after the other."""
         await asyncio.sleep(0.02 * stream)
         while not self._is_over:
             try:
                 async with asyncio.timeout(LIMIT_S):
                     await self._compare(stream)
+                await asyncio.sleep(pause_s)
             except Refused as error:
                 self._seen.refused[str(error)] += 1
                 await asyncio.sleep(RETRY_S)
@@ -301,7 +314,7 @@ async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]
 
 async def main() -> None:
     """Serves orders until there are no more."""
-    witness = Witness(Target.from_json(sys.argv[1]))
+    witness = Witness(Target.from_json(sys.argv[1]), measures="measure" in sys.argv[2:])
     await witness.prepare()
     await obey(witness.serve)
 

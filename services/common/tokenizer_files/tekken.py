@@ -69,6 +69,32 @@ def tekken_version(path: Path) -> int:
     return int(digits)
 
 
+def reasoning_efforts(path: Path) -> tuple[str, ...]:
+    """Returns the values that a conversation's `reasoning_effort` may have, the default first;
+    empty if the file, of version 15 or later, does not ask for one.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is broken.
+    """
+    said: Any = _contents(path).get("model_settings_builder") or {}
+    effort = said.get("reasoning_effort") if isinstance(said, dict) else said
+    if effort is None:
+        return ()
+    if not isinstance(effort, dict) or not isinstance(effort.get("values"), list):
+        raise ValueError(f"{path}: model_settings_builder.reasoning_effort has no values")
+    values = [
+        value for value in effort["values"] if isinstance(value, str) and value.isidentifier()
+    ]
+    default = effort.get("default")
+    if default not in values or len(values) < len(effort["values"]):
+        raise ValueError(
+            f"{path}: model_settings_builder.reasoning_effort.default {str(default)[:80]!r} is not "
+            "one of its values, which are words"
+        )
+    return (default, *(value for value in values if value != default))
+
+
 def special_tokens(path: Path) -> frozenset[str]:
     """Returns the texts of the special tokens that a `tekken.json` lists.
 

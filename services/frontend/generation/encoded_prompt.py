@@ -18,6 +18,8 @@ class EncodedPrompt:
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
     answer_format: AnswerFormat = PLAIN
+    left_out: tuple[str, ...] = ()
+    """Names of fields whose values the chat template leaves out."""
 
     @property
     def context(self) -> Sequence[int]:

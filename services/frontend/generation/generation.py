@@ -190,6 +190,11 @@ class Generation:
         return () if self._checks is None else self._checks.unenforced
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """Names of fields of the request whose values the chat template leaves out."""
+        return tuple(dict.fromkeys(name for prompt in self.prompts for name in prompt.left_out))
+
+    @property
     def usage(self) -> TokenUsage:
         """Numbers of tokens in the prompts and in the answers so far."""
         return TokenUsage(

@@ -268,16 +268,33 @@ class GenerationService:
     async def open(
         self, request: GenerationRequest, account: Account | None = None
     ) -> AsyncIterator[Generation]:
-        """Yields a generation when the scheduler has accepted its first answers. At the end of the
-        context, cancels the answers that still run. The generation counts against the limits of the
-        account until the scheduler has ended it. Its id and its time limit are those of the call
-        that this task serves (`current_call`).
+        """Yields a generation when the scheduler has accepted its first answers. Otherwise as
+        `prepare`.
 
         Raises:
             InvalidRequest: the request breaks a rule.
             PoolFull: there is no room for the call at the moment.
             TimedOut: the time limit of the call is over. Within the context, reading pieces raises
             this error.
+            Unavailable: no pipeline came in time, or this process is stopping.
+        """
+        async with self.prepare(request, account) as generation:
+            await generation.start()
+            yield generation
+
+    @asynccontextmanager
+    async def prepare(
+        self, request: GenerationRequest, account: Account | None = None
+    ) -> AsyncIterator[Generation]:
+        """Yields a generation whose request has been checked and whose prompts have been encoded.
+        The caller starts the generation. At the end of the context, cancels the answers that still
+        run. The generation counts against the limits of the account until the scheduler has ended
+        it. Its id and its time limit are those of the call that this task serves (`current_call`).
+
+        Raises:
+            InvalidRequest: the request breaks a rule.
+            PoolFull: there is too much at once.
+            TimedOut: the time of the call is over; later, the generation raises it.
             Unavailable: no pipeline came in time, or this process is stopping.
         """
         until = _now() + self._limits.hold_s
@@ -303,7 +320,6 @@ class GenerationService:
                 try:
                     if deadline is not None:
                         generation.end_at(deadline)
-                    await generation.start()
                     yield generation
                 finally:
                     generation.close()

@@ -84,7 +84,14 @@ class RequestEncoder:
             end_tokens = () if options.ignore_eos else answer_format.end_tokens
             all_stops = tuple(dict.fromkeys((*stop_token_ids, *end_tokens)))
             encoded.append(
-                EncodedPrompt(prompt, token_ids, max_new_tokens, all_stops, answer_format)
+                EncodedPrompt(
+                    prompt,
+                    token_ids,
+                    max_new_tokens,
+                    all_stops,
+                    answer_format,
+                    left_out=self._prompts.left_out(prompt),
+                )
             )
         return tuple(encoded)
 

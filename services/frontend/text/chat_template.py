@@ -113,11 +113,16 @@ class ChatTemplate:
             out the content that should go on.
         """
         meter = Meter(limit_s=limit_s, max_characters=max_characters)
-        shows_tools = conversation.tool_choice.mode != "none" and bool(conversation.tools)
-        template = self._with_tools if shows_tools else self._plain
-        if not shows_tools:
+        if not _shows_tools(conversation):
             conversation = replace(conversation, tools=())
-        return template.render(conversation, meter)
+        return self._for(conversation).render(conversation, meter)
+
+    def left_out(self, conversation: Conversation) -> tuple[str, ...]:
+        """Returns the names of fields whose values the template leaves out of the prompt."""
+        return self._for(conversation).form.left_out(conversation.messages)
+
+    def _for(self, conversation: Conversation) -> "_FittedTemplate":
+        return self._with_tools if _shows_tools(conversation) else self._plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,11 @@ class _FittedTemplate:
                 "messages", f"the model's chat template refuses them: {error}"
             ) from error
         return _cut(text, tag) if tag else text
+
+
+def _shows_tools(conversation: Conversation) -> bool:
+    """Returns whether the template is given the tools of a conversation."""
+    return conversation.tool_choice.mode != "none" and bool(conversation.tools)
 
 
 def _tagged(conversation: Conversation, tag: str) -> tuple[ChatMessage, ...]:

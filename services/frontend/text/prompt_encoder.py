@@ -145,6 +145,13 @@ class PromptEncoder:
         limits.check_prompt(field, token_ids)
         return token_ids
 
+    def left_out(self, prompt: Prompt) -> tuple[str, ...]:
+        """Returns the names of fields of a prompt whose values the model does not see, since the
+        chat template leaves them out."""
+        if not isinstance(prompt, Conversation) or self._chat_template is None:
+            return ()
+        return self._chat_template.left_out(prompt)
+
     async def count(self, prompt: Prompt, limits: ModelLimits, share: Share) -> int:
         """Returns the number of tokens of a prompt, which may be longer than the model's context.
         For a text that is far too long, the number may be wrong by a few tokens in 50,000.

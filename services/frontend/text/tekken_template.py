@@ -2,7 +2,7 @@
 
 Such a checkpoint has no template: the version of its tokenizer says how a conversation is written.
 The templates of this module write the texts that the library `mistral-common` encodes for the
-versions 3, 7, 11 and 13:
+versions 3, 7, 11, 13 and 15:
 
     v3   <s>[AVAILABLE_TOOLS][…][/AVAILABLE_TOOLS][INST]system
 
@@ -10,13 +10,17 @@ user[/INST]answer</s>
     v7   <s>[SYSTEM_PROMPT]system[/SYSTEM_PROMPT][INST]user[/INST]answer</s>
     v11  as v7, but [TOOL_CALLS]name[CALL_ID]id[ARGS]{…}
     v13  as v7, but [TOOL_CALLS]name[ARGS]{…}
+    v15  as v13, but [MODEL_SETTINGS]{"reasoning_effort": "none"}[/MODEL_SETTINGS] behind the tools
 
-Tools stand before the last turn of the user, in version 13 before the first one.
+Tools stand before the last turn of the user, from version 13 on before the first one. The file says
+which efforts of reasoning there are.
 """
 
 from __future__ import annotations
 
-VERSIONS = (3, 7, 11, 13)
+from collections.abc import Sequence
+
+VERSIONS = (3, 7, 11, 13, 15)
 """Versions of the tokenizer for which this module has a template."""
 
 THINK, END_THINK = "[THINK]", "[/THINK]"
@@ -47,6 +51,7 @@ _BEGIN = """\
       {%- endfor %}
       {{- '][/AVAILABLE_TOOLS]' }}
     {%- endif %}
+    SETTINGS
     {{- '[INST]' if loop.first or loop.previtem.role != 'user' else '\\n\\n' }}
     {{- USER_BEGIN }}
     {{- message.content }}
@@ -72,6 +77,15 @@ _REASONING = f"""\
 {{%- if message.reasoning_content %}}
       {{{{- '{THINK}' ~ message.reasoning_content ~ '{END_THINK}' }}}}
     {{%- endif %}}"""
+
+_SETTINGS = """\
+{%- if loop.index0 == found.asked %}
+      {%- set effort = reasoning_effort or EFFORTS[0] %}
+      {%- if effort not in EFFORTS %}
+        {{- raise_exception('reasoning_effort is not one of ' ~ EFFORTS | join(', ')) }}
+      {%- endif %}
+      {{- '[MODEL_SETTINGS]' ~ ({'reasoning_effort': effort} | tojson) ~ '[/MODEL_SETTINGS]' }}
+    {%- endif %}"""
 
 _CALL_LIST = """\
 {{- '[TOOL_CALLS][' }}
@@ -102,13 +116,19 @@ _RESULT_WITH_ID = """\
 _RESULT = "{{- '[TOOL_RESULTS]' ~ message.content ~ '[/TOOL_RESULTS]' }}"
 
 
-def tekken_template(version: int, *, has_thoughts: bool = False) -> str | None:
+def tekken_template(
+    version: int, *, has_thoughts: bool = False, efforts: Sequence[str] = ()
+) -> str | None:
     """Returns the template of conversations for a version of the tokenizer. Returns None if the
-    version is not one of `VERSIONS`. `has_thoughts` says whether the tokenizer has tokens around
-    reasoning."""
+    version is not one of `VERSIONS`.
+
+    `has_thoughts` says whether the tokenizer has tokens around reasoning. `efforts` are the words
+    for an effort of reasoning, the default first.
+    """
     if version not in VERSIONS:
         return None
     is_first = version >= 13
+    has_settings = version >= 15 and bool(efforts)
     has_own_turn = version >= 7  # for the words of the system
     system = "'[SYSTEM_PROMPT]' ~ message.content ~ '[/SYSTEM_PROMPT]'"
     before_user = "found.system ~ '\\n\\n' if found.system and loop.index0 == found.asked else ''"
@@ -117,6 +137,7 @@ def tekken_template(version: int, *, has_thoughts: bool = False) -> str | None:
     parts = {
         "POSITION": "found.asked < 0" if is_first else "true",
         "USER_BEGIN": "''" if has_own_turn else before_user,
+        "SETTINGS": _SETTINGS.replace("EFFORTS", str([*efforts])) if has_settings else "",
         "SYSTEM": system if has_own_turn else "''",
         "REASONING": _REASONING if has_thoughts else "",
         "CALLS": _NAMED_CALLS.replace("ID", call_id) if version >= 11 else _CALL_LIST,

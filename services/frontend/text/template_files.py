@@ -103,6 +103,7 @@ def _template(path: Path) -> str:
 def _tekken_template(tokenizer: Path) -> str | None:
     return tekken_template(
         tekken.tekken_version(tokenizer),
+        efforts=tekken.reasoning_efforts(tokenizer),
         has_thoughts={THINK, END_THINK} <= tekken.special_tokens(tokenizer),
     )
 

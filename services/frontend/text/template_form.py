@@ -16,6 +16,9 @@ REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 SYSTEM_ROLES = ("system", "developer")
 
+USUAL_ROLES = frozenset((*SYSTEM_ROLES, "user", "assistant", "tool"))
+"""Roles for each of which the probes find out how the template takes its messages."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateForm:
@@ -44,6 +47,9 @@ class TemplateForm:
     has_reasoning_beside_content: bool = True
     """Whether the template takes both reasoning and content in a turn with calls. If not, the
     reasoning becomes the beginning of the content."""
+    shows_content_beside_calls: bool = True
+    """Whether the template shows the content of a turn of calls. If not, the content is left out of
+    the prompt, as the `transformers` library does."""
     has_tools_without_description: bool = True
     """Whether the template takes tools without a description. If not, such tools get an empty
     description."""
@@ -51,6 +57,12 @@ class TemplateForm:
     """Whether the template takes tools, and shows messages of the role `tool`."""
     left_out_roles: frozenset[str] = frozenset()
     """Roles whose messages the template would leave out without an error."""
+    named_roles: frozenset[str] = frozenset()
+    """Texts in quotes in the source of the template. The roles that the template knows are among
+    them."""
+    shows_any_role: bool = True
+    """Whether the template shows messages of roles that it does not name. If not, such messages
+    would be left out without an error."""
 
     @classmethod
     def of_source(cls, source: str) -> Self:
@@ -58,7 +70,9 @@ class TemplateForm:
         words = set(re.findall(r"\w+", source))
         names = tuple(name for name in REASONING_NAMES if name in words)
         return cls(
-            reasoning_names=names or REASONING_NAMES[:1], knows_developers="developer" in source
+            reasoning_names=names or REASONING_NAMES[:1],
+            knows_developers="developer" in source,
+            named_roles=frozenset(re.findall(r"""['"](\w+)['"]""", source)),
         )
 
     def turns(
@@ -70,12 +84,12 @@ class TemplateForm:
         Raises:
             InvalidRequest: the template would leave out a message.
         """
-        for message in messages:
-            if self._role(message) in self.left_out_roles and message.content:
+        for role in dict.fromkeys(self._role(one) for one in messages if one.content):
+            if self._leaves_out(role):
                 raise errors.InvalidRequest(
                     "messages",
                     "the model's chat template leaves out messages of the role "
-                    f"{self._role(message)!r}",
+                    f"{errors.shortened(role)!r}",
                 )
         at = len(messages) - (1 if continues_last else 0)
         adapted = messages[:at]
@@ -84,6 +98,12 @@ class TemplateForm:
         if not self.has_parallel_calls:
             adapted = _with_single_calls(adapted)
         return [self._turn(message) for message in (*adapted, *messages[at:])]
+
+    def left_out(self, messages: Sequence[ChatMessage]) -> tuple[str, ...]:
+        """Returns the names of fields whose values the template leaves out of the prompt. Messages
+        that it would leave out entirely are errors instead (`turns`)."""
+        has_both = any(one.tool_calls and one.content for one in messages)
+        return ("messages.content",) if has_both and not self.shows_content_beside_calls else ()
 
     def tool(self, tool: Tool) -> dict[str, Any]:
         """Returns a tool in the form that OpenAI's clients write."""
@@ -95,6 +115,13 @@ class TemplateForm:
         if tool.is_strict:
             function["strict"] = True
         return {"type": "function", "function": function}
+
+    def _leaves_out(self, role: str) -> bool:
+        """Returns whether the template would leave out messages of a role without an error."""
+        if role in USUAL_ROLES:
+            return role in self.left_out_roles
+        first_word = role.split(" ")[0]  # some templates take roles such as `document 1`
+        return not self.shows_any_role and first_word not in self.named_roles
 
     def _role(self, message: ChatMessage) -> str:
         is_system = message.role == "developer" and not self.knows_developers

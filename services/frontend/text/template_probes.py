@@ -27,6 +27,7 @@ MAX_CHARACTERS = 256 * 2**10
 """Largest number of characters that a template may write for a probe."""
 
 _ASKS, _SAYS, _FIRST, _LATER, _ADDS = "qvasks", "qvsays", "qvfirst", "qvlater", "qvadds"
+_ROLE = "qvrole"
 _RESULTS = ("qvanswer", "qvreply")
 _NAMES = ("qvfind", "qvdive")
 _VALUES = ("qvplace", "qvdepth")
@@ -83,7 +84,9 @@ class TemplateProbes:
             self._find_tool_results()
             self._find_parallel_calls()
             self._find_reasoning()
+            self._find_content_beside_calls()
             self._find_systems()
+            self._find_other_roles()
             self._find_descriptions()
         except TooMuch as error:
             log.warning("the chat template is taken as it is: in a short conversation, %s", error)
@@ -176,6 +179,11 @@ class TemplateProbes:
         if self._text(self.form, messages) is None and self._shows(form, messages, _ADDS, _SAYS):
             self.form = form
 
+    def _find_content_beside_calls(self) -> None:
+        text = self._text(self.form, _calling(1, _SAYS))
+        if text is not None and _SAYS not in text:
+            self.form = replace(self.form, shows_content_beside_calls=False)
+
     def _find_systems(self) -> None:
         first, later = ChatMessage("system", _FIRST), ChatMessage("system", _LATER)
         form = replace(self.form, has_late_systems=False)
@@ -185,6 +193,13 @@ class TemplateProbes:
             ):
                 self.form = form
                 return
+
+    def _find_other_roles(self) -> None:
+        """Finds out whether the template accepts messages of a role that it does not name, but
+        leaves out their text."""
+        text = self._text(self.form, (_USER, ChatMessage(_ROLE, _ADDS), _USER))
+        if text is not None and _ADDS not in text:
+            self.form = replace(self.form, shows_any_role=False)
 
     def _find_descriptions(self) -> None:
         tools = [replace(tool, description="") for tool in self._tools]
@@ -208,7 +223,9 @@ class TemplateProbes:
         given = [form.tool(tool) for tool in tools or self._tools]
         variables = {
             "documents": None,
-            "messages": replace(form, left_out_roles=frozenset()).turns(messages),
+            "messages": replace(form, left_out_roles=frozenset(), shows_any_role=True).turns(
+                messages
+            ),
             "tools": given or None,
             "add_generation_prompt": True,
         }

@@ -17,6 +17,7 @@ from typing import Self
 
 import tokenizers
 
+from services.common import errors
 from services.common.tokenizer_files.find import read_tokenizer, tokenizer_file
 from services.frontend.text.longest_token import longest_token
 from services.frontend.text.token_texts import TokenTexts
@@ -139,8 +140,8 @@ class Tokenizer:
         except BaseException as error:
             # The library has no class of errors of its own, and panics at some files. A panic is
             # no Exception, so that programs do not go on in a broken state. Here no state is left,
-            # since there is no tokenizer. The class of panics cannot be imported from any module.
-            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            # since there is no tokenizer.
+            if isinstance(error, Exception) or _is_panic(error):
                 raise ValueError(f"{path} is broken: {error}") from error
             raise
 
@@ -161,10 +162,9 @@ class Tokenizer:
 
         Raises:
             TooManyTokens: the text has more tokens than `max_tokens`.
+            RequestFailed: the library cannot divide the text.
         """
-        (encoding,) = self._tokenizer.encode_batch_fast(
-            [text], add_special_tokens=add_special_tokens
-        )
+        encoding = self._encoding(text, add_special_tokens=add_special_tokens)
         n_tokens = len(encoding)
         if max_tokens is not None and n_tokens > max_tokens:
             del encoding  # which the traceback of the error would keep in memory
@@ -173,10 +173,25 @@ class Tokenizer:
 
     def count_tokens(self, text: str, *, add_special_tokens: bool = True) -> int:
         """Returns the number of tokens that `to_tokens` would return."""
-        (encoding,) = self._tokenizer.encode_batch_fast(
-            [text], add_special_tokens=add_special_tokens
-        )
-        return len(encoding)
+        return len(self._encoding(text, add_special_tokens=add_special_tokens))
+
+    def _encoding(self, text: str, *, add_special_tokens: bool) -> tokenizers.Encoding:
+        """Returns a text as the library encodes it; raises RequestFailed if the library panics.
+
+        The library panics if a regular expression of the checkpoint tries ten million ways to match
+        the text, which takes a second. No state of the tokenizer is left broken.
+        """
+        try:
+            (encoding,) = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise errors.RequestFailed(
+                f"the model's tokenizer cannot divide the text: {error}"
+            ) from error
+        return encoding
 
     def count_in_pieces(self, text: str, *, up_to: int | None = None) -> int:
         """Returns the number of tokens of a text that is cut into pieces, without special tokens.
@@ -339,6 +354,11 @@ class IncrementalText:
         self._n_settled = 0
         text = self._tokenizer.to_text(self._window)
         self._delivered = text[: len(text) - n_held]
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether an error is a panic of the library, whose class no module has."""
+    return type(error).__name__ == "PanicException"
 
 
 def _check_ids(tokenizer: tokenizers.Tokenizer) -> None:

@@ -33,7 +33,7 @@ from services.worker.models.ends_of_turn import ends_of_turn
 from services.worker.models.gguf_places import check_places, types_in_words
 from services.worker.models.in_words import quantisation_in_words, rope_in_words
 from services.worker.models.registry import FAMILIES
-from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.rotary_config import RotaryConfig, with_one_rope
 from services.worker.models.served_context import served_context
 from services.worker.models.text_half import WRAPPERS, text_half
 
@@ -62,6 +62,10 @@ _SHORT.maxdict, _SHORT.maxstring = 16, 80
 
 # Booleans that families read themselves.
 _BOOLEAN_KEYS = frozenset(("use_sliding_window",))
+
+# Tokens in `config.json`, also if nothing reads them. `transformers` refuses a value that is no
+# token, too.
+_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 # Keys of every family that this file reads.
 _COMMON_KEYS = frozenset((
@@ -198,7 +202,7 @@ def parse_with_sources(
     given = config
     half = text_half(config, _architecture_of(config))
     _refuse_unknown_keys(half.around, set())
-    config = half.config
+    config = with_one_rope(half.config)
     architecture = _architecture_of(config)
     if architecture not in FAMILIES:
         named = _SHORT.repr(architecture)
@@ -220,6 +224,7 @@ def parse_with_sources(
         config, plain_keys | config_type.read_keys | config_type.ignored_keys | _COMMON_KEYS
     )
     plain = {key: config[key] for key in plain_keys if config.get(key) is not None}
+    _refuse_no_tokens(config)
     _refuse_untrue(config_type, {**config, **plain, **derived})
     try:
         parsed = TypeAdapter(config_type).validate_python(plain | derived)
@@ -265,6 +270,15 @@ def _refuse_untrue(config_type: type[ModelConfig], values: JsonObject) -> None:
         value = values.get(key)
         if value is not None and not isinstance(value, bool):
             raise UnsupportedModel(f"config.json: {key} {_SHORT.repr(value)} is no boolean")
+
+
+def _refuse_no_tokens(config: JsonObject) -> None:
+    """Raises UnsupportedModel for a token that is not a whole number."""
+    for key in _TOKEN_KEYS:
+        value = config.get(key)
+        tokens = value if isinstance(value, list) and key == "eos_token_id" else [value]
+        if value is not None and any(type(token) is not int for token in tokens):
+            raise UnsupportedModel(f"config.json: {key} {_SHORT.repr(value)} is no token")
 
 
 def _read_derived(config_type: type[ModelConfig], config: JsonObject) -> JsonObject:

@@ -185,7 +185,10 @@ class GgufFile(TensorFiles):
             place = self._header.tensors.get(full)
             return None if place is None else Stored(full, place.shape)
 
-        return make_view(rule, find, self._config, 0 if number is None else int(number[0]))
+        try:
+            return make_view(rule, find, self._config, 0 if number is None else int(number[0]))
+        except CheckpointError as error:
+            raise CheckpointError(f"{self}: {error}") from error
 
     def _refuse_unknown(self) -> None:
         known = {

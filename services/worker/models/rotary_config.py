@@ -179,10 +179,7 @@ def read_rope(
     `default_partial` is the fraction of a head that is rotated by default. It is None for families
     that rotate whole heads. Raises UnsupportedModel for settings that are not implemented.
     """
-    old, new = (_settings_of(config, key) for key in ("rope_scaling", "rope_parameters"))
-    if old and new:
-        raise UnsupportedModel("config.json has both rope_scaling and rope_parameters")
-    given = {**(new or old)}
+    given = {**(_settings_of(config, "rope_parameters") or _settings_of(config, "rope_scaling"))}
     rope_type = given.pop("rope_type", None) or given.pop("type", None) or "default"
     given.pop("type", None)
     if rope_type not in _ROPE_KEYS:
@@ -214,6 +211,33 @@ def read_rope(
         "partial_rotary_factor": (default_partial or 1.0) if partial is None else partial,
         **used,
     }
+
+
+def with_one_rope(config: JsonObject) -> JsonObject:
+    """Returns `config`, with the rotary settings of both spellings as `rope_parameters` if it has
+    both. Raises UnsupportedModel for settings that contradict each other."""
+    old, new = (_settings_of(config, key) for key in ("rope_scaling", "rope_parameters"))
+    if not (old and new):
+        return config
+    # Files of families with two kinds of layers have settings for each kind in the newer spelling.
+    of_full = new.get("full_attention")
+    inner = of_full if isinstance(of_full, Mapping) else new
+    one, other = _with_type(old), _with_type(inner)
+    for key in sorted(one.keys() & other.keys()):
+        if one[key] != other[key]:
+            raise UnsupportedModel(
+                f"config.json: rope_scaling and rope_parameters contradict each other: {key} is "
+                f"{one[key]!r:.40} and {other[key]!r:.40}"
+            )
+    merged = {**one, **other}
+    kept = {key: value for key, value in config.items() if key != "rope_scaling"}
+    return kept | {"rope_parameters": merged if inner is new else {**new, "full_attention": merged}}
+
+
+def _with_type(rope: JsonObject) -> dict[str, Any]:
+    """Returns rotary settings that are set, with the newer spelling of the type."""
+    named = {("rope_type" if key == "type" else key): value for key, value in rope.items()}
+    return {key: value for key, value in named.items() if value is not None}
 
 
 def _settings_of(config: JsonObject, key: str) -> JsonObject:

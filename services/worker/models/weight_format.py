@@ -6,10 +6,11 @@ dequantises. This module knows no files and no tensors.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
+
+from services.worker.models.module_targets import ModuleTargets
 
 Layout = Literal[
     "gptq", "awq", "packed", "scaled", "int8_rows", "blockwise",
@@ -27,8 +28,6 @@ tensor says; it must exist."""
 
 EVERY_MATRIX = "Linear"
 """The target that matches the matrices of all linear layers."""
-
-_PATTERN = "re:"  # prefix of a target that is a regular expression
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ class MatrixFormat:
     targets: tuple[str, ...] = (EVERY_MATRIX,)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WeightFormat:
     """The formats of a checkpoint's matrices, each with targets that name modules.
 
@@ -62,39 +61,25 @@ class WeightFormat:
     notes: tuple[str, ...] = ()  # what a user should know about how the weights are read
 
     def of(self, module: str) -> MatrixFormat | None:
-        """Returns the format of the matrix of `module`, or None if the matrix is not quantised."""
-        if _is_named(self.ignored, module) or _is_matched(self.ignored, module):
+        """Returns the format of a module's matrix; None if the matrix is not quantised. Raises
+        CannotStart if the regular expressions take too long."""
+        if self._not_quantised.of(module) is not None:
             return None
-        for is_meant in (_is_named, _is_matched, _is_any):
-            for form in self.forms:
-                if is_meant(form.targets, module):
-                    return form
-        return None
+        index = self._quantised.of(module)
+        return self._for_every if index is None else self.forms[index]
 
+    def check(self) -> None:
+        """Raises ValueError for a target that is a regular expression which cannot be used."""
+        _ = self._not_quantised, self._quantised
 
-def check_targets(targets: Iterable[str]) -> None:
-    """Raises ValueError for a target that is an invalid regular expression."""
-    for target in targets:
-        if target.startswith(_PATTERN):
-            try:
-                re.compile(target.removeprefix(_PATTERN))
-            except re.error as error:
-                raise ValueError(f"{target[:80]!r} is no regular expression: {error}") from error
+    @cached_property
+    def _not_quantised(self) -> ModuleTargets:
+        return ModuleTargets([self.ignored])
 
+    @cached_property
+    def _quantised(self) -> ModuleTargets:
+        return ModuleTargets([form.targets for form in self.forms])
 
-def _is_named(targets: Iterable[str], module: str) -> bool:
-    """Returns whether a target occurs in the module's name as one or more whole parts between
-    dots."""
-    return any(f".{target}." in f".{module}." for target in targets)
-
-
-def _is_matched(targets: Iterable[str], module: str) -> bool:
-    """Returns whether a target that begins with `re:` matches the beginning of the module's
-    name."""
-    patterns = (each.removeprefix(_PATTERN) for each in targets if each.startswith(_PATTERN))
-    return any(re.match(pattern, module) for pattern in patterns)
-
-
-def _is_any(targets: Iterable[str], module: str) -> bool:
-    """Returns whether a target stands for the matrices of all linear layers."""
-    return EVERY_MATRIX in targets
+    @cached_property
+    def _for_every(self) -> MatrixFormat | None:
+        return next((form for form in self.forms if EVERY_MATRIX in form.targets), None)

@@ -116,6 +116,20 @@ async def test_stop_string_that_cuts_a_call_is_the_reason_for_the_end(site: Site
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == CUT
 
 
+@pytest.mark.parametrize("written", [CUT, '{"a": 1', '{"a": {"b": [1, ', "{'a': 'it", "{"])
+async def test_call_that_the_model_leaves_incomplete_is_content_where_an_object_is_needed(
+    site: Site, written: str
+) -> None:
+    text = call(written).partition("}\n</tool_call>")[0]
+    said = await message(site, text)
+    shown = f'{{"name": "write", "arguments": {written}}}'
+    assert said["content"] == [{"type": "text", "text": shown}]
+    assert said["stop_reason"] == "end_turn"
+    choice = await chat(site, text)
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == written
+
+
 async def test_limit_that_cuts_a_call_is_the_reason_for_the_end(site: Site) -> None:
     text = call(CUT).split("\n</tool_call>")[0][:-1]
     assert (await chat(site, text, ends=False))["finish_reason"] == "length"

@@ -10,6 +10,7 @@ import pytest
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
+from services.common import errors
 from services.frontend.request.conversation import ChatMessage, Conversation, EarlierCall, Tool
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.message_format import MessageFormat
@@ -126,8 +127,48 @@ def test_reasoning_stands_between_its_tokens(tmp_path: Path) -> None:
     assert "[/INST][THINK]hm[/THINK]yes</s>[INST]" in text
 
 
+EFFORT = {"type": "enum", "accepts_none": True, "default": "none", "values": ["high", "none"]}
+"""The setting `reasoning_effort` of a file of version 15."""
+
+
+def written(directory: Path, conversation: Conversation, effort: dict[str, Any]) -> str:
+    path = write(directory, 15)
+    said = {**json.loads(path.read_text()), "model_settings_builder": {"reasoning_effort": effort}}
+    path.write_text(json.dumps(said))
+    template = ChatTemplate.from_model(directory)
+    assert template is not None
+    return template.render(conversation, limit_s=5, max_characters=10_000)
+
+
+def test_version_15_is_told_how_much_to_reason(tmp_path: Path) -> None:
+    """As `mistral-common` 1.13 writes it, which is newer than the one that tests have."""
+    settings = '[MODEL_SETTINGS]{"reasoning_effort": "none"}[/MODEL_SETTINGS]'
+    asks = (ChatMessage("user", "a"), ChatMessage("assistant", "b"), ChatMessage("user", "c"))
+    text = written(tmp_path, Conversation(asks), EFFORT)
+    assert text == f"<s>{settings}[INST]a[/INST]b</s>[INST]c[/INST]"
+    system = ChatMessage("system", "s")
+    text = written(tmp_path, Conversation((system, *asks), tools=(DIVE,)), EFFORT)
+    assert text.startswith("<s>[SYSTEM_PROMPT]s[/SYSTEM_PROMPT][AVAILABLE_TOOLS]")
+    assert f"[/AVAILABLE_TOOLS]{settings}[INST]a[/INST]" in text
+    high = Conversation(asks, template_kwargs={"reasoning_effort": "high"})
+    assert '<s>[MODEL_SETTINGS]{"reasoning_effort": "high"}[' in written(tmp_path, high, EFFORT)
+
+
+def test_an_effort_that_the_file_does_not_have_is_refused(tmp_path: Path) -> None:
+    much = Conversation((ASKS,), template_kwargs={"reasoning_effort": "much"})
+    with pytest.raises(errors.InvalidRequest, match="reasoning_effort is not one of none, high"):
+        written(tmp_path, much, EFFORT)
+
+
+@pytest.mark.parametrize("broken", [{}, {"default": "low"}, {"values": ["none", "}}"]}])
+def test_broken_settings_are_named(tmp_path: Path, broken: dict[str, Any]) -> None:
+    effort = {**EFFORT, **broken} if broken else {"type": "enum"}
+    with pytest.raises(ValueError, match=r"tekken\.json.*model_settings_builder"):
+        written(tmp_path, Conversation((ASKS,)), effort)
+
+
 def test_a_version_that_is_not_known_has_no_template(tmp_path: Path) -> None:
-    write(tmp_path, 15)
+    write(tmp_path, 16)
     assert ChatTemplate.from_model(tmp_path) is None
     assert Tokenizer.from_model(tmp_path).to_tokens("a")[0] == 1
 

@@ -183,10 +183,50 @@ def test_messages_that_templates_leave_out_are_refused(role: str) -> None:
     assert looped(body, USER, CALLING) == "[x][]"
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{% if m.role == 'user' or m.role.startswith('note') %}[{{ m.content }}]{% endif %}",
+        "{% if m['role'] in ['user', 'note'] %}[{{ m['content'] }}]{% endif %}",
+        "{% if m.role in ('user', 'note') %}[{% for c in m.content %}{{ c.text }}{% endfor %}]"
+        "{% endif %}",
+    ],
+    ids=["beginning", "list", "parts"],
+)
+@pytest.mark.parametrize("role", ["critic", "ipython", "function result"])
+def test_roles_that_templates_would_leave_out_are_refused(body: str, role: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match=f"leaves out messages of the role '{role}'"):
+        looped(body, USER, ChatMessage(role, "12"))
+    assert looped(body, USER, ChatMessage("note", "12")).startswith("[x][")
+    assert looped("[{{ m.role }}: {{ m.content }}]", ChatMessage(role, "y")) == f"[{role}: y]"
+
+
 def test_role_that_a_template_refuses_has_the_templates_error() -> None:
     body = "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}[{{ m.content }}]"
     with pytest.raises(errors.InvalidRequest, match="no tools"):
         looped(body, USER, CALLING, RESULT)
+
+
+CALL_OR_CONTENT = "{% if m.tool_calls %}NAME{% else %}[{{ m.content }}]{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        (CALL_OR_CONTENT, ("messages.content",)),
+        (CALL_OR_CONTENT.replace("[{{ m.content }}]", PARTS), ("messages.content",)),
+        ("[{{ m.content or '' }}]{% if m.tool_calls %}NAME{% endif %}", ()),
+    ],
+    ids=["call-or-content", "call-or-parts", "both"],
+)
+def test_content_beside_calls_that_a_template_leaves_out_is_named(
+    body: str, names: tuple[str, ...]
+) -> None:
+    template = ChatTemplate(LOOP.replace("BODY", body.replace("NAME", NAME)))
+    said = dataclasses.replace(CALLING, content="y")
+    assert template.left_out(Conversation((USER, said, RESULT))) == names
+    assert template.left_out(Conversation((USER, CALLING, RESULT))) == ()
+    assert template.left_out(Conversation((USER, ChatMessage("assistant", "y"), USER))) == ()
 
 
 ONE_CALL = {

@@ -5,9 +5,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.common import errors
 from services.frontend.text.tokenizer import (
     CUT_TOKENS,
     MAX_WINDOW_TOKENS,
@@ -240,3 +242,15 @@ def test_counting_in_pieces_ends_where_it_is_told_to() -> None:
     whole = BYTE_LEVEL.count_in_pieces(text)
     assert whole == BYTE_LEVEL.count_tokens(text, add_special_tokens=False)
     assert 10 < BYTE_LEVEL.count_in_pieces(text, up_to=10) <= whole // 2
+
+
+def test_an_expression_with_too_many_ways_fails_the_request_alone() -> None:
+    read = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "c": 1}, []))
+    read.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("(?:a|aa)+b"), "isolated")
+    made = Tokenizer(read)
+    hostile = "a" * 45 + "c"
+    with pytest.raises(errors.RequestFailed, match=r"cannot divide the text: .*retry-limit"):
+        made.to_tokens(hostile)
+    with pytest.raises(errors.RequestFailed, match="cannot divide the text"):
+        made.count_tokens(hostile)
+    assert made.to_tokens("aac") == (0, 0, 1)

@@ -24,6 +24,8 @@ DAMAGES: Mapping[str, Damage] = {
     "generation": on_files.json_of("generation_config.json"),
     "tokenizer": on_files.json_of("tokenizer.json"),
     "tokenizer-config": on_files.json_of("tokenizer_config.json"),
+    "tekken": on_files.json_of("tekken.json"),
+    "words": on_files.json_of("vocab.json"),
     "index": on_files.json_of(on_files.INDEX),
     "wrong-index": on_files.wrong_index,
     "lose-tensor": on_tensors.of_tensors(on_tensors.lose_tensor),

@@ -6,17 +6,21 @@ from random import Random
 
 from tests.fuzz.damaged.file_damage import Damage
 from tests.fuzz.damaged.gguf_layout import GgufLayout, Value, text
-from tests.fuzz.damaged.originals import GGUF_FILE, Files
+from tests.fuzz.damaged.originals import Files
 
 
 def of_gguf(change: Callable[[GgufLayout, Random], str | None]) -> Damage:
     def damage(files: Files, dice: Random) -> str | None:
-        if GGUF_FILE not in files:
+        names = sorted(name for name in files if name.endswith(".gguf"))
+        if not names:
             return None
-        layout = GgufLayout.of(files[GGUF_FILE])
+        name = dice.choice(names)
+        layout = GgufLayout.of(files[name])
+        if len(layout.values) < 2 or len(layout.places) < 2:
+            return None
         said = change(layout, dice)
-        files[GGUF_FILE] = layout.to_bytes()
-        return said and f"{GGUF_FILE}: {said}"
+        files[name] = layout.to_bytes()
+        return said and f"{name}: {said}"
 
     return damage
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,18 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from services.worker.models import quantization_config
+from services.worker.models.registry import FAMILIES
 from tests.fuzz.damaged.originals import GGUF_FILE
 from tests.fuzz.damaged.outcome import PROMPT, TEXT
+
+_FRACTIONS = frozenset(
+    each.metadata.get("alias", each.name)
+    for family in FAMILIES.values()
+    for each in fields(family.config_type)
+    if each.type in ("PositiveFloat", "NonNegativeFloat")
+) - {"query_pre_attn_scalar"}
+"""Keys of `config.json` whose values have a fraction in `transformers`."""
 
 
 class NoOracle(Exception):
@@ -33,7 +44,8 @@ def logits(directory: Path, plain: Mapping[str, bytes] | None, twin: Path) -> Te
         for name, content in plain.items():
             (twin / name).write_bytes(content)
         config = _config(directory)
-        config.pop("quantization_config", None)
+        for key in quantization_config.KEYS:
+            config.pop(key, None)
         (twin / "config.json").write_text(json.dumps(config))
         directory = twin
     else:
@@ -55,9 +67,9 @@ def logits(directory: Path, plain: Mapping[str, bytes] | None, twin: Path) -> Te
 
 
 def _config(directory: Path) -> dict[str, Any]:
-    """Returns `config.json`, in which an epsilon may be a whole number."""
+    """Returns `config.json`, in which a number with a fraction may be written as a whole one."""
     config: dict[str, Any] = json.loads((directory / "config.json").read_text())
-    for key in ("rms_norm_eps", "layer_norm_eps"):
+    for key in _FRACTIONS:
         if isinstance(config.get(key), int) and not isinstance(config[key], bool):
             config[key] = float(config[key])
     rope = config.get("rope_parameters")

@@ -11,13 +11,12 @@ from services.common.cannot_start import CannotStart
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.tokenizer import Tokenizer
 from services.worker.models.checkpoint import open_checkpoint
-from tests.fuzz.damaged.originals import GGUF_FILE
 from tests.worker.pipeline import Pipeline, Span
 
 PROMPT = [5, 9, 100, 3, 42, 198, 7, 60, 61, 62]
 TEXT = "the cat</s> é\n\n12"
 
-_FILE = re.compile(r"\.(json|jinja|safetensors|gguf)\b")
+_FILE = re.compile(r"\.(json|jinja|safetensors|gguf|bin|model|txt)\b")
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,9 @@ class Answer:
 
 
 def model_in(directory: Path) -> Path:
-    """Returns the path that names the model: the GGUF file if there is one, or the directory."""
-    file = directory / GGUF_FILE
-    return file if file.exists() else directory
+    """Returns the path that names the model: the first GGUF file if there is one, or the
+    directory."""
+    return min(directory.glob("*.gguf"), default=directory)
 
 
 def answer(model: Path) -> Answer | Refusal:

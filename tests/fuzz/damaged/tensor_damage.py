@@ -9,8 +9,8 @@ from typing import Any
 from tests.fuzz.damaged.file_damage import ODD, Damage
 from tests.fuzz.damaged.originals import Files
 
-_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
-          "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1}  # fmt: skip
+_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U32": 4, "I16": 2, "I8": 1,
+          "U8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1}  # fmt: skip
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 
 

@@ -28,20 +28,18 @@ class Written:
 Writer = Callable[[int, int, torch.Generator], Written]  # of n_out, n_in
 
 
-def as_word(numbers: list[int], bits: int) -> int:
-    """Returns a signed word of 32 bits with the numbers, the first in the lowest bits."""
-    word = 0
-    for place, number in enumerate(numbers):
-        word |= number << (place * bits)
-    return word - (1 << 32) if word >= 1 << 31 else word
+def as_words(numbers: list[int], bits: int) -> list[int]:
+    """Returns signed words of 32 bits with the numbers, the first in the lowest bits."""
+    stream = sum(number << (place * bits) for place, number in enumerate(numbers))
+    words = [stream >> begin & 0xFFFFFFFF for begin in range(0, len(numbers) * bits, 32)]
+    return [word - (1 << 32) if word >= 1 << 31 else word for word in words]
 
 
 def pack_rows(numbers: Tensor, bits: int) -> Tensor:
     """Packs along the second dimension, filled up with zeros."""
-    n = 32 // bits
+    n = 32 if 32 % bits else 32 // bits
     rows = [row + [0] * (-len(row) % n) for row in numbers.tolist()]
-    words = [[as_word(row[i : i + n], bits) for i in range(0, len(row), n)] for row in rows]
-    return torch.tensor(words, dtype=torch.int32)
+    return torch.tensor([as_words(row, bits) for row in rows], dtype=torch.int32)
 
 
 @dataclass(frozen=True)

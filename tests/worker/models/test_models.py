@@ -74,6 +74,7 @@ OLD_SPELLINGS: dict[str, dict[str, Any]] = {
             "mscale_all_dim": 0.3,
         },
     },
+    "both": {"rope_scaling": LINEAR, "rope_parameters": LINEAR},
 }
 
 
@@ -382,6 +383,20 @@ class TestModelConfig:
             random_stage(config, dtype=torch.float32, device=torch.device("cpu"))
 
     @pytest.mark.parametrize(
+        "both",
+        [
+            {"rope_parameters": LINEAR, "rope_scaling": {"type": "linear", "factor": 3}},
+            {"rope_parameters": {**LINEAR, "factor": None}, "rope_scaling": LINEAR},
+            {"rope_parameters": {"rope_theta": 500.0}, "rope_scaling": LINEAR},
+            {"rope_parameters": {**LINEAR, "type": "linear"}, "rope_scaling": None},
+        ],
+    )
+    def test_rotary_settings_of_two_keys_may_complete_each_other(
+        self, both: dict[str, Any]
+    ) -> None:
+        assert config_with(**both) == config_with(rope_parameters=LINEAR)
+
+    @pytest.mark.parametrize(
         ("changes", "named"),
         [
             ({"hidden_act": "gelu"}, "gelu"),
@@ -391,7 +406,12 @@ class TestModelConfig:
             ({"rope_scaling": {"type": "linear"}}, "factor"),
             ({"rope_scaling": {"type": "linear", "factor": 2.0, "mscales": 1.0}}, "mscales"),
             ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor"),
-            ({"rope_scaling": LINEAR, "rope_parameters": LINEAR}, "both"),
+            ({"rope_scaling": LINEAR, "rope_parameters": YARN}, "contradict .*: factor"),
+            ({"rope_scaling": LINEAR, "rope_parameters": {"type": "yarn"}}, "contradict .*type"),
+            ({"rope_scaling": LINEAR, "rope_parameters": {**LINEAR, "rope_theta": 7.0}}, "500.0"),
+            ({"bos_token_id": 1e-6}, "bos_token_id 1e-06 is no token"),
+            ({"eos_token_id": [2, 1e-6]}, "eos_token_id .* is no token"),
+            ({"pad_token_id": "0"}, "pad_token_id '0' is no token"),
             ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
             ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
             ({"sliding_window": 4096}, "sliding_window"),

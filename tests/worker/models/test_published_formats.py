@@ -164,6 +164,27 @@ FORMATS = {
          "meta": {"quantizer": ["gptqmodel:5.7.0"], "pack_impl": "cpu"}},
         (16, 80),
     ),
+    "gptq-2-bits": Format(
+        gptq(bits=2, group_size=32, is_symmetric=True),
+        {"quant_method": "gptq", "bits": 2, "group_size": 32, "sym": True, "desc_act": False},
+        (16, 80),
+    ),
+    "gptq-2-bits-with-zero-points": Format(
+        gptq(bits=2, group_size=16, is_symmetric=False),
+        {"quant_method": "gptq", "bits": 2, "group_size": 16, "sym": False},
+        (16, 80),
+    ),
+    "gptq-3-bits": Format(
+        gptq(bits=3, group_size=32, is_symmetric=True),
+        {"quant_method": "gptq", "bits": 3, "group_size": 32, "sym": True, "desc_act": False},
+        (32, 96),
+    ),
+    "gptq-3-bits-with-zero-points": Format(
+        gptq(bits=3, group_size=16, is_symmetric=False, version=2),
+        {"quant_method": "gptq", "bits": 3, "group_size": 16, "sym": False,
+         "checkpoint_format": "gptq_v2"},
+        (64, 96),
+    ),
     "gptq-8-bits-by-name": Format(
         gptq(bits=8, group_size=16, is_symmetric=True),
         {"quant_method": "gptq", "bits": 4, "group_size": 32,
@@ -550,8 +571,18 @@ def test_files_that_are_not_as_promised_are_refused(
         end: tensor for end, tensor in (written.tensors | changes).items() if tensor is not None
     }
     directory = write(tmp_path, form, {UP: Written(tensors, written.weight)})
-    with pytest.raises(CheckpointError, match=named):
+    with pytest.raises(CheckpointError, match=f"model.safetensors.*{named}"):
         source_of(directory, [Part(f"{UP}.weight", form.shape)])
+
+
+def test_an_infinite_divisor_of_scales_is_refused(tmp_path: Path) -> None:
+    form = FORMATS["nvfp4-of-compressed-tensors"]
+    written = form.writer(*form.shape, torch.Generator().manual_seed(1))
+    tensors = written.tensors | {"weight_global_scale": torch.tensor([torch.inf])}
+    directory = write(tmp_path, form, {UP: Written(tensors, written.weight)})
+    part = Part(f"{UP}.weight", form.shape)
+    with pytest.raises(CheckpointError, match=r"up_proj.* not finite"):
+        source_of(directory, [part]).joined([part])
 
 
 def test_weights_of_a_frozen_checkpoint_must_be_quantised(tmp_path: Path) -> None:

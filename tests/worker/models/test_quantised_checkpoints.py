@@ -29,7 +29,7 @@ from tests.checkpoints import (
 )
 from tests.worker.models.quantised_writers import (
     Writer,
-    as_word,
+    as_words,
     awq,
     gptq,
     packed,
@@ -525,7 +525,7 @@ def filled(value: int, *shape: int) -> torch.Tensor:
     return torch.full(shape, value, dtype=torch.int32)
 
 
-EIGHTS, MINUS_ONES = as_word([8] * 8, 4), filled(-1, 48)
+EIGHTS, MINUS_ONES = as_words([8] * 8, 4)[0], filled(-1, 48)
 
 
 @pytest.mark.parametrize(
@@ -594,13 +594,15 @@ WEIGHTS = {"num_bits": 8, "type": "int", "strategy": "channel"}
         ({"quant_method": "mxfp4"}, "quant_method 'mxfp4'"),
         ({"quant_method": ["gptq"]}, "quant_method"),
         ({"bits": 4}, "quant_method None"),
-        ({"quant_method": "gptq", "bits": 3}, "bits"),
+        ({"quant_method": "gptq", "bits": 5}, "bits"),
         ({"quant_method": "gptq", "bits": 4, "group_size": "128"}, "group_size"),
         ({"quant_method": "gptq", "bits": 4, "sym": "false"}, "sym"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size is 0"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format"),
-        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:a": {"bits": 3}}}, "bits"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:a": {"bits": 5}}}, "bits"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:(": {}}}, "regular expression"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {r"-:(a)\1": {}}}, "groupref"),
+        (compressed("int-quantized", WEIGHTS, ignore=["re:a"] * 1001), "1000 regular"),
         ({"quant_method": "gptq", "bits": 4, "rotation": "hadamard"}, "rotation"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt"),

@@ -352,8 +352,9 @@ SHAPES: dict[str, PreTrainedConfig] = {
         },
     ),
     "starcoder2": Starcoder2Config(**LLAMA_LIKE, sliding_window=7),
-    "starcoder2-variants": Starcoder2Config(
+    "starcoder2-variants": Starcoder2Config(  # type: ignore[call-arg]
         **{**LLAMA_LIKE, "num_key_value_heads": 6, "hidden_act": "gelu"},
+        activation_function="relu",  # which nothing reads
         norm_epsilon=0.1,
         use_bias=False,
         tie_word_embeddings=False,
@@ -760,8 +761,9 @@ def refuse(directory: Path, named: str, config: PreTrainedConfig, **changes: Any
         ("gpt_oss", {"experts_per_token": 3}, "experts_per_token"),
         ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act"),
         ("gpt_oss", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ("gpt_oss", {"quantization": {"group_size": 32, "bits": 4}}, "MLX's files .* GGUF"),
         ("gpt_oss", {"rope_parameters": {"rope_type": "yarn"}}, "factor is missing"),
-        ("gpt_oss", {"rope_scaling": {"rope_type": "yarn"}}, "both"),
+        ("gpt_oss", {"rope_scaling": {"rope_type": "linear"}}, "contradict"),
         ("deepseek_v2", {"mlp_bias": True}, "mlp_bias"),
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method"),

@@ -119,17 +119,23 @@ class MessagesReply(MessageReply):
 
     def _whole_block(self, item: Item, text: str, n_items: int) -> Block:
         """Returns the block of an item with its whole text. A call whose arguments cannot be read
-        as an object is a block of text."""
+        as an object is a block of text. So is a call that the model itself has left incomplete."""
         block = self._block(item, text)
         if block["type"] != "tool_use":
             return block
-        may_be_cut = self._items.ends_in_call or self._reason is FinishReason.LENGTH
-        is_cut = may_be_cut and item.index == n_items - 1
+        is_cut = self._may_be_cut and item.index == n_items - 1
         arguments = near_json.object_of(text, is_cut=is_cut)
         if arguments is None:
             name = json.dumps(item.name, ensure_ascii=False)
             return {"type": "text", "text": f'{{"name": {name}, "arguments": {text}}}'}
         return {**block, "input": arguments}
+
+    @property
+    def _may_be_cut(self) -> bool:
+        """Whether the token limit or a stop sequence may have cut the last call."""
+        if self._reason is FinishReason.LENGTH:
+            return True
+        return self._items.ends_in_call and bool(self._generation.stop_met(0))
 
     def _message_of(
         self, blocks: list[Block], stop_reason: StopReason | None, stop: str | None

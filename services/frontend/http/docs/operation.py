@@ -13,7 +13,7 @@ from services.frontend.http.docs.components import (
 from services.frontend.http.openai import errors as openai_errors
 from services.frontend.http.protocol.body import RequestBody
 from services.frontend.http.protocol.errors import Dialect
-from services.frontend.http.protocol.generating import UNENFORCED
+from services.frontend.http.protocol.generating import LEFT_OUT, UNENFORCED
 from services.frontend.http.protocol.route import Access, Parameter, Route
 from services.frontend.http.transport import media_types
 from services.frontend.http.transport.media_types import EVENTS, JSON
@@ -42,11 +42,15 @@ _IGNORED_FIELDS = {
         "schema": {"type": "string"},
     }
 }
-_UNENFORCED = {
+_NOT_KEPT = {
     UNENFORCED: {
         "description": "Keywords of JSON schemas that are not enforced, if there are any.",
         "schema": {"type": "string"},
-    }
+    },
+    LEFT_OUT: {
+        "description": "Fields whose values the model's chat template leaves out, if it does.",
+        "schema": {"type": "string"},
+    },
 }
 
 
@@ -115,5 +119,5 @@ def _answer(route: Route) -> dict[str, Any]:
         described["content"][EVENTS] = {}
     if route.body is not None:
         generates = issubclass(route.body, RequestBody)
-        described["headers"] = _IGNORED_FIELDS | (_UNENFORCED if generates else {})
+        described["headers"] = _IGNORED_FIELDS | (_NOT_KEPT if generates else {})
     return described

@@ -2,7 +2,7 @@
 assistant's message back with all fields that some server wrote into it. Unknown fields are
 therefore ignored, and named in a header of the answer and in the log."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, FailFast, Field, Tag, ValidationInfo
 from typing_extensions import TypeAliasType
@@ -16,7 +16,12 @@ from services.frontend.http.protocol.text_parts import (
     joined,
     result_text,
 )
-from services.frontend.http.protocol.unknown_items import LeftOut, Refused, tag_of_unknown
+from services.frontend.http.protocol.unknown_items import (
+    LEFT_OUT,
+    LeftOut,
+    Refused,
+    tag_of_unknown,
+)
 from services.frontend.request.conversation import MAX_TURNS, ChatMessage, EarlierCall
 
 MAX_CALLS = 128
@@ -46,6 +51,19 @@ Content = Annotated[
     Annotated[str, Tag("text")] | Annotated[ContentParts, Tag("list")], TEXT_OR_LIST
 ]
 """Type of a message's text, which is one string or a list of parts."""
+
+MadePart = Annotated[
+    Annotated[ContentPart, Tag("text")] | Annotated[RefusalPart, Tag("refusal")] | LeftOut,
+    by_type({"text": "text", "refusal": "refusal"}, others=LEFT_OUT),
+]
+MadeContentParts = TypeAliasType(
+    "MadeContentParts", Annotated[list[MadePart], FailFast(), Field(max_length=MAX_TURNS)]
+)
+MadeContent = Annotated[
+    Annotated[str, Tag("text")] | Annotated[MadeContentParts, Tag("list")], TEXT_OR_LIST
+]
+"""A text of a model or a tool, whole or in parts. Parts of other types are left out, since they
+hold no text of the user."""
 
 
 class AssistantFunction(ExactModel):
@@ -80,23 +98,12 @@ AssistantCalls = TypeAliasType(
 )
 
 
-def _check_content(content: object, message: ValidationInfo) -> object:
-    if content is None and message.data.get("role") != "assistant":
-        raise ValueError("must be given; only an assistant's may be null")
-    return content
-
-
-class Message(ExactModel):
-    """A turn of a conversation. A client may send a message of the assistant back unchanged."""
+class MessageFields(ExactModel):
+    """The fields of a message besides its content. A client may send a message of the assistant
+    back unchanged."""
 
     role: str
-    """Role of the speaker. The chat template must know the role. `developer` is read as `system` if
-    the template does not know `developer`."""
-    content: Annotated[
-        Content | None, AfterValidator(_check_content), Field(validate_default=True)
-    ] = None
-    """Content of the message, as a text or in parts. A picture is replaced by a note. An
-    assistant's message may have null or no content."""
+    """Role of the speaker."""
     name: str | None = None
     """Name of the speaker, for templates that show the name."""
     refusal: str | None = None
@@ -119,23 +126,16 @@ class Message(ExactModel):
     """OpenAI's older form of `tool_calls`, which can have only one call. The result of the call is
     in the next message, which has the role `function`."""
 
-    def to_message(self) -> ChatMessage:
-        """Returns the turn in the form that chat templates read."""
-        if self.role == "function":
-            return self._as_tool().to_message()
-        content = self.content
-        if content is None:
-            content = self.refusal
-        elif self.role == "tool":
-            content = result_text(content)
-        else:
-            content = joined(content)
+    def with_content(self, content: str | None) -> ChatMessage:
+        """Returns the turn with a content, in the form that chat templates read. A message of the
+        older role `function` becomes one of the role `tool`."""
+        is_function = self.role == "function"
         return ChatMessage(
-            self.role,
-            content,
+            "tool" if is_function else self.role,
+            self.refusal if content is None else content,
             self.name,
             tool_calls=tuple(call.to_call() for call in self._calls()),
-            tool_call_id=self.tool_call_id,
+            tool_call_id=self.name if is_function else self.tool_call_id,
             reasoning_content=self.reasoning_content or self.reasoning,
         )
 
@@ -146,6 +146,55 @@ class Message(ExactModel):
             return self.tool_calls or []
         return [AssistantCall(id=self.function_call.name, function=self.function_call)]
 
-    def _as_tool(self) -> Self:
-        """Returns a message of the older role `function` as a message of the role `tool`."""
-        return self.model_copy(update={"role": "tool", "tool_call_id": self.name})
+
+MADE_ROLES = ("assistant", "tool", "function")
+"""Roles of the messages that models and tools write."""
+
+
+class AskedMessage(MessageFields):
+    """A turn of the user, of the system, or of another role."""
+
+    role: Annotated[str, Field(json_schema_extra={"not": {"enum": list(MADE_ROLES)}})]
+    """Role of the speaker, one that the chat template knows. `developer` is read as `system` if the
+    template does not know `developer`."""
+    content: Content
+    """Content of the message, as a text or in parts. A note stands in the place of a picture."""
+
+    def to_message(self) -> ChatMessage:
+        """Returns the turn in the form that chat templates read."""
+        return self.with_content(joined(self.content))
+
+
+def _check_content(content: object, message: ValidationInfo) -> object:
+    if content is None and message.data.get("role") != "assistant":
+        raise ValueError("must be given; only an assistant's may be null")
+    return content
+
+
+class MadeMessage(MessageFields):
+    """A turn of the assistant, or the result of a tool."""
+
+    role: Literal["assistant", "tool", "function"]
+    """`assistant`, `tool`, or OpenAI's older spelling `function` of `tool`."""
+    content: Annotated[
+        MadeContent | None, AfterValidator(_check_content), Field(validate_default=True)
+    ] = None
+    """Content of the message, as a text or in parts. Parts of other types are left out; in the
+    result of a tool, a note stands in their place. An assistant's message may have null or no
+    content."""
+
+    def to_message(self) -> ChatMessage:
+        """Returns the turn in the form that chat templates read."""
+        if self.content is None:
+            return self.with_content(None)
+        is_result = self.role != "assistant"
+        return self.with_content((result_text if is_result else joined)(self.content))
+
+
+Message = Annotated[
+    Annotated[AskedMessage, Tag("asked")] | Annotated[MadeMessage, Tag("made")],
+    by_type(dict.fromkeys(MADE_ROLES, "made"), field="role", others="asked"),
+]
+Messages = TypeAliasType(
+    "Messages", Annotated[list[Message], FailFast(), Field(max_length=MAX_TURNS)]
+)

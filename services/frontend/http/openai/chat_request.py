@@ -2,25 +2,25 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import FailFast, Field, model_validator
+from pydantic import model_validator
 
 from services.common import errors
 from services.frontend.generation.generation import Generation
 from services.frontend.http.bodies.accepted_values import only
 from services.frontend.http.bodies.ranges import N_LOGPROBS, N_TOKENS
-from services.frontend.http.openai.chat_message import Message
+from services.frontend.http.openai.chat_message import Messages
 from services.frontend.http.openai.chat_reply import ChatReply
 from services.frontend.http.openai.chat_tools import ToolFields
 from services.frontend.http.openai.request import GenerationBody
 from services.frontend.http.protocol.reasoning_effort import template_kwargs
-from services.frontend.request.conversation import MAX_TURNS, Conversation
+from services.frontend.request.conversation import Conversation
 from services.frontend.request.generation_request import Prompt
 
 
 class ChatBody(ToolFields, GenerationBody):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_TURNS)]
+    messages: Messages
     """The conversation, oldest turn first."""
     max_completion_tokens: Annotated[int | None, N_TOKENS] = None
     """Newer name of `max_tokens`. If both are given, the values must be equal."""

@@ -2,20 +2,19 @@
 handlers."""
 
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import FailFast, Field, model_validator
+from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
 from services.common import errors
 from services.frontend.api_keys import Account
 from services.frontend.http.bodies.object_kinds import ExactModel
-from services.frontend.http.openai.chat_message import Message
+from services.frontend.http.openai.chat_message import Messages
 from services.frontend.http.openai.chat_request import ChatBody
 from services.frontend.http.openai.request import TokenIds
 from services.frontend.http.protocol.answer_object import answer_object
 from services.frontend.http.protocol.api import Api
-from services.frontend.request.conversation import MAX_TURNS
 from services.frontend.request.generation_request import Prompt
 
 
@@ -26,9 +25,7 @@ class TokenizeBody(ChatBody):
 
     prompt: str | None = None
     """A text, instead of `messages`."""
-    messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_TURNS)] = Field(
-        default_factory=list
-    )
+    messages: Messages = Field(default_factory=list)
     """A conversation, instead of `prompt`."""
     return_token_strs: bool | None = None
     """Whether to answer also with the spelling of each token in the vocabulary."""

@@ -24,6 +24,9 @@ from services.frontend.request.logprobs import MANY_LOGPROBS
 UNENFORCED = "x-orcinus-unenforced"
 """Header of an answer with the keywords of JSON schemas that are not enforced."""
 
+LEFT_OUT = "x-orcinus-left-out"
+"""Header of an answer with the fields whose values the chat template leaves out of the prompt."""
+
 
 def stream_reply(
     service: GenerationService, body: RequestBody, account: Account, *, comment_s: float
@@ -35,9 +38,12 @@ def stream_reply(
     async def write(output: EventOutput) -> None:
         nonlocal writer
         with body.in_own_words():
-            async with service.open(body.to_request(), account) as generation:
-                writer = reply = _reply(body, generation)
-                output.add_headers(_headers(reply))
+            async with service.prepare(body.to_request(), account) as generation:
+                reply = _reply(body, generation)
+                # The headers may be sent before the request is accepted.
+                output.add_headers(_headers(body, generation, reply))
+                await generation.start()
+                writer = reply
                 await output.start()
                 for event in reply.begin():
                     await output.write(event)
@@ -68,7 +74,7 @@ async def whole_reply(service: GenerationService, body: RequestBody, account: Ac
                 data = b"".join(parts)
             else:
                 data = await _joined_in_turns(parts)
-            return Response(data, media_type=JSON, headers=_headers(reply))
+            return Response(data, media_type=JSON, headers=_headers(body, generation, reply))
 
 
 def _reply(body: RequestBody, generation: Generation) -> Reply:
@@ -78,10 +84,12 @@ def _reply(body: RequestBody, generation: Generation) -> Reply:
     return reply
 
 
-def _headers(reply: Reply) -> dict[str, str]:
+def _headers(body: RequestBody, generation: Generation, reply: Reply) -> dict[str, str]:
     """Returns the headers of an answer, which name the fields of the request that are not
-    enforced."""
-    return {UNENFORCED: SEPARATOR.join(reply.unenforced)} if reply.unenforced else {}
+    enforced, or that the model does not see."""
+    left_out = [body.spelled(name) for name in generation.left_out]
+    names = {UNENFORCED: reply.unenforced, LEFT_OUT: left_out}
+    return {header: SEPARATOR.join(found) for header, found in names.items() if found}
 
 
 async def _joined_in_turns(parts: Iterable[bytes]) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.common import errors
 from services.frontend.request.json_schema.unenforced import Path, Unenforced, paths_of
 from services.frontend.request.output_format import quoted
 
@@ -38,12 +39,29 @@ class ToolRule:
     """Path of each part of the schema, keyed by the identity (`id`) of the part. Filled when a path
     is needed for the first time."""
 
-    def note_unenforced(self, part: Mapping[str, Any], keyword: str) -> None:
-        """Notes that the format cannot enforce a keyword in a part of the schema."""
+    def note_unenforced(self, part: Mapping[str, Any], *keywords: str) -> None:
+        """Notes those of the keywords that a part of the schema has. The format cannot enforce
+        them.
+
+        Raises:
+            InvalidRequest: the tool is strict, and the part has one of the keywords.
+        """
+        for keyword in keywords:
+            if keyword not in part:
+                continue
+            if self.is_strict:
+                raise errors.InvalidRequest(
+                    self.schema_field,
+                    f"{self._unenforced(part, keyword)} cannot be enforced in the model's format "
+                    "of tool calls",
+                )
+            self.unenforced[self._unenforced(part, keyword)] = None
+
+    def _unenforced(self, part: Mapping[str, Any], keyword: str) -> Unenforced:
         if not self._places:
             self._places.update(paths_of(self.schema))
         # A part that was made from others, and is not in the schema, counts as the root.
-        self.unenforced[Unenforced(self._places.get(id(part), ()), keyword)] = None
+        return Unenforced(self._places.get(id(part), ()), keyword)
 
 
 @dataclass(frozen=True, slots=True)

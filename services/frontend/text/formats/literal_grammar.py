@@ -1,7 +1,7 @@
 """Makes grammar rules, from a JSON schema, for values in the notations of Python and of Gemma.
 
 Numbers, and strings of Python, are written as in JSON. Of the keywords for objects and lists, only
-those for members, items and the number of items are enforced.
+those for members, items and the number of items are enforced. The others are noted as unenforced.
 """
 
 import json
@@ -12,6 +12,13 @@ from typing import Any, ClassVar
 from services.frontend.request.output_format import json_rule, quoted
 from services.frontend.text.formats.grammar import Markers, ToolRule
 from services.frontend.text.formats.literals import GEMMA_QUOTE
+from services.frontend.text.formats.narrowing_keywords import (
+    ALL,
+    COMBINING,
+    COUNTS_AND_PATTERNS,
+    OF_NUMBERS,
+    OF_STRINGS,
+)
 from services.frontend.text.formats.parameter_grammar import required_names
 from services.frontend.text.formats.parameters import resolved, types_of
 from services.frontend.text.formats.rule_set import RuleSet
@@ -26,9 +33,6 @@ MAX_COUNTED_ITEMS = 100
 MAX_NESTED = 64
 """Largest depth of nested schemas, references included. Values that are nested deeper may be
 anything."""
-
-_OF_STRINGS = ("minLength", "maxLength", "pattern", "format")
-_NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 
 class LiteralGrammar(ABC):
@@ -111,16 +115,21 @@ class LiteralGrammar(ABC):
 
     def _value(self, schema: Mapping[str, Any]) -> str:
         if isinstance(schema.get("$ref"), str):
+            self._tool.note_unenforced(schema, *ALL)
             return self._referred(schema["$ref"])
         choices = schema.get("anyOf", schema.get("oneOf"))
         if isinstance(choices, list) and choices and "type" not in schema:
+            taken = "anyOf" if "anyOf" in schema else "oneOf"
+            self._tool.note_unenforced(schema, *(key for key in ALL if key != taken))
             return f"({' | '.join(map(self.value, choices))})"
         listed = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(listed, list) and listed:
             return f"({' | '.join(map(self.literal, listed))})"
         types = types_of(schema, self._tool.schema)
         if types is None:
+            self._tool.note_unenforced(schema, *ALL)
             return self._any_value()
+        self._tool.note_unenforced(schema, *COMBINING)
         return f"({' | '.join(self._typed(schema, sorted(types)))})"
 
     def _typed(self, schema: Mapping[str, Any], types: list[str]) -> Iterator[str]:
@@ -135,7 +144,7 @@ class LiteralGrammar(ABC):
                 case "null":
                     yield quoted(self.words[None])
                 case "integer" | "number":
-                    bounds = {key: schema[key] for key in _NUMERIC if key in schema}
+                    bounds = {key: schema[key] for key in OF_NUMBERS if key in schema}
                     yield self.rules.add("number", json_rule({"type": one, **bounds}))
                 case "array":
                     yield self._list(schema)
@@ -145,6 +154,11 @@ class LiteralGrammar(ABC):
     def _list(self, schema: Mapping[str, Any]) -> str:
         item = self.rules.add("item", self.value(schema.get("items")))
         low, high = schema.get("minItems"), schema.get("maxItems")
+        self._tool.note_unenforced(schema, "prefixItems")
+        for keyword in ("minItems", "maxItems"):
+            bound = schema.get(keyword)
+            if isinstance(bound, int) and bound > MAX_COUNTED_ITEMS:
+                self._tool.note_unenforced(schema, keyword)
         low = min(low, MAX_COUNTED_ITEMS) if isinstance(low, int) else 0
         high = high if isinstance(high, int) and high <= MAX_COUNTED_ITEMS else None
         if high == 0:
@@ -154,11 +168,20 @@ class LiteralGrammar(ABC):
         return f'"[" {items} "]"' if low else f'"[" ({items})? "]"'
 
     def _object(self, schema: Mapping[str, Any]) -> str:
+        self._note_of_object(schema)
         if not isinstance(schema.get("properties"), dict):
+            if schema.get("additionalProperties") is False:
+                return '"{}"'
             value = self.value(schema.get("additionalProperties"))
             member = self.rules.add("member", f"{self._any_key()} {value}")
             return f'"{{" ({member} ({quoted(self.separator)} {member})*)? "}}"'
         return f'"{{" {self.members(schema, self._key)} "}}"'
+
+    def _note_of_object(self, schema: Mapping[str, Any]) -> None:
+        """Notes the keywords of an object that are not enforced."""
+        self._tool.note_unenforced(schema, *COUNTS_AND_PATTERNS)
+        if not isinstance(schema.get("properties"), dict):
+            self._tool.note_unenforced(schema, "required")
 
     def _referred(self, reference: str) -> str:
         """Returns the name of the grammar rule for the schema to which a reference refers."""
@@ -189,13 +212,18 @@ class PythonGrammar(LiteralGrammar):
     def arguments(self) -> str:
         """Returns the grammar expression for the arguments of the tool, without the brackets around
         them."""
-        if isinstance(self._tool.schema.get("properties"), dict):
-            return self.members(self._tool.schema, lambda name: quoted(f"{name}="))
+        schema = self._tool.schema
+        self._tool.note_unenforced(schema, "$ref", *COMBINING)
+        self._note_of_object(schema)
+        if isinstance(schema.get("properties"), dict):
+            return self.members(schema, lambda name: quoted(f"{name}="))
+        if schema.get("additionalProperties") is False:
+            return ""
         argument = f'{self.rules.add("NAME", "/[a-z_][a-z0-9_]*/")} "=" {self._any_value()}'
         return f"({argument} ({quoted(self.separator)} {argument})*)?"
 
     def _string(self, schema: Mapping[str, Any]) -> str:
-        kept = {key: schema[key] for key in _OF_STRINGS if key in schema}
+        kept = {key: schema[key] for key in OF_STRINGS if key in schema}
         return self.rules.add("string", json_rule({"type": "string", **kept}))
 
     def _constant(self, text: str) -> str:

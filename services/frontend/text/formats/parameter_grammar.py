@@ -9,6 +9,11 @@ from typing import Any
 
 from services.frontend.request.output_format import json_rule
 from services.frontend.text.formats.grammar import Markers, ToolRule
+from services.frontend.text.formats.narrowing_keywords import (
+    ALL,
+    COMBINING,
+    COUNTS_AND_PATTERNS,
+)
 from services.frontend.text.formats.parameters import MAX_VISITS, resolved, types_of
 from services.frontend.text.formats.rule_set import RuleSet
 from services.frontend.text.formats.text_rules import TextRules
@@ -49,7 +54,11 @@ class ParameterGrammar:
             enforce.
         """
         properties = tool.schema.get("properties")
+        tool.note_unenforced(tool.schema, "$ref", *COMBINING, *COUNTS_AND_PATTERNS)
         if not isinstance(properties, dict):
+            if tool.schema.get("additionalProperties") is False:
+                return ""
+            tool.note_unenforced(tool.schema, "required", "additionalProperties")
             return f"{self._any_parameter(tool)}*"
         required = required_names(tool.schema)
         parts = []
@@ -76,13 +85,18 @@ class ParameterGrammar:
         a flag that says whether the value is a string."""
         types = types_of(schema, tool.schema)
         if not isinstance(schema, dict) or types is None or next(visits, None) is None:
+            if isinstance(schema, dict):
+                tool.note_unenforced(schema, *ALL)
             yield True, self._texts.of({}, tool)
             return
         if isinstance(schema.get("$ref"), str):
+            tool.note_unenforced(schema, *ALL)
             yield from self._values(resolved(schema["$ref"], tool.schema), tool, visits)
             return
         choices = schema.get("anyOf", schema.get("oneOf"))
         if isinstance(choices, list) and "type" not in schema:
+            taken = "anyOf" if "anyOf" in schema else "oneOf"
+            tool.note_unenforced(schema, *(key for key in ALL if key != taken))
             for one in choices:
                 yield from self._values(one, tool, visits)
             return
@@ -94,6 +108,7 @@ class ParameterGrammar:
                 yield is_text, self._markers.written(text + self._spelling.end)
             return
         if "string" in types:
+            tool.note_unenforced(schema, *COMBINING)
             yield True, self._texts.of(schema, tool)
         if others := types - {"string"}:
             yield False, self._json({**schema, "type": sorted(others)}, tool.schema)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from services.common import errors
 from services.frontend.text.formats.grammar import Markers, ToolRule, pattern_of
 from services.frontend.text.formats.rule_set import RuleSet
 
@@ -45,8 +44,7 @@ def _patterns(schema: Mapping[str, Any], tool: ToolRule) -> list[str]:
     """Returns regular expressions. A string is valid for a schema if it matches all of them. The
     list is empty if no keyword of the schema can be enforced."""
     low, high = _bound(schema, "minLength", tool), _bound(schema, "maxLength", tool)
-    if "format" in schema:
-        _note_unenforced(schema, "format", tool)
+    tool.note_unenforced(schema, "format")
     patterns = []
     if low or high is not None:
         most = "" if high is None else str(high)
@@ -64,19 +62,8 @@ def _bound(schema: Mapping[str, Any], keyword: str, tool: ToolRule) -> int | Non
         return None
     if bound <= MAX_COUNTED:
         return bound
-    _note_unenforced(schema, keyword, tool)
-    return None
-
-
-def _note_unenforced(schema: Mapping[str, Any], keyword: str, tool: ToolRule) -> None:
-    """Notes that a keyword of a schema is not enforced. Raises InvalidRequest if the tool is
-    strict."""
-    if tool.is_strict:
-        raise errors.InvalidRequest(
-            tool.schema_field,
-            f"'{keyword}' of a string cannot be enforced in the model's format of tool calls",
-        )
     tool.note_unenforced(schema, keyword)
+    return None
 
 
 def _searched(pattern: str) -> str:

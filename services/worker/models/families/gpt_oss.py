@@ -51,7 +51,7 @@ _DEFAULT_ROPE: JsonObject = {
 
 # The last key is for other programs that load the file.
 _QUANTIZATION_KEYS = frozenset(("quant_method", "modules_to_not_convert", "dequantize"))
-_MAX_PATTERNS, _MAX_PATTERN = 10_000, 300  # number of patterns, and characters of a pattern
+_MAX_PATTERNS, _MAX_PATTERN = 1000, 300  # number of patterns, and characters of a pattern
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +111,11 @@ class GptOssConfig(RotaryConfig):
             window=config.get("sliding_window", _DEFAULT_WINDOW),
             default=[i % 2 == 0 for i in range(n_layers)],
         )
+        if config.get("quantization"):
+            raise UnsupportedModel(
+                "config.json: quantization: MLX's files of gpt-oss are not supported; serve "
+                "OpenAI's own files of this model, which are in MXFP4, too, or its GGUF files"
+            )
         packed_layers = _read_packed_layers(config.get("quantization_config"), n_layers)
         rope = config.get("rope_parameters")
         if not (rope or config.get("rope_scaling")):

@@ -31,10 +31,11 @@ class Starcoder2Config(RotaryConfig):
     default_eos_token_ids = (50256,)
     default_n_kv_heads = 2
     read_keys = RotaryConfig.read_keys | {"mlp_type", "norm_type", "scale_attn_weights"}
-    # `norm_epsilon` is used, not `layer_norm_epsilon`; a softmax is always in float32.
+    # `norm_epsilon` is used, not `layer_norm_epsilon`, and `hidden_act`, not GPT-BigCode's
+    # `activation_function`, as in transformers; a softmax is always in float32.
     ignored_keys = frozenset((
-        "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "embedding_dropout",
-        "residual_dropout", "layer_norm_epsilon",
+        "activation_function", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
+        "embedding_dropout", "residual_dropout", "layer_norm_epsilon",
     ))  # fmt: skip
     hidden_acts = ("gelu_pytorch_tanh", "gelu", "gelu_new", "relu")
 

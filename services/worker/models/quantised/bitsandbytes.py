@@ -115,6 +115,10 @@ class BlockwiseMatrix(QuantisedMatrix):
         values = self.tensor("weight.nested_quant_map", range(256))[scales.int()]
         return values * self.tensor("weight.nested_absmax", outer)[places] + offset
 
+    def _broken(self, what: str) -> CheckpointError:
+        """Returns the error that a tensor of this module is not as it must be."""
+        return CheckpointError(f"{self._files}: {self._module}.{what}")
+
     @property
     def _n_blocks(self) -> int:
         return -(-self.n_out * self.n_in // self._size("blocksize"))
@@ -127,14 +131,14 @@ class BlockwiseMatrix(QuantisedMatrix):
             return None
         offset = self._state.get("nested_offset")
         if not isinstance(offset, float | int) or not math.isfinite(offset):
-            raise CheckpointError(f"{self._module}.weight: nested_offset {repr(offset)[:80]}")
+            raise self._broken(f"weight: nested_offset {repr(offset)[:80]}")
         return self._size("nested_blocksize"), float(offset)
 
     def _size(self, key: str) -> int:
         """Returns the block size under `key` of the matrix's JSON."""
         size = self._state.get(key)
         if not isinstance(size, int) or not 0 < size <= _MAX_BLOCK:
-            raise CheckpointError(f"{self._module}.weight: {key} {repr(size)[:80]} is no size")
+            raise self._broken(f"weight: {key} {repr(size)[:80]} is no size")
         return size
 
     def _wrong_sizes(self, shape: tuple[int, ...]) -> Iterator[str]:
@@ -152,18 +156,18 @@ class BlockwiseMatrix(QuantisedMatrix):
             if header is None:
                 continue
             if header.element != "U8" or len(header.shape) != 1:
-                raise CheckpointError(f"{self._module}.{suffix} is not a row of bytes")
+                raise self._broken(f"{suffix} is not a row of bytes")
             n_bytes = header.shape[0]
             if n_bytes > _MAX_STATE_BYTES:
-                raise CheckpointError(f"{self._module}.{suffix} has {n_bytes} bytes")
+                raise self._broken(f"{suffix} has {n_bytes} bytes")
             content = bytes(self.tensor(suffix, range(n_bytes)).tolist())
             try:
                 state = json.loads(content)
             except (ValueError, RecursionError) as error:
-                raise CheckpointError(f"{self._module}.{suffix} is no JSON: {error}") from error
+                raise self._broken(f"{suffix} is no JSON: {error}") from error
             if isinstance(state, dict):
                 return state
-        raise CheckpointError(f"{self._module}.weight lacks the quant_state of NF4 or FP4")
+        raise self._broken("weight lacks the quant_state of NF4 or FP4")
 
 
 class RowsMatrix(ScaledMatrix):

@@ -104,7 +104,9 @@ class PackedFp4Matrix(Fp4Matrix):
     factor_name = "weight_global_scale"
 
     def _factor(self) -> Tensor:
-        return 1 / super()._factor()
+        factor = super()._factor()
+        # An infinite divisor stays, as a scale that is not finite: it would make all weights zero.
+        return torch.where(factor.isinf(), factor, 1 / factor)
 
 
 class PowersFp4Matrix(Fp4Matrix):

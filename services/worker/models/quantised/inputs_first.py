@@ -1,10 +1,11 @@
 """The layouts of GPTQ and AWQ, in which inputs are the first dimension.
 
 `qweight` has the quantised numbers. `qzeros` [n_groups, n_out / n] and `scales` [n_groups, n_out]
-have the zero points and scales of groups of inputs, where `n` is the count of numbers in a word.
-The zero point of a symmetric matrix is the middle of the range. Its `qzeros` are ignored, because
-some writers store them without the offset of the format's version. The tensor `g_idx` [n_in], if it
-is used, gives the group of each input.
+have the zero points and scales of groups of inputs, where `n` is the count of numbers in a word;
+32 numbers of 3 bits are in three words, one after the other.
+Symmetric matrices have the middle of the range as zero point, whatever `qzeros` has: some writers
+store it without the offset of the format's version. The tensor `g_idx` [n_in], if it counts, gives
+the group of each input.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from torch import Tensor
 
 from kernels.weights.groups import GroupForm
 from services.worker.models.quantised.matrix import (
+    WORD_BITS,
     QuantisedMatrix,
     numbers_of,
     range_of,
+    run_of,
     unpack,
     words_of,
 )
@@ -35,10 +38,11 @@ class InputsFirst(QuantisedMatrix):
 
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
         yield from self.wrong_numbers()
-        if self.n_out % self.per_word:
-            yield f"{self._module}: {self.n_out} outputs do not fill words of {self.per_word}"
+        bits, run = self.form.bits, run_of(self.form.bits)
+        if self.n_out % run:
+            yield f"{self._module}: {self.n_out} outputs do not fill words, which need {run}"
         if self.form.has_zeros:
-            yield from self.wrong("qzeros", (self.n_groups, self.n_out // self.per_word))
+            yield from self.wrong("qzeros", (self.n_groups, self.n_out * bits // WORD_BITS))
         yield from self.wrong("scales", (self.n_groups, self.n_out), FLOATS)
         yield from self.wrong_order("g_idx")
 
@@ -84,11 +88,11 @@ class InputsFirst(QuantisedMatrix):
         return scales, zeros & (1 << self.form.bits) - 1
 
     def unpacked(self, suffix: str, rows: range, columns: range) -> Tensor:
-        """Returns numbers from the tensor named `suffix`. The tensor packs numbers into words along
-        its second dimension."""
-        words = self.tensor(suffix, rows, words_of(columns, self.per_word))
+        """Returns numbers from the tensor `suffix`, whose words are packed along the second
+        dimension."""
+        words = self.tensor(suffix, rows, words_of(columns, self.form.bits))
         numbers = unpack(words, self.form.bits)
-        return numbers_of(numbers, columns, self.per_word)
+        return numbers_of(numbers, columns, self.form.bits)
 
     @abstractmethod
     def wrong_numbers(self) -> Iterator[str]:
@@ -104,13 +108,14 @@ class GptqMatrix(InputsFirst):
     """A matrix of GPTQ. Its words contain the numbers of consecutive inputs."""
 
     def wrong_numbers(self) -> Iterator[str]:
-        if self.n_in % self.per_word:
-            yield f"{self._module}: {self.n_in} inputs do not fill words of {self.per_word}"
-        yield from self.wrong("qweight", (self.n_in // self.per_word, self.n_out))
+        bits, run = self.form.bits, run_of(self.form.bits)
+        if self.n_in % run:
+            yield f"{self._module}: {self.n_in} inputs do not fill words, which need {run}"
+        yield from self.wrong("qweight", (self.n_in * bits // WORD_BITS, self.n_out))
 
     def numbers(self, rows: range, columns: range) -> Tensor:
-        words = self.tensor("qweight", words_of(columns, self.per_word), rows)
-        return numbers_of(unpack(words.t(), self.form.bits), columns, self.per_word).t()
+        words = self.tensor("qweight", words_of(columns, self.form.bits), rows)
+        return numbers_of(unpack(words.t(), self.form.bits), columns, self.form.bits).t()
 
 
 class AwqMatrix(InputsFirst):
@@ -123,8 +128,8 @@ class AwqMatrix(InputsFirst):
         return self.unpacked("qweight", columns, rows)
 
     def unpacked(self, suffix: str, rows: range, columns: range) -> Tensor:
-        words = self.tensor(suffix, rows, words_of(columns, self.per_word))
+        words = self.tensor(suffix, rows, words_of(columns, self.form.bits))
         numbers = unpack(words, self.form.bits)
         numbers = numbers.reshape(len(rows), numbers.shape[1] // self.per_word, self.per_word)
         ordered = numbers[:, :, list(_AWQ_PLACES)].flatten(1)
-        return numbers_of(ordered, columns, self.per_word)
+        return numbers_of(ordered, columns, self.form.bits)

@@ -15,6 +15,8 @@ from services.worker.models.tensor_files import CheckpointError, Header, TensorF
 from services.worker.models.weight_format import MatrixFormat
 from services.worker.models.weights import pieces
 
+_MIDDLE = 8  # of numbers of four bits, in which fewer bits are kept
+
 WORD_BITS = 32
 INT32 = frozenset(("I32",))
 
@@ -75,7 +77,7 @@ class QuantisedMatrix(GroupedTensor):
         """Converts unsigned numbers to the encoding of `GroupedMatrix`."""
         if self.form.bits == 8:
             return (numbers - self.middle).to(torch.int8)
-        return numbers.to(torch.uint8)
+        return (numbers + (_MIDDLE - self.middle)).to(torch.uint8)
 
     def has(self, suffix: str) -> bool:
         """Returns whether the files have a tensor of this matrix whose name ends in `suffix`."""
@@ -154,25 +156,43 @@ class QuantisedMatrix(GroupedTensor):
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]: ...
 
 
-def words_of(span: range, per_word: int) -> range:
-    """Returns the range of words that contain the numbers with indices in `span`."""
-    return range(span.start // per_word, -(-span.stop // per_word))
+def run_of(bits: int) -> int:
+    """Returns how many numbers fill whole words: 8 of 4 bits fill one, 32 of 3 bits fill three."""
+    return WORD_BITS // math.gcd(WORD_BITS, bits)
+
+
+def words_of(span: range, bits: int) -> range:
+    """Returns the range of words that hold the numbers of `span`."""
+    run = run_of(bits)
+    n_words = run * bits // WORD_BITS
+    return range(span.start // run * n_words, -(-span.stop // run) * n_words)
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """Unpacks words [n, n_words] into numbers of `bits` bits, [n, n_words * numbers per word], in
-    order."""
+    """Returns the numbers packed in words [n, n_words], in order from the lowest bits on. A number
+    of 3 bits may begin in one word and end in the next."""
+    if WORD_BITS % bits:
+        return unpack_bytes(words.contiguous().view(torch.uint8), bits)
     shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
     numbers = (words[:, :, None] >> shifts) & ((1 << bits) - 1)
     return numbers.flatten(1)
 
 
-def numbers_of(numbers: Tensor, span: range, per_word: int) -> Tensor:
-    """Returns those columns of `numbers` whose indices are in `span`.
+def unpack_bytes(stored: Tensor, bits: int) -> Tensor:
+    """Returns the numbers of any number of bits in bytes [n, n_bytes], [n, n_bytes * 8 / bits]
+    int64."""
+    runs = stored.view(len(stored), -1, bits).long()  # eight numbers each
+    joined = (runs << torch.arange(bits) * 8).sum(2)  # [n, n_runs], up to 64 bits
+    numbers = joined[:, :, None] >> torch.arange(8) * bits
+    return (numbers & ((1 << bits) - 1)).flatten(1)
+
+
+def numbers_of(numbers: Tensor, span: range, bits: int) -> Tensor:
+    """Returns the numbers of `span` along the second dimension.
 
     `numbers` has all numbers of the words that contain `span`.
     """
-    skipped = span.start % per_word
+    skipped = span.start % run_of(bits)
     return numbers[:, skipped : skipped + len(span)]
 
 

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from kernels.weights.groups import WHOLE, GroupForm
 from services.worker.models.quantised.fp4 import Fp4Matrix, PowersFp4Matrix
-from services.worker.models.quantised.matrix import WORD_BITS, QuantisedMatrix
+from services.worker.models.quantised.matrix import WORD_BITS, QuantisedMatrix, unpack_bytes
 from services.worker.models.stored_tensor import FLOATS, Spans
 
 _WORDS = frozenset(("U32",))
 _BYTES = frozenset(("U8",))
-_AT_ONCE = 8  # numbers that fill whole bytes, whatever their bits
 
 
 class MlxMatrix(QuantisedMatrix):
@@ -70,19 +69,9 @@ class MlxMatrix(QuantisedMatrix):
         first = columns.start // WORD_BITS  # of runs of 32 numbers, which fill `bits` words
         words = range(first * bits, -(-columns.stop // WORD_BITS) * bits)
         stored = self.tensor("weight", rows, words).contiguous().view(torch.uint8)
-        numbers = _unpacked(stored, bits)
+        numbers = unpack_bytes(stored, bits)
         skipped = columns.start - first * WORD_BITS
         return numbers[:, skipped : skipped + len(columns)]
-
-
-def _unpacked(stored: Tensor, bits: int) -> Tensor:
-    """Unpacks bytes [n_rows, n_bytes] into numbers of `bits` bits, [n_rows, n_bytes * 8 / bits]
-    int64."""
-    runs = stored.view(len(stored), -1, bits).long()
-    places = torch.arange(bits) * 8
-    joined = (runs << places).sum(2)  # [n_rows, n_runs], up to 64 bits
-    numbers = joined[:, :, None] >> torch.arange(_AT_ONCE) * bits
-    return (numbers & ((1 << bits) - 1)).flatten(1)
 
 
 class MlxNvfp4Matrix(Fp4Matrix):

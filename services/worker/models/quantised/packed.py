@@ -77,14 +77,14 @@ class PackedMatrix(QuantisedMatrix):
         return scales, (self.middle - self._zeros(rows, used)[:, groups]) * scales
 
     def _numbers(self, rows: range, columns: range) -> Tensor:
-        """Returns the stored, unsigned numbers of a part, [n_rows, n_columns]."""
-        words = self.tensor("weight_packed", rows, words_of(columns, self.per_word))
-        return numbers_of(unpack(words, self.form.bits), columns, self.per_word)
+        """Returns the unsigned numbers as stored, [n_rows, n_columns]."""
+        words = self.tensor("weight_packed", rows, words_of(columns, self.form.bits))
+        return numbers_of(unpack(words, self.form.bits), columns, self.form.bits)
 
     def _zeros(self, rows: range, groups: range) -> Tensor:
         """Returns the zero points as unsigned numbers, [n_rows, n_groups]. Like the numbers, they
         include `middle`."""
         if not self.form.has_zeros:
             return torch.full((len(rows), len(groups)), self.middle, dtype=torch.int32)
-        words = self.tensor("weight_zero_point", words_of(rows, self.per_word), groups)
-        return numbers_of(unpack(words.t(), self.form.bits), rows, self.per_word).t()
+        words = self.tensor("weight_zero_point", words_of(rows, self.form.bits), groups)
+        return numbers_of(unpack(words.t(), self.form.bits), rows, self.form.bits).t()

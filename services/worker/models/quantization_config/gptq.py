@@ -61,7 +61,7 @@ class _Own(Settings):
 
     ignored = QUANTISING
 
-    bits: Literal[4, 8] | None = None
+    bits: Literal[2, 3, 4, 8] | None = None
     group_size: int | None = Field(default=None, ge=-1, le=MAX_SIZE)
     sym: bool | None = None
     desc_act: bool | None = None
@@ -74,7 +74,7 @@ class Gptq(Method):
 
     quant_method: Literal["gptq"]
     method: Literal["gptq"] = "gptq"
-    bits: Literal[4, 8]
+    bits: Literal[2, 3, 4, 8]
     group_size: int = Field(default=128, ge=-1, le=MAX_SIZE)
     # Where a file does not say, the tensors of the file do.
     sym: bool | None = None

@@ -16,7 +16,7 @@ from services.worker.models.quantization_config.gptq import Gptq
 from services.worker.models.quantization_config.mlx import Mlx
 from services.worker.models.quantization_config.modelopt import ModelOpt
 from services.worker.models.quantization_config.settings import Method
-from services.worker.models.weight_format import WeightFormat, check_targets
+from services.worker.models.weight_format import WeightFormat
 
 KEYS = ("quantization", "quantization_config", "compression_config")
 """Keys of `config.json` under which quantisation settings may be. The first key that exists is
@@ -93,9 +93,9 @@ def _method(name: object, given: JsonObject) -> type[Method]:
 
 
 def _check_names(read: WeightFormat) -> None:
-    """Raises ValueError if module names are too many or too long, or contain an invalid regular
-    expression."""
+    """Raises ValueError for too many or too long module names, and for regular expressions that are
+    invalid or not supported."""
     names = [*read.ignored, *(name for form in read.forms for name in form.targets)]
     if len(names) > _MAX_NAMES or any(len(name) > _MAX_NAME for name in names):
         raise ValueError(f"more than {_MAX_NAMES} names of modules, or {_MAX_NAME} characters")
-    check_targets(names)
+    read.check()

@@ -273,6 +273,34 @@ def test_notes_stand_in_the_place_of_pictures() -> None:
 
 
 @pytest.mark.parametrize(
+    ("part", "role", "text"),
+    [
+        ({"type": "thinking", "thinking": "Hm.", "signature": "s"}, "assistant", ""),
+        ({"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}, "assistant", ""),
+        ({"type": "reasoning", "text": "Hm."}, "assistant", ""),
+        ({"type": "redacted_thinking", "data": "x"}, "assistant", ""),
+        ({"type": "file", "file": {"file_data": "data:"}}, "tool", "[file left out]\n"),
+        ({"type": "input_audio", "input_audio": {"data": ""}}, "tool", "[input_audio left out]\n"),
+        ({"type": "resource", "resource": {"text": "t"}}, "function", "[resource left out]\n"),
+    ],
+    ids=str,
+)
+def test_what_models_and_tools_wrote_never_locks_a_conversation(
+    part: dict[str, Any], role: str, text: str
+) -> None:
+    said = {"role": role, "content": [part, {"type": "text", "text": "a"}]}
+    messages = [USER, said]
+    told: list[tuple[str, ...]] = []
+    data = json.dumps({"messages": messages}).encode()
+    [conversation] = parse_body(ChatBody, data, told.append).prompts
+    assert isinstance(conversation, Conversation)
+    assert conversation.messages[1].content == f"{text}a"
+    assert told == [(f"messages.content.{part['type']}",)]
+    with pytest.raises(errors.InvalidRequest, match="is not supported"):
+        chat(messages=[{**said, "role": "user"}])
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"response_format": {"type": "xml"}},

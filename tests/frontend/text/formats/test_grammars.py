@@ -186,6 +186,66 @@ def test_keywords_of_strings_that_cannot_be_enforced_are_named_or_refused_of_a_s
     assert caught.value.field == "tools.0.function.parameters"
 
 
+LITERALS, TEXTS = ("pythonic", "lfm2", "gemma4"), ("qwen3_coder", "deepseek_v4", "glm45")
+EITHER = {"anyOf": [{"type": "string"}, {"type": "integer"}]}
+NOT_IN_FORMATS: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
+    "list": (LITERALS, {"type": "array", "prefixItems": [{"type": "string"}]}, "prefixItems"),
+    "few": (LITERALS, {"type": "array", "items": {"type": "null"}, "minItems": 101}, "minItems"),
+    "members": (
+        LITERALS,
+        {"type": "object", "patternProperties": {"^a": {"type": "integer"}}},
+        "patternProperties",
+    ),
+    "names": (LITERALS, {"type": "object", "required": ["a"]}, "required"),
+    "both": (
+        (*LITERALS, *TEXTS),
+        {"type": "string", "allOf": [{"pattern": "^a"}, {"pattern": "b$"}]},
+        "allOf",
+    ),
+    "choice": ((*LITERALS, *TEXTS), {"minLength": 3, **EITHER}, "minLength"),
+    "no type": (TEXTS, {"pattern": "^a"}, "pattern"),
+}
+
+
+@pytest.mark.parametrize(
+    ("parser", "member", "keyword"),
+    [(parser, *rest) for parsers, *rest in NOT_IN_FORMATS.values() for parser in parsers],
+    ids=str,
+)
+def test_keywords_that_json_could_enforce_but_a_format_cannot_are_named(
+    tmp_path: Path, parser: str, member: dict[str, Any], keyword: str
+) -> None:
+    checkpoint = Checkpoint(tmp_path, ())
+    schema = {"type": "object", "properties": {"what": member}, "required": ["what"]}
+    tool = Tool(name="find", parameters=json.dumps(schema))
+    in_json = grammar_of(checkpoint, "hermes", tool, mode="required")
+    assert not in_json.schemas
+    named = grammar_of(checkpoint, parser, tool, mode="required").schemas["find"]
+    names = [name.removeprefix("tools.0.function.parameters.") for name in named.unenforced_names]
+    assert f"properties.what.{keyword}" in names
+    with pytest.raises(errors.InvalidRequest, match=rf"'{keyword}' at properties\.what cannot"):
+        grammar_of(checkpoint, parser, replace(tool, is_strict=True), mode="required")
+
+
+@pytest.mark.parametrize("parser", [*LITERALS, *TEXTS])
+@pytest.mark.parametrize(
+    ("more", "keyword"),
+    [
+        ({"patternProperties": {"^a": {"type": "string"}}}, "patternProperties"),
+        ({"allOf": [{"properties": {"a": {"type": "string"}}}]}, "allOf"),
+        ({"required": ["a"]}, "required"),
+    ],
+    ids=["patterns", "both", "names"],
+)
+def test_keywords_of_all_arguments_that_a_format_cannot_enforce_are_named(
+    tmp_path: Path, parser: str, more: dict[str, Any], keyword: str
+) -> None:
+    tool = Tool(name="find", parameters=json.dumps({"type": "object", **more}))
+    answers = grammar_of(Checkpoint(tmp_path, ()), parser, tool, mode="required")
+    names = answers.schemas["find"].unenforced_names
+    assert f"tools.0.function.parameters.{keyword}" in names
+
+
 @pytest.mark.parametrize("parser", ["hermes", "qwen3_coder"])
 def test_keywords_that_a_format_enforces_are_not_named(tmp_path: Path, parser: str) -> None:
     """JSON has formats of strings, and every format has short lengths and patterns."""

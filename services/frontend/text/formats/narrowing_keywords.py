@@ -1,0 +1,18 @@
+"""Names of the keywords of JSON schemas that narrow the values of a schema, in groups.
+
+Formats in which arguments are not JSON enforce only a part of them.
+"""
+
+COMBINING = ("allOf", "anyOf", "oneOf")
+"""Keywords that combine schemas of one value."""
+
+OF_STRINGS = ("minLength", "maxLength", "pattern", "format")
+OF_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+OF_LISTS = ("prefixItems", "items", "minItems", "maxItems")
+
+COUNTS_AND_PATTERNS = ("patternProperties", "minProperties", "maxProperties")
+"""Keywords of objects besides the declared members."""
+
+OF_OBJECTS = ("properties", "required", "additionalProperties", *COUNTS_AND_PATTERNS)
+
+ALL = (*COMBINING, *OF_STRINGS, *OF_NUMBERS, *OF_LISTS, *OF_OBJECTS)

@@ -1,0 +1,224 @@
+"""Regular expressions of a checkpoint that select modules by their names, matched in bounded time.
+
+Python's own matcher tries one way after another, and `(a*)*b` has so many ways that a load would
+never end. It is asked only for expressions with few ways, such as `.*mlp.gate$`. For others, each
+part of an expression is asked once for each position of a name: at which positions may a match of
+the part end? So the work is at most the size of the expression times the square of the length of
+the name. Positions are the bits of a number.
+
+Python's parser reads the expressions, so they mean what `re.match` makes of them. What would need
+to know how a part was matched is refused by name: references to groups, atomic groups and
+possessive repeats. Flags are refused, too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+# The parser has no public name. An expression is a list of pairs of an operator and its arguments.
+from re import _parser as parser  # type: ignore[attr-defined] # isort: skip
+
+_MAX_TIMES = 1000
+"""Largest number in `{2,1000}`; a module's name is shorter."""
+
+_LONG = 64
+"""Number of ways to match an open repeat, which a module's name has about."""
+
+_MAX_WAYS = _LONG**3
+"""Largest number of ways that Python's matcher may try: a millisecond."""
+
+_ANY_NUMBER = int(parser.MAXREPEAT)  # of an open end, as in `{2,}`
+
+_CATEGORIES: Mapping[str, Callable[[str], bool]] = {
+    "DIGIT": str.isdecimal,
+    "SPACE": str.isspace,
+    "WORD": lambda c: c.isalnum() or c == "_",
+    "LINEBREAK": lambda c: c == "\n",
+}
+
+
+class NamePattern:
+    """A regular expression, matched at the beginning of a name as `re.match` does."""
+
+    def __init__(self, expression: str) -> None:
+        """Raises ValueError for an expression that is invalid or needs what is refused here."""
+        try:
+            parsed = parser.parse(expression)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"{expression[:80]!r} is no regular expression: {error}") from error
+        if parsed.state.flags & ~re.UNICODE.value:
+            raise ValueError(f"{expression[:80]!r} sets flags, which is not supported")
+        self._parsed = parsed
+        for name in _unsupported(parsed):
+            raise ValueError(f"{expression[:80]!r} has {name}, which is not supported")
+        self._quick = re.compile(expression) if _ways(parsed) <= _MAX_WAYS else None
+
+    def matches(self, name: str) -> bool:
+        """Whether the expression matches from the beginning of `name`."""
+        if self._quick is not None and len(name) <= 2 * _LONG:
+            return self._quick.match(name) is not None
+        return bool(_Subject(name).ends(self._parsed, 1))
+
+
+class _Subject:
+    """A name that is matched. Sets of positions are numbers, whose bit i stands for position i."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._known: dict[tuple[int, int], int] = {}
+
+    def ends(self, parts: Any, starts: int) -> int:
+        """Returns where a match of `parts`, one after the other, may end that begins at one of
+        `starts`."""
+        for part in parts:
+            found = 0
+            for start in _bits(starts):
+                found |= self._ends_of(part, start)
+            starts = found
+            if not starts:
+                break
+        return starts
+
+    def _ends_of(self, part: Any, start: int) -> int:
+        key = id(part), start
+        if key not in self._known:
+            self._known[key] = self._find_ends(part, start)
+        return self._known[key]
+
+    def _find_ends(self, part: Any, start: int) -> int:
+        operator, arguments = part
+        here = 1 << start
+        match str(operator):
+            case "SUBPATTERN":
+                return self.ends(arguments[3], here)
+            case "BRANCH":
+                found = 0
+                for branch in arguments[1]:
+                    found |= self.ends(branch, here)
+                return found
+            case "MAX_REPEAT" | "MIN_REPEAT":
+                return self._repeated(arguments, here)
+            case "ASSERT" | "ASSERT_NOT" as kind:
+                is_there = bool(self.ends(arguments[1], here))
+                return here if is_there == (kind == "ASSERT") else 0
+            case "AT":
+                return here if self._is_at(str(arguments), start) else 0
+            case kind:
+                fits = start < len(self._name) and _fits(kind, arguments, self._name[start])
+                return here << 1 if fits else 0
+
+    def _repeated(self, arguments: Any, starts: int) -> int:
+        """Returns where a repeat may end; its arguments are the least and the largest number of
+        times, and what is repeated."""
+        least, most, parts = arguments
+        for _ in range(least):
+            starts, before = self.ends(parts, starts), starts
+            if starts == before:
+                break  # and stays so
+        found = fresh = starts
+        for _ in range(min(most - least, len(self._name) + 1)):
+            fresh = self.ends(parts, fresh) & ~found
+            if not fresh:
+                break
+            found |= fresh
+        return found
+
+    def _is_at(self, place: str, position: int) -> bool:
+        name, end = self._name, len(self._name)
+        match place:
+            case "AT_BEGINNING" | "AT_BEGINNING_STRING":
+                return position == 0
+            case "AT_END":
+                return position == end or name[position:] == "\n"
+            case "AT_END_STRING":
+                return position == end
+        is_word = _CATEGORIES["WORD"]
+        before = position > 0 and is_word(name[position - 1])
+        after = position < end and is_word(name[position])
+        return (before != after) == (place == "AT_BOUNDARY")
+
+
+def _bits(positions: int) -> Iterator[int]:
+    while positions:
+        lowest = positions & -positions
+        yield lowest.bit_length() - 1
+        positions ^= lowest
+
+
+def _fits(kind: str, arguments: Any, character: str) -> bool:
+    """Whether an expression for one character fits a character."""
+    match kind:
+        case "LITERAL":
+            return ord(character) == int(arguments)
+        case "NOT_LITERAL":
+            return ord(character) != int(arguments)
+        case "ANY":
+            return character != "\n"
+        case "RANGE":
+            return int(arguments[0]) <= ord(character) <= int(arguments[1])
+        case "CATEGORY":
+            name = str(arguments).removeprefix("CATEGORY_")
+            is_meant = _CATEGORIES[name.removeprefix("NOT_")](character)
+            return is_meant != name.startswith("NOT_")
+    is_negated = bool(arguments) and str(arguments[0][0]) == "NEGATE"
+    items = arguments[1:] if is_negated else arguments
+    return any(_fits(str(item), said, character) for item, said in items) != is_negated
+
+
+_REPEATS = ("MAX_REPEAT", "MIN_REPEAT")
+_ASSERTIONS = ("ASSERT", "ASSERT_NOT")
+_SUPPORTED = frozenset((
+    "LITERAL", "NOT_LITERAL", "ANY", "IN", "AT", "BRANCH", "SUBPATTERN", *_REPEATS, *_ASSERTIONS,
+))  # fmt: skip
+
+
+def _unsupported(parts: Any) -> Iterator[str]:
+    """Yields what an expression has that is refused."""
+    for operator, arguments in parts:
+        kind = str(operator)
+        if kind not in _SUPPORTED:
+            yield kind.lower()
+            continue
+        if kind == "SUBPATTERN" and (arguments[1] or arguments[2]):
+            yield "flags"
+        elif kind in _REPEATS and not _is_short(*arguments[:2]):
+            yield f"a repeat of more than {_MAX_TIMES} times"
+        elif kind in _ASSERTIONS and arguments[0] < 0:
+            yield "a look behind"
+        for inner in _inside(kind, arguments):
+            yield from _unsupported(inner)
+
+
+def _is_short(least: int, most: int) -> bool:
+    return least <= _MAX_TIMES and (most <= _MAX_TIMES or most == _ANY_NUMBER)
+
+
+def _inside(kind: str, arguments: Any) -> list[Any]:
+    """Returns the expressions inside of a part of an expression."""
+    if kind == "BRANCH":
+        return list(arguments[1])
+    return [arguments[-1]] if kind in ("SUBPATTERN", *_REPEATS, *_ASSERTIONS) else []
+
+
+def _ways(parts: Any) -> float:
+    """Returns about how many ways there are to match `parts`; infinity for repeats in repeats."""
+    ways = 1.0
+    for operator, arguments in parts:
+        match str(operator):
+            case "SUBPATTERN":
+                ways *= _ways(arguments[3])
+            case "BRANCH":
+                ways *= sum(_ways(branch) for branch in arguments[1])
+            case "ASSERT" | "ASSERT_NOT":
+                ways *= 1 + _ways(arguments[1])
+            case "MAX_REPEAT" | "MIN_REPEAT":
+                least, most, repeated = arguments
+                within = _ways(repeated)
+                if within > 1:
+                    ways *= 1 + within if most == 1 else math.inf
+                else:
+                    ways *= min(most - least + 1, _LONG)
+    return ways
