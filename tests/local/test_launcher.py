@@ -99,7 +99,8 @@ async def test_the_workers_of_several_pipelines_have_no_stage_of_their_own() -> 
     several = Launcher(LocalSettings(model=Path("model"), stages=2, pipelines=3))
     assert {several.worker_options(index)["stage-index"] for index in range(6)} == {None}
     options = several.scheduler_options(["a:1", "b:1", "c:1", "d:1", "e:1", "f:1"])
-    settings = SchedulerSettings(stages=str(options["stages"]), n_stages=options["n-stages"])
+    given = [f"--{name}={options[name]}" for name in ("stages", "n-stages")]
+    settings = SchedulerSettings.load("scheduler", given)
     directory = StaticStages(settings.stage_addresses, settings.n_stages)
     assert (len(directory.addresses()), directory.n_stages) == (6, 2)
     one = Launcher(LocalSettings(model=Path("model"), stages=2))

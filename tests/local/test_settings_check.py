@@ -28,7 +28,7 @@ def test_stages_up_to_the_number_of_layers_are_taken(model: Path) -> None:
 
 
 def test_more_pipelines_than_the_scheduler_may_form_are_refused(model: Path) -> None:
-    few = LocalSettings(model=model, pipelines=2, scheduler="max_pipelines=1")
+    few = LocalSettings(model=model, pipelines=2, scheduler=(("max-pipelines", "1"),))
     expected = "pipelines: 2 are more than max_pipelines=1 of the scheduler"
     assert trouble_with(few) == expected
     assert trouble_with(few.model_copy(update={"pipelines": 1})) == ""
