@@ -43,7 +43,8 @@ from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.engine_master import EngineMaster
-from services.scheduler.pipeline.membership import Pipeline, gather
+from services.scheduler.pipeline.membership import Pipeline
+from tests.gathering import gather
 
 NULL_RANK = "benchmarks.control.null_rank"
 GREEDY = SamplingParams(temperature=0).SerializeToString()

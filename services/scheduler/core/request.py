@@ -109,7 +109,7 @@ class Request:
     """Number of the pipeline that admitted the request last; -1 before the first admission."""
     moved_from: int | None = None
     """Number of the pipeline from which the last admission moved the request, if it did."""
-    was_moved: bool = False
+    was_late: bool = False
     """Whether the request was in flight in a pipeline that was given up because it was late."""
     n_prefill_tokens: int = 0
     """Number of tokens that the request had when it came into the pool, or when its computation was

@@ -6,13 +6,11 @@ sequences may reach; so it also limits memory. Its `Order` decides which request
 Each pipeline has its own `RequestPool`: the pool as this pipeline sees it. All pipelines share the
 waiting requests (`shared_requests.py`), and `placement.py` decides which one admits a request.
 
-Requests that can be in the next iteration are kept apart from the others, so that a selection
-visits only requests that it can take. So the cost of a selection does not depend on the number of
-other requests.
+Requests that can be in the next iteration are kept apart (`ready_requests.py`), so that the cost of
+a selection does not depend on the number of other requests.
 
-Other reasons that keep a request waiting are decided by other objects, which the pool notifies when
-a request arrives, is admitted or leaves: deadlines and admission control (`waiting.py`), caution
-after a loss (`suspects.py`), and grammars that must be compiled (`grammar_gate.py`).
+A waiting request may also be kept back by deadlines and admission control (`waiting.py`), by
+caution after a loss (`suspects.py`), or by a grammar that must be compiled (`grammar_gate.py`).
 """
 
 import sys

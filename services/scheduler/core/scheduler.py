@@ -216,9 +216,9 @@ class Scheduler:
         """Lets all requests wait again, since the epoch is over and its keys and values are lost.
 
         `is_by_itself` says that a rank failed by itself, and `iteration` is what the rank computed
-        or 0. The requests of that iteration, or else all in flight, are suspects (`suspects.py`).
-        With `is_suspicion` the pipeline was only late: there are no suspects.
-        Returns the requests that had begun, and the updates of those that end, cancelled or failed.
+        or 0. Its requests, or else all in flight, are suspects (`suspects.py`), unless
+        `is_suspicion` says that the pipeline was only late. Returns the requests that had begun,
+        and the updates of those that end, cancelled or failed.
         """
         computed = self._in_flight.get(iteration)
         held = self.pool.running if computed is None else computed.columns.requests

@@ -120,7 +120,7 @@ class Lateness:
         """Returns the limit of an iteration in seconds, and whether a longer time is only a reason
         for suspicion."""
         limit_s = self._limit.of(sent.work())
-        if self._is_alone() or any(one.was_moved for one in sent.batch.columns.requests):
+        if self._is_alone() or any(one.was_late for one in sent.batch.columns.requests):
             return limit_s, False
         suspicious_s = self._limit.suspicious_s(sent.work())
         if suspicious_s is None or suspicious_s >= limit_s:

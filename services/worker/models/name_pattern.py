@@ -16,10 +16,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 # The parser has no public name. An expression is a list of pairs of an operator and its arguments.
-from re import _parser as parser  # type: ignore[attr-defined] # isort: skip
+parser: Any = import_module("re._parser")
 
 _MAX_TIMES = 1000
 """Largest number in `{2,1000}`; a module's name is shorter."""

@@ -87,7 +87,7 @@ def note_late(held: Sequence[Request], *, is_by_itself: bool) -> None:
     """Notes the requests that were in flight in a pipeline that was given up because it was late.
     None of them is a suspect. `is_by_itself` is not used."""
     for request in held:
-        request.was_moved = True
+        request.was_late = True
 
 
 def verdict(request: Request) -> str | None:
