@@ -183,7 +183,8 @@ def _unsupported(parts: Any) -> Iterator[str]:
         if kind not in _SUPPORTED:
             yield kind.lower()
             continue
-        if kind == "SUBPATTERN" and (arguments[1] or arguments[2]):
+        # `fnmatch.translate` lets `.` match line breaks, which no name has.
+        if kind == "SUBPATTERN" and (arguments[1] & ~re.DOTALL.value or arguments[2]):
             yield "flags"
         elif kind in _REPEATS and not _is_short(*arguments[:2]):
             yield f"a repeat of more than {_MAX_TIMES} times"
