@@ -83,6 +83,7 @@ CASES: dict[str, tuple[dict[str, str], str]] = {
         {
             f'{COMPUTED}{{namespace="n", stage="0"}}': "0+24x60",
             f'{COMPUTED}{{namespace="n", stage="1"}}': "0+54x60",
+            'orcinus_pipelines{namespace="n"}': "1x60",
             'orcinus_requests_waiting{namespace="n"}': "3x60",
         },
         "30m",
@@ -91,6 +92,7 @@ CASES: dict[str, tuple[dict[str, str], str]] = {
         {
             f'{COMPUTED}{{namespace="n", stage="0"}}': "0+24x60",
             f'{COMPUTED}{{namespace="n", stage="1"}}': "0+18x60",
+            'orcinus_pipelines{namespace="n"}': "1x60",
             'orcinus_requests_waiting{namespace="n"}': "3x60",
         },
         "30m",
@@ -104,6 +106,36 @@ def test_an_alert_fires_when_it_should_and_not_before(
     alert: str, rules: Path, tmp_path: Path
 ) -> None:
     series, at = CASES[alert]
+    check_alert(alert, series, at=at, fires=True, rules=rules, tmp_path=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("alert", "busy_s", "fires"),
+    [
+        ("OrcinusStageIsTheLimit", 48, False),
+        ("OrcinusStageIsTheLimit", 108, True),
+        ("OrcinusStagesIdle", 48, True),
+        ("OrcinusStagesIdle", 72, False),
+    ],
+)
+def test_an_alert_about_stages_looks_at_the_mean_of_two_pipelines(
+    alert: str, busy_s: int, fires: bool, rules: Path, tmp_path: Path
+) -> None:
+    """`busy_s` is the number of seconds that both second stages together compute in a minute."""
+    series = {
+        f'{COMPUTED}{{namespace="n", pod="leader", stage="0"}}': "0+24x60",
+        f'{COMPUTED}{{namespace="n", pod="leader", stage="1"}}': f"0+{busy_s}x60",
+        'orcinus_pipelines{namespace="n", pod="leader"}': "2x60",
+        'orcinus_pipelines{namespace="n", pod="standby"}': "0x60",
+        'orcinus_requests_waiting{namespace="n", pod="leader"}': "3x60",
+    }
+    check_alert(alert, series, at="30m", fires=fires, rules=rules, tmp_path=tmp_path)
+
+
+def check_alert(
+    alert: str, series: dict[str, str], *, at: str, fires: bool, rules: Path, tmp_path: Path
+) -> None:
+    """Checks whether an alert fires at a time, and that it does not fire at the beginning."""
     every = yaml.safe_load(rules.read_text())["groups"][0]["rules"]
     (rule,) = (rule for rule in every if rule["alert"] == alert)
     labels = FURTHER_LABELS.get(alert, {})
@@ -125,7 +157,11 @@ def test_an_alert_fires_when_it_should_and_not_before(
                 ],
                 "alert_rule_test": [
                     {"eval_time": "0m", "alertname": alert, "exp_alerts": []},
-                    {"eval_time": at, "alertname": alert, "exp_alerts": [expected]},
+                    {
+                        "eval_time": at,
+                        "alertname": alert,
+                        "exp_alerts": [expected] if fires else [],
+                    },
                 ],
             }
         ],
