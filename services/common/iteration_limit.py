@@ -15,9 +15,6 @@ from operator import mul
 MULTIPLE = 10.0
 """Number of times the expected time that an iteration may take."""
 
-SUSPICION_S = 1.5
-"""Seconds beyond ten times the expected time after which an iteration is suspiciously late."""
-
 FIRST_S = 30.0
 FIRST_TOKEN_S = 0.25
 """Seconds that are expected before any iteration has been measured: `FIRST_S` for an iteration, and
@@ -74,24 +71,21 @@ class IterationLimit:
         self._by_tokens.learn(work.n_tokens, elapsed_s)
         self._by_attended.learn(work.n_attended, elapsed_s)
 
-    def suspicious_s(self, work: IterationSize) -> float | None:
-        """Returns the seconds after which an iteration is suspiciously late, or None if iterations
-        of this size are not known."""
+    def multiple_s(self, work: IterationSize) -> float | None:
+        """Returns `MULTIPLE` times the expected seconds of an iteration, or None if iterations of
+        this size are not known."""
         by_tokens = self._by_tokens.expected_s(work.n_tokens)
         by_attended = self._by_attended.expected_s(work.n_attended)
         if by_tokens is None or by_attended is None:
             return None
-        return SUSPICION_S + MULTIPLE * (by_tokens + by_attended)
+        return MULTIPLE * (by_tokens + by_attended)
 
     def of(self, work: IterationSize) -> float:
         """Returns the seconds that an iteration may take."""
-        by_tokens = self._by_tokens.expected_s(work.n_tokens)
-        by_attended = self._by_attended.expected_s(work.n_attended)
-        if by_tokens is None or by_attended is None:
-            limit_s = self.floor_s + FIRST_S + FIRST_TOKEN_S * work.n_tokens
-        else:
-            limit_s = self.floor_s + MULTIPLE * (by_tokens + by_attended)
-        return min(limit_s, self.ceiling_s)
+        multiple_s = self.multiple_s(work)
+        if multiple_s is None:
+            multiple_s = FIRST_S + FIRST_TOKEN_S * work.n_tokens
+        return min(self.floor_s + multiple_s, self.ceiling_s)
 
 
 class _LongestTimes:

@@ -4,6 +4,7 @@ All pipelines take their requests from one pool, in one order. So whoever has a 
 model need not know how many pipelines there are.
 """
 
+from services.common.errors import Unavailable
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.serving_loop import ServingLoop
@@ -44,11 +45,18 @@ class Fleet:
 
     def close(self, number: int) -> None:
         """Notes that a pipeline serves no longer, if it ever did."""
-        self._loops.pop(number, None)
+        if (loop := self._loops.pop(number, None)) is not None:
+            self._last = loop
 
     def submit(self, request: Request) -> None:
         """Puts a request into the pool. `Scheduler.submit` describes the errors. The pipeline with
-        the largest memory decides whether the request could ever run."""
+        the largest memory decides whether the request could ever run.
+
+        Raises:
+            Unavailable: no pipeline serves.
+        """
+        if not self._loops:
+            raise Unavailable("no pipeline serves at the moment")
         max(self._loops.values(), key=_memory_of).submit(request)
 
     def cancel(self, request: Request) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from services.common import rpc
+from services.common.errors import Unavailable
 from services.common.process import happens_before
 from services.scheduler.building import BuildScheduler, build_order, build_scheduler, describe
 from services.scheduler.cluster.stages import StageDirectory
@@ -31,6 +32,7 @@ from services.scheduler.pipeline.engine_master import EngineMaster
 from services.scheduler.pipeline.forming import Former
 from services.scheduler.pipeline.membership import OnShortfall, Pipeline
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
+from services.scheduler.pipeline.suspicion import Suspicion
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.settings import SchedulerSettings
@@ -88,6 +90,7 @@ class Leader:
             )
         )
         self._serving: dict[asyncio.Task[None], Epoch] = {}  # epochs that join or serve
+        self._suspicion = Suspicion()
         self._is_draining = False
 
     async def lead(self, term: Term, stop: asyncio.Event) -> None:
@@ -128,7 +131,14 @@ class Leader:
         """Forms pipelines, and begins to serve each, until cancelled."""
         while True:
             pipeline = await former.next()
-            epoch = self._assemble(pipeline)
+            try:
+                epoch = self._assemble(pipeline)
+            except Unavailable as error:  # it has too little memory
+                if not self._fleet.is_serving:
+                    raise
+                log.error("epoch %d cannot serve: %s", pipeline.epoch, error.message)
+                former.note_end(pipeline, PipelineLost(error.message), was_open=False)
+                continue
             serving = self._start(self._serve(epoch, former), f"pipeline {pipeline.number}")
             self._serving[serving] = epoch
             serving.add_done_callback(self._serving.pop)
@@ -157,6 +167,8 @@ class Leader:
     def _suspend(self, epoch: Epoch, loss: PipelineLost) -> None:
         """Lets the requests of a lost pipeline wait for any other. The engine master has logged the
         cause, with addresses that clients must not see."""
+        if loss.is_suspicion:
+            self._suspicion.note()
         begun, ended = epoch.scheduler.suspend(
             loss.iteration, is_by_itself=loss.is_by_itself, is_suspicion=loss.is_suspicion
         )
@@ -179,7 +191,7 @@ class Leader:
             silence_limit_s=self._settings.silence_limit_s,
             iteration_limit_s=self._settings.iteration_limit_s,
             hang_limit_s=self._settings.hang_limit_s,
-            is_alone=lambda: len(self._fleet.loops) < 2,
+            suspicion_s=lambda: self._suspicion.limit_s if len(self._fleet.loops) > 1 else None,
             connect=self._connect,
             trace_of=None if tracer is None else tracer.trace_of,
         )

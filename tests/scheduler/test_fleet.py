@@ -2,12 +2,26 @@
 
 import asyncio
 import signal
+from collections import Counter
+from typing import Any
 
+import pytest
 from orcinus.v1 import scheduler_pb2
 
+from services.common.errors import Unavailable
+from services.scheduler.cluster.term import Unopposed
+from services.scheduler.core.request import Request, RequestId
+from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.fleet import Fleet
+from services.scheduler.leader import Leader
+from services.scheduler.observing.request_observer import RequestObservers
+from services.scheduler.pipeline import forming
+from services.scheduler.pipeline.asked_worker import AskedWorker
+from services.scheduler.service import SchedulerService
+from services.scheduler.settings import SchedulerSettings
 from tests.exposition import Samples
 from tests.fakes import FakeStage, fake_stage, fake_worker
-from tests.scheduler.leading import LIMIT_S, Scene, scene
+from tests.scheduler.leading import LIMIT_S, MovingStages, Scene, scene
 
 
 async def until(condition: object) -> None:
@@ -137,6 +151,53 @@ async def test_all_pipelines_finish_their_requests_when_the_leader_is_told_to_st
             stage.rank.answer(stage.rank.plans[0])
         assert (await it.ends(2)).keys() == {"a", "b"}
         await asyncio.wait_for(asyncio.shield(it.leading), LIMIT_S)
+
+
+async def test_pipeline_forms_beside_one_whose_pod_has_left_the_directory() -> None:
+    async with scene(1) as it, fake_stage(answers=True) as ending, fake_stage() as coming:
+        it.stages.add(ending.address)
+        await formed(it, 1)
+        it.stages.remove(ending.address)
+        it.stages.add(coming.address)
+        await formed(it, 2)
+
+
+async def test_workers_of_a_pipeline_that_serves_are_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: Counter[str] = Counter()
+    ask = AskedWorker._take
+
+    def take(worker: AskedWorker, *args: Any) -> None:
+        asked[worker.address] += 1
+        ask(worker, *args)
+
+    monkeypatch.setattr(AskedWorker, "_take", take)
+    async with scene(1) as it, fake_stage(answers=True) as stage:
+        it.stages.add(stage.address)
+        await it.until_open()
+        n_asked = asked[stage.address]
+        await asyncio.sleep(0.5)  # long enough to be asked again
+        assert asked[stage.address] == n_asked
+
+
+async def test_pipelines_that_never_join_use_up_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forming, "JOIN_TIMEOUT_S", 0.5)
+    stages, requests = MovingStages(1), RequestObservers()
+    settings = SchedulerSettings(n_stages=1, start_timeout_s=1)
+    leader = Leader(settings, stages, SchedulerService(requests), requests=requests)
+    async with fake_stage() as first, fake_stage() as second:
+        for stage in (first, second):
+            stage.controller.on_exit(0, -signal.SIGKILL)
+            stages.add(stage.address)
+        with pytest.raises(Unavailable, match=r"no pipeline within 1 s: .*exited with status -9"):
+            await asyncio.wait_for(leader.lead(Unopposed(), asyncio.Event()), LIMIT_S)
+
+
+def test_no_pipeline_takes_no_request() -> None:
+    fleet = Fleet(RequestPool(max_requests=1))
+    with pytest.raises(Unavailable, match="no pipeline serves"):
+        fleet.submit(Request(RequestId("a"), [1], 1))
 
 
 async def test_number_of_pipelines_is_limited() -> None:

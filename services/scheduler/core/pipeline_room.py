@@ -30,6 +30,10 @@ class PipelineRoom:
         of the others is not looked at. Cached blocks that running requests use are not counted, so
         the result may be False too often."""
         kv_manager = self._kv_manager
+        if not self._pool.grammars.passes(request):
+            return False
+        if self._pool.has_suspects and not request.is_suspect:
+            return False  # suspects come first
         if self._pool.n_running + n_more >= self._max_running:
             return False
         if kv_manager.is_owing or not kv_manager.rows.has_free:

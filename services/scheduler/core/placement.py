@@ -57,14 +57,22 @@ class Placement:
 
     def __init__(self) -> None:
         self._rooms: dict[Hashable, Room] = {}  # by pipeline
+        self._n_most = 0  # most pipelines that were open at the same time
 
     def open(self, pipeline: Hashable, room: Room) -> None:
         """Lets a pipeline admit requests from now on."""
         self._rooms[pipeline] = room
+        self._n_most = max(self._n_most, len(self._rooms))
 
     def close(self, pipeline: Hashable) -> None:
         """Lets a pipeline admit no further requests."""
         self._rooms.pop(pipeline, None)
+
+    def fits(self, pipeline: Hashable, request: Request) -> bool:
+        """Returns whether a pipeline could run a request. Returns True for a pipeline that admits
+        no requests."""
+        room = self._rooms.get(pipeline)
+        return room is None or room.fits_ever(request)
 
     def fits_elsewhere(self, pipeline: Hashable, request: Request) -> bool:
         """Returns whether another pipeline than `pipeline` could run a request."""
@@ -75,7 +83,7 @@ class Placement:
     def is_for(self, pipeline: Hashable, request: Request) -> bool:
         """Returns whether a waiting request would not be left to another pipeline, if it were the
         first in the order."""
-        if len(self._rooms) < 2 or pipeline not in self._rooms:
+        if self._n_most < 2 or pipeline not in self._rooms:
             return True
         return _Choice(self._rooms).of(request, pipeline) is pipeline
 
@@ -83,7 +91,7 @@ class Placement:
         """Yields the requests that `pipeline` may have in its next batch, in order. Leaves the
         other ones to the pipelines that are chosen for them, and wakes these. The caller must take
         each request before it asks for the next one."""
-        if len(self._rooms) < 2 or pipeline not in self._rooms:
+        if self._n_most < 2 or pipeline not in self._rooms:
             return requests
         return self._chosen(pipeline, requests)
 
@@ -107,26 +115,36 @@ class _Choice:
 
     def __init__(self, rooms: Mapping[Hashable, Room]) -> None:
         self._rooms = rooms
-        self._n_tokens = {one: _n_tokens_before(room) for one, room in rooms.items()}
+        self._n_tokens: dict[Hashable, int] = {}
         self._n_chosen = dict.fromkeys(rooms, 0)
+        self._blocked: set[Hashable] = set()
 
     def of(self, request: Request, selecting: Hashable) -> Hashable | None:
         """Returns the pipeline that is to admit a waiting request. `selecting` is the pipeline that
         asks and could admit the request at once. Returns None if the request waits for the memory
         of another pipeline, since it would not fit into that of `selecting`."""
         scores = {
-            one: self._n_tokens[one] + room.n_uncached_tokens(request)
+            one: self._before(one) + room.n_uncached_tokens(request)
             for one, room in self._rooms.items()
-            if room.has_room(request, n_more=self._n_chosen[one])
+            if one not in self._blocked and room.has_room(request, n_more=self._n_chosen[one])
         }
         if not scores:
             # The request waits for memory. Where it would fit, no request behind it is admitted.
-            return selecting if self._rooms[selecting].fits_ever(request) else None
+            fitting = {one for one, room in self._rooms.items() if room.fits_ever(request)}
+            self._blocked |= fitting
+            return selecting if selecting in fitting else None
         # Where two are equally good, the one that asks is chosen: `False` comes before `True`.
         best = min(scores, key=lambda one: (scores[one], one is not selecting))
         self._n_chosen[best] += 1
         self._n_tokens[best] = scores[best] + RUNNING_TOKENS
         return best
+
+    def _before(self, pipeline: Hashable) -> int:
+        """Returns how many prompt tokens a pipeline has to compute before another request."""
+        n_tokens = self._n_tokens.get(pipeline)
+        if n_tokens is None:
+            n_tokens = self._n_tokens[pipeline] = _n_tokens_before(self._rooms[pipeline])
+        return n_tokens
 
 
 def _n_tokens_before(room: Room) -> int:

@@ -19,7 +19,7 @@ class ReadyRequests:
     def add(self, request: Request) -> None:
         """Adds a request, unless it is there already."""
         ready = self.by_place
-        if not ready or ready[-1].place < request.place:
+        if not ready or _place_of(ready[-1]) < _place_of(request):
             ready.append(request)
         elif self._index(request) is None:
             insort(ready, request, key=_place_of)
@@ -36,10 +36,12 @@ class ReadyRequests:
         self.by_place = requests
 
     def _index(self, request: Request) -> int | None:
-        index = bisect_left(self.by_place, request.place, key=_place_of)
+        index = bisect_left(self.by_place, _place_of(request), key=_place_of)
         is_there = index < len(self.by_place) and self.by_place[index] is request
         return index if is_there else None
 
 
-def _place_of(request: Request) -> int:
-    return request.place
+def _place_of(request: Request) -> tuple[int, int]:
+    """Returns the place of a request. After a loss, two requests may have the same place, if they
+    got it in different pipelines."""
+    return request.place, request.arrival

@@ -15,6 +15,7 @@ caution after a loss (`suspects.py`), or by a grammar that must be compiled (`gr
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.grammar_gate import DueGrammar, GrammarGate
@@ -44,9 +45,8 @@ class RequestPool:
         control: AdmissionControl | NoControl = NO_CONTROL,
         shared: SharedRequests | None = None,
     ) -> None:
-        """`order` decides which request comes first: by default as in the paper. `control` is
-        notified of each request that begins or ceases to wait. `shared` are the waiting requests of
-        other pipelines, if there are others."""
+        """`order` decides which request comes first: by default as in the paper. `control` is told
+        which requests wait. `shared` is given if there are other pipelines."""
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.shared = shared or SharedRequests(order, control)
@@ -55,7 +55,7 @@ class RequestPool:
         """The requests in the state INITIATION, and the choice of the next one."""
         self.waiting = self.shared.waiting
         """Deadlines and counts of the requests in the state INITIATION."""
-        self._suspects = Suspects(self.shared.suspects)
+        self._suspects = Suspects(self.shared.suspects, partial(self.shared.placement.fits, self))
         self.grammars = GrammarGate(self.shared.grammars)
         """The grammars that ranks have compiled, for which requests wait."""
         self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT

@@ -194,7 +194,7 @@ class Scheduler:
             return []
         self.pool.grammars.note_failed()
         message = f"grammar: cannot be followed: {failure}"
-        waiting = [request for request in self.pool.order if request.grammar_digest == digest]
+        waiting = self.pool.shared.stranded_by(digest)
         return [self._finish(request, FinishReason.FAILED, message=message) for request in waiting]
 
     def adopt(self) -> list[Update]:

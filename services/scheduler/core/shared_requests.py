@@ -10,6 +10,7 @@ from typing import Protocol
 
 from services.common.errors import PoolFull
 from services.scheduler.core.admission.admission_control import AdmissionControl
+from services.scheduler.core.admission.grammar_gate import GrammarGate
 from services.scheduler.core.admission.no_control import NoControl
 from services.scheduler.core.admission.waiting import Waiting
 from services.scheduler.core.order.fcfs import FirstComeFirstServed
@@ -28,6 +29,11 @@ class PoolView(Protocol):
     @property
     def running(self) -> Collection[Request]:
         """The requests that the pipeline has admitted."""
+        ...
+
+    @property
+    def grammars(self) -> GrammarGate:
+        """The grammars that the ranks of the pipeline have compiled."""
         ...
 
     @property
@@ -56,6 +62,13 @@ class SharedRequests:
         """Number of tokens that the requests in the pool count for together."""
         self.n_arrived = 0
         """Number of requests that have ever come into the pool."""
+
+    def stranded_by(self, digest: bytes) -> list[Request]:
+        """Returns the waiting requests whose grammar has a digest, unless the ranks of a pipeline
+        have compiled this grammar."""
+        if any(pool.grammars.has_compiled(digest) for pool in self.pools):
+            return []
+        return [request for request in self.order if request.grammar_digest == digest]
 
     def wake_all(self) -> None:
         """Tells all pipelines that a request waits."""

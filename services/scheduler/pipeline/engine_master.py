@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 class EngineMaster:
     """The engine master of one epoch. `wake` is called whenever `take_results` has new results to
-    return or an error to raise. `is_alone` returns whether no other pipeline serves."""
+    return or an error to raise. `suspicion_s` is that of `Lateness`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class EngineMaster:
         silence_limit_s: float,
         iteration_limit_s: float,
         hang_limit_s: float,
-        is_alone: Callable[[], bool] = lambda: True,
+        suspicion_s: Callable[[], float | None] = lambda: None,
         connect: rpc.Connect = rpc.connect,
         trace_of: Callable[[int], trace_pb2.TraceContext | None] | None = None,
     ) -> None:
@@ -53,7 +53,7 @@ class EngineMaster:
             silence_limit_s=silence_limit_s,
             iteration_limit_s=iteration_limit_s,
             hang_limit_s=hang_limit_s,
-            is_alone=is_alone,
+            suspicion_s=suspicion_s,
         )
         self._channels = [
             connect(member.address, rpc.RECONNECT_OPTIONS) for member in pipeline.members

@@ -14,8 +14,10 @@ from services.common.errors import Unavailable
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
 from services.scheduler.pipeline.fit import Traits, traits_of
+from services.scheduler.pipeline.joining import JOIN_TIMEOUT_S
 from services.scheduler.pipeline.membership import (
     LastPipeline,
+    Member,
     OnShortfall,
     Pipeline,
     RollCall,
@@ -46,13 +48,14 @@ class FormingTimeout:
         self._since = self._clock()
         self._trouble = ""
 
-    def check(self, trouble: str) -> None:
+    def check(self, trouble: str, *, grace_s: float) -> None:
         """Checks that time is left. `trouble` is the latest reason why there is no pipeline.
+        `grace_s` is added to the limit while stages join.
 
         Raises:
             Unavailable: the time is over.
         """
-        if self._clock() - self._since >= self._limit_s:
+        if self._clock() - self._since >= self._limit_s + grace_s:
             troubles = "; ".join(filter(None, (self._trouble, trouble)))
             raise Unavailable(
                 f"no pipeline within {self._limit_s:g} s: {troubles or 'no worker has answered'}"
@@ -93,10 +96,6 @@ class FreeWorkers:
         """Returns the addresses of the workers that are in no pipeline, older ones first."""
         taken = {member.address for pipeline in self._taken.values() for member in pipeline.members}
         return [address for address in self._stages.addresses() if address not in taken]
-
-    def n_known(self) -> int:
-        """Returns the number of all workers that are known now."""
-        return len(self._stages.addresses())
 
     @property
     def traits(self) -> Traits | None:
@@ -162,23 +161,38 @@ class Former:
             Unavailable: no pipeline has served for `limit_s`. The error says what was missing.
             LeadershipLost: another scheduler leads.
         """
-        while (pause_s := self._pause_until - self._clock()) > 0 or not self._may_form():
-            self._check_time()
-            await asyncio.sleep(min(pause_s, LOOK_S) if pause_s > 0 else LOOK_S)
-        completing = asyncio.create_task(self._call.until_complete())
-        try:
-            while not completing.done():
+        members: list[Member] | None = None
+        while members is None:
+            while (pause_s := self._pause_s()) > 0 or not self._may_form():
                 self._check_time()
-                await asyncio.wait((completing,), timeout=LOOK_S)
-        finally:
-            completing.cancel()
-            await asyncio.wait((completing,))
-        members = completing.result()
+                await asyncio.sleep(min(pause_s, LOOK_S) if pause_s > 0 else LOOK_S)
+            members = await self._complete()
         epoch = await self._term.next_epoch(self._call.newest_epoch)
         number = self._free.next_number()
         pipeline = Pipeline(self._pipeline_id, epoch, tuple(members), number)
         self._free.take(pipeline)
+        await self._call.refresh()
         return pipeline
+
+    async def _complete(self) -> list[Member] | None:
+        """Waits until the free workers make a pipeline, and returns its members. Returns None if
+        another pipeline is lost meanwhile, so that forming has to pause."""
+        completing = asyncio.create_task(self._call.until_complete())
+        try:
+            while not completing.done():
+                self._check_time()
+                self._on_wanted(self._n_wanted())
+                await asyncio.wait((completing,), timeout=LOOK_S)
+                if self._pause_s() > 0:
+                    return None
+        finally:
+            completing.cancel()
+            await asyncio.wait((completing,))
+        return completing.result()
+
+    def _pause_s(self) -> float:
+        """Returns the seconds until a pipeline may be formed again after a loss."""
+        return self._pause_until - self._clock()
 
     def note_end(self, pipeline: Pipeline, loss: PipelineLost, *, was_open: bool) -> None:
         """Notes that a pipeline is lost. Its members may form another one."""
@@ -200,11 +214,13 @@ class Former:
 
     def _n_wanted(self) -> int:
         """Returns the number of pipelines that the known workers allow, but at least 1."""
-        n_pipelines = max(1, self._free.n_known() // self._free.n_stages)
+        n_more = len(self._free.addresses()) // self._free.n_stages
+        n_pipelines = max(1, self._free.n_pipelines + n_more)
         return n_pipelines if self._max_pipelines is None else min(n_pipelines, self._max_pipelines)
 
     def _check_time(self) -> None:
         if self._is_serving():
             self._timeout.begin_anew()
-        elif not self._free.n_pipelines:
-            self._timeout.check(self._call.trouble)
+        else:
+            is_joining = self._free.n_pipelines > 0
+            self._timeout.check(self._call.trouble, grace_s=2 * JOIN_TIMEOUT_S * is_joining)

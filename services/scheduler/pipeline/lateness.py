@@ -53,10 +53,11 @@ class Lateness:
         silence_limit_s: float,
         iteration_limit_s: float,
         hang_limit_s: float,
-        is_alone: Callable[[], bool] = lambda: True,
+        suspicion_s: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """`is_alone` returns whether no other pipeline serves."""
-        self._is_alone = is_alone
+        """`suspicion_s` returns the seconds beyond a multiple of the expected time after which an
+        iteration is suspiciously late. It returns None if no other pipeline serves."""
+        self._suspicion_s = suspicion_s
         self._silence_limit_s = silence_limit_s
         self._limit = IterationLimit(floor_s=hang_limit_s, ceiling_s=iteration_limit_s)
         self._now_s = 0.0  # seconds for which this process has run
@@ -120,9 +121,9 @@ class Lateness:
         """Returns the limit of an iteration in seconds, and whether a longer time is only a reason
         for suspicion."""
         limit_s = self._limit.of(sent.work())
-        if self._is_alone() or any(one.was_late for one in sent.batch.columns.requests):
+        suspicion_s, multiple_s = self._suspicion_s(), self._limit.multiple_s(sent.work())
+        if suspicion_s is None or multiple_s is None or suspicion_s + multiple_s >= limit_s:
             return limit_s, False
-        suspicious_s = self._limit.suspicious_s(sent.work())
-        if suspicious_s is None or suspicious_s >= limit_s:
+        if any(request.was_late for request in sent.batch.columns.requests):
             return limit_s, False
-        return suspicious_s, True
+        return suspicion_s + multiple_s, True

@@ -164,6 +164,10 @@ class RollCall:
         """The newest epoch that any worker has seen, or 0 if no worker has answered."""
         return max((answer.epoch for answer in self._answers.values()), default=0)
 
+    async def refresh(self) -> None:
+        """Asks exactly the workers that are in the directory now."""
+        await self._call(self._stages.addresses())
+
     async def close(self) -> None:
         """Stops asking the workers, and closes the channels to them."""
         await self._call(())

@@ -1,5 +1,5 @@
-"""Looks after the workers beside a pipeline that serves: a spare that does not fit could take over
-no stage, so it is named before it is needed."""
+"""Looks after the workers beside the pipelines that serve: a spare that does not fit could take
+over no stage, so it is named before it is needed."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -22,7 +22,8 @@ PERIOD_S = 10.0
 
 
 class SpareWatch:
-    """Makes an observer of each epoch that asks the workers beside the epoch's pipeline."""
+    """Makes an observer of each epoch. While any pipeline serves, asks the workers that are in none
+    of them."""
 
     def __init__(
         self,
@@ -38,25 +39,40 @@ class SpareWatch:
         self._connect = connect
         self._period_s = period_s
         self._unfit: tuple[UnfitWorker, ...] = ()
+        self._serving: list[Pipeline] = []
+        self._asking: asyncio.Task[None] | None = None  # while any pipeline serves
 
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "SparesOfEpoch":
         """Returns the observer of an epoch that is about to form."""
         return SparesOfEpoch(self, pipeline)
 
-    async def run(self, pipeline: Pipeline) -> None:
-        """Asks the workers beside a pipeline until cancelled."""
+    def begin(self, pipeline: Pipeline) -> None:
+        """Notes that a pipeline serves."""
+        self._serving.append(pipeline)
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._run(), name="spare watch")
+
+    def end(self, pipeline: Pipeline) -> None:
+        """Notes that a pipeline serves no longer, if it ever did."""
+        if pipeline in self._serving:
+            self._serving.remove(pipeline)
+        if not self._serving and self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+
+    async def _run(self) -> None:
         while True:
-            await self.ask_all(pipeline)
+            await self._ask_all()
             await asyncio.sleep(self._period_s)
 
-    async def ask_all(self, pipeline: Pipeline) -> None:
-        """Asks each worker that is not in the pipeline once, and reports the workers that do not
-        fit."""
-        members = {member.address for member in pipeline.members}
+    async def _ask_all(self) -> None:
+        """Asks each worker that is in no pipeline once, and reports the workers that do not fit."""
+        first = self._serving[0]
+        members = {member.address for pipeline in self._serving for member in pipeline.members}
         beside = [it for it in self._stages.addresses() if it not in members]
         answers = await asyncio.gather(*(self._ask(address) for address in beside))
         known = {offer.address: offer for offer in answers if offer is not None}
-        said = unfit_beside(tuple(known.values()), traits_of(pipeline.first), pipeline.n_stages)
+        said = unfit_beside(tuple(known.values()), traits_of(first.first), first.n_stages)
         unfit = tuple(UnfitWorker(it, known[it].answer.name, text) for it, text in said.items())
         log_new(self._unfit, unfit)
         self._unfit = unfit
@@ -76,15 +92,14 @@ class SpareWatch:
 
 
 class SparesOfEpoch:
-    """An iteration observer that watches the spares while its epoch serves."""
+    """An iteration observer that tells a watch of spares when its epoch serves."""
 
     def __init__(self, watch: SpareWatch, pipeline: Pipeline) -> None:
         self._watch = watch
         self._pipeline = pipeline
-        self._asking: asyncio.Task[None] | None = None
 
     def opened(self) -> None:
-        self._asking = asyncio.create_task(self._watch.run(self._pipeline), name="spare watch")
+        self._watch.begin(self._pipeline)
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None: ...
 
@@ -93,5 +108,4 @@ class SparesOfEpoch:
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None: ...
 
     def closed(self, loss: str | None) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
+        self._watch.end(self._pipeline)

@@ -162,6 +162,11 @@ class Site:
             first = request.n_prompt_tokens
             expected = [token_at(request, first + i) for i in range(len(output))]
             assert output == expected == request.generated_token_ids.tolist()
+        for line in self.lines:
+            ready = [one.request_id for one in line.pool.ready_by_place]
+            assert len(ready) == len(set(ready))
+            for batch in line.in_flight:
+                assert len({span.request for span in batch.spans}) == len(batch.spans)
         for line in self.serving:
             assert line.core is not None
             kv_manager = line.core.kv_manager
@@ -331,6 +336,54 @@ def test_request_that_fits_only_elsewhere_is_left_there() -> None:
     site.submit(20, 4)
     site.submit(4, 4)
     assert [len(line.pool.running) for line in site.lines] == [1, 1]
+
+
+def test_small_pipeline_serves_on_when_the_larger_one_is_lost() -> None:
+    site = Site(1, n_blocks=4)
+    site.open(site.lines[0], depth=3)
+    larger = Line(site.pool.beside())
+    site.lines.insert(0, larger)
+    site._n_blocks = 12
+    site.open(larger, depth=3)
+    site.submit(20, 4)
+    site.lose(larger)
+    site.submit(4, 4)
+    [small] = site.serving
+    assert [one.n_prompt_tokens for one in small.pool.running] == [4]
+
+
+def test_request_that_waits_for_the_memory_of_one_pipeline_holds_back_no_other_pipeline() -> None:
+    site = Site(1, n_blocks=4)
+    small = site.lines[0]
+    site.open(small, depth=3)
+    large = Line(site.pool.beside())
+    site.lines.insert(0, large)
+    site._n_blocks = 12
+    site.open(large, depth=3)
+    site.submit(30, 4)
+    site.submit(28, 4)  # waits for the memory of the large pipeline
+    site.submit(4, 4)
+    site.submit(4, 4)
+    assert [one.n_prompt_tokens for one in small.pool.running] == [4, 4]
+
+
+def test_request_goes_where_its_grammar_is_compiled() -> None:
+    site = Site(2)
+    for line in site.lines:
+        site.open(line, depth=3)
+    first, second = site.lines
+    site.submit(4, 4)  # so that the second pipeline would be preferred
+    assert first.core is not None
+    assert second.core is not None
+    request = Request(RequestId("x"), [1, 2], 4, grammar=b"g", grammar_digest=b"digest")
+    first.core.submit(request)
+    for core in (first.core, second.core):
+        assert core.next_grammar() is not None
+    assert first.core.note_grammar(b"digest") == []
+    assert second.core.note_grammar(b"digest", "the ranks cannot follow it") == []
+    first.wake()
+    site.settle()
+    assert request in first.pool.running
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 12)), min_size=40, max_size=80))

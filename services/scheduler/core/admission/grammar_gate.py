@@ -83,6 +83,10 @@ class GrammarGate:
         else:
             self._compiled[digest] -= 1
 
+    def has_compiled(self, digest: bytes) -> bool:
+        """Returns whether the ranks have compiled a grammar."""
+        return digest in self._compiled
+
     def passes(self, request: Request) -> bool:
         """Returns whether the grammar of a request, if it has one, permits that the request is
         admitted."""

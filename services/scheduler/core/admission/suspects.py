@@ -12,7 +12,7 @@ SIGKILL, may have nothing to do with the suspect, which fails at the third loss 
 (`MAX_LOSSES`).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from services.scheduler.core.request import MAX_DEATHS, MAX_LOSSES, Request
 
@@ -24,9 +24,16 @@ class Suspects:
     """The waiting suspects, which all pipelines share, and the suspect on probation in one
     pipeline: the suspect that the pipeline admitted last."""
 
-    def __init__(self, waiting: dict[Request, None] | None = None) -> None:
-        """`waiting`, if given, are the waiting suspects that other pipelines share."""
+    def __init__(
+        self,
+        waiting: dict[Request, None] | None = None,
+        fits: Callable[[Request], bool] = lambda request: True,
+    ) -> None:
+        """`waiting`, if given, are the waiting suspects that other pipelines share. `fits` returns
+        whether the pipeline could ever run a request. Suspects that it could not run keep no
+        request of this pipeline waiting."""
         self._waiting = {} if waiting is None else waiting
+        self._fits = fits
         self._on_probation: Request | None = None  # the suspect that was admitted last
 
     def add(self, request: Request) -> None:
@@ -52,18 +59,19 @@ class Suspects:
 
     def are_in(self, admitted: Collection[Request]) -> bool:
         """Returns whether any suspect waits, or is among the admitted requests."""
-        return bool(self._waiting) or self._is_probation(admitted)
+        return any(map(self._fits, self._waiting)) or self._is_probation(admitted)
 
     def may_be_admitted(self, admitted: Collection[Request]) -> Sequence[Request] | None:
         """Returns the only waiting requests that may be admitted. Returns None if all waiting
         requests may be admitted."""
         if self._is_probation(admitted):
             return ()
-        if not self._waiting:
+        waiting = [request for request in self._waiting if self._fits(request)]
+        if not waiting:
             return None
         if any(request.n_new_tokens == 0 for request in admitted):
             return ()
-        return (max(self._waiting, key=_suspicion),)
+        return (max(waiting, key=_suspicion),)
 
     def _is_probation(self, admitted: Collection[Request]) -> bool:
         suspect = self._on_probation

@@ -75,6 +75,8 @@ class ForFairness:
             self._order.prefer(self._kv_manager.n_cached_columns)
         if self._called is not None:
             self._stop()
+        else:
+            self._order.call(None)  # a call of another pipeline, whose selection is over
         if not self._order.has_rivals or self._kv_manager.is_owing or self._pool.has_suspects:
             return
         first = self._order.first_to_call(self._pool.running)
