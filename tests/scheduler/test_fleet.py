@@ -1,8 +1,10 @@
 """A leader with several pipelines, on real controllers with fake ranks."""
 
 import asyncio
+import contextlib
 import signal
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -40,6 +42,16 @@ async def formed(it: Scene, count: int) -> None:
     await until(lambda: Samples.of(it.registry).sum("orcinus_epochs_formed_total") == count)
 
 
+@contextlib.asynccontextmanager
+async def two_pipelines() -> AsyncIterator[tuple[Scene, FakeStage, FakeStage]]:
+    """A leader that serves with two pipelines of one stage each."""
+    async with scene(1) as it, fake_stage() as first, fake_stage() as second:
+        it.stages.add(first.address, second.address)
+        await it.until_open()
+        await formed(it, 2)
+        yield it, first, second
+
+
 async def submitted(it: Scene, *names: str, n_tokens: int = 3) -> None:
     for name in names:
         await it.submit(name, n_tokens=n_tokens)
@@ -68,10 +80,7 @@ async def test_as_many_pipelines_form_as_there_are_workers_for() -> None:
 
 
 async def test_requests_spread_and_go_on_in_another_pipeline_when_theirs_is_lost() -> None:
-    async with scene(1) as it, fake_stage() as first, fake_stage() as second:
-        it.stages.add(first.address, second.address)
-        await it.until_open()
-        await formed(it, 2)
+    async with two_pipelines() as (it, first, second):
         await submitted(it, "a", "b")
         await until(lambda: first.rank.plans and second.rank.plans)
         lost, other = first, second
@@ -101,10 +110,7 @@ async def until_suspended(it: Scene) -> scheduler_pb2.ConnectResponse:
 
 
 async def test_requests_of_a_pipeline_that_is_only_late_go_on_elsewhere_without_blame() -> None:
-    async with scene(1) as it, fake_stage() as first, fake_stage() as second:
-        it.stages.add(first.address, second.address)
-        await it.until_open()
-        await formed(it, 2)
+    async with two_pipelines() as (it, first, second):
         await submitted(it, "a", "b")
         await until(lambda: first.rank.plans and second.rank.plans)
         late, other = first, second
@@ -139,10 +145,7 @@ async def test_lost_pipeline_forms_again_beside_the_one_that_serves() -> None:
 
 
 async def test_all_pipelines_finish_their_requests_when_the_leader_is_told_to_stop() -> None:
-    async with scene(1) as it, fake_stage() as first, fake_stage() as second:
-        it.stages.add(first.address, second.address)
-        await it.until_open()
-        await formed(it, 2)
+    async with two_pipelines() as (it, first, second):
         await submitted(it, "a", "b", n_tokens=1)
         await until(lambda: first.rank.plans and second.rank.plans)
         it.stop.set()
@@ -209,10 +212,7 @@ async def test_number_of_pipelines_is_limited() -> None:
 
 
 async def test_cancelled_request_ends_in_the_pipeline_that_has_it() -> None:
-    async with scene(1) as it, fake_stage() as first, fake_stage() as second:
-        it.stages.add(first.address, second.address)
-        await it.until_open()
-        await formed(it, 2)
+    async with two_pipelines() as (it, first, second):
         await submitted(it, "a", "b")
         await until(lambda: first.rank.plans and second.rank.plans)
         for name in "ab":
