@@ -8,10 +8,10 @@ token when it is generated; both charges are divided by the client's weight. Whe
 after a pause, its counter is raised to the least counter of the waiting clients, so that no client
 saves up service. Therefore two clients that always have waiting requests of one class differ in
 service by at most 2 max(w_p n_prompt, w_q n_slots), where n_prompt is the length of the longest
-prompt and n_slots the number of all K/V slots. Among clients with equal service, the client that
-was admitted longest ago comes first. So a client that seldom sends requests does not wait for the
-first requests of others. With a single client in a single class, the order is first come, first
-served.
+prompt and n_slots the number of K/V slots of all pipelines. Among clients with equal service, the
+client that was admitted longest ago comes first. So a client that seldom sends requests does not
+wait for the first requests of others. With a single client in a single class, the order is first
+come, first served.
 
 Classes come in the order of `priority`, but a waiting class rises by one class for every `ageing_s`
 without an admission from the class. So class p has an admission within (p - p_min) `ageing_s`, plus
