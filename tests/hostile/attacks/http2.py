@@ -161,5 +161,6 @@ ATTACKS = (
     Attack(name="continuation_flood", run=continuation_flood),
     Attack(name="continuation_flood_beside_calls", run=continuation_flood_beside_calls),
     Attack(name="huge_metadata", run=huge_metadata),
-    Attack(name="many_grpc_calls", run=many_calls),
+    # Beside other work, the server takes calls more slowly than they come, and may refuse some.
+    Attack(name="many_grpc_calls", run=many_calls, may_crowd_out=True),
 )
