@@ -16,6 +16,7 @@ import pytest
 from tests.addresses import free_address
 from tests.exposition import Samples
 from tests.fake_kubernetes import NAMESPACE, FakeKubernetes, fake_kubernetes, write_kubeconfig
+from tests.limits import HANG_S
 
 pytestmark = [pytest.mark.system, pytest.mark.thorough]
 
@@ -64,7 +65,7 @@ class Cluster:
     async def serving(self) -> httpx.Response | None:
         with contextlib.suppress(httpx.TransportError):
             async with httpx.AsyncClient(base_url=f"http://{self.http}", trust_env=False) as client:
-                return await client.get("/serving", timeout=30)
+                return await client.get("/serving", timeout=HANG_S)
         return None
 
     async def until_reason(self, *parts: str) -> str:
