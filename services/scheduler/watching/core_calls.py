@@ -46,8 +46,8 @@ def _call(
     *arguments: Any,
     **options: Any,
 ) -> Any:
-    """Calls a method of a core, and tells the decision that `decision_of` makes from the result and
-    the arguments."""
+    """Calls a method of a core and returns the result. Sends watchers the decision that
+    `decision_of` makes from the result and the arguments, if it makes any."""
     if not decisions.are_wanted:
         return method(*arguments, **options)
     decisions.begin()

@@ -38,7 +38,7 @@ class Watching:
         self._epochs: list[EpochTeller] = []  # those that serve, and those that served last
         self._unfit: tuple[UnfitWorker, ...] = ()
         self.decisions = Decisions(self._audience, self._told)
-        """Tells the decisions of scheduling cores."""
+        """Sends watchers the decisions of scheduling cores."""
         self.requests = RequestTeller(
             self._audience,
             self._told,
@@ -84,8 +84,7 @@ class Watching:
             self._audience.leave(watcher)
 
     def note_unfit(self, unfit: tuple[UnfitWorker, ...]) -> None:
-        """Tells watchers which workers do not fit. Tells nothing if the workers are the same as
-        before."""
+        """Sends a mark for each worker in `unfit` that was not in `unfit` of the last call."""
         before, self._unfit = self._unfit, unfit
         if self._audience.is_there:
             for worker in unfit:
@@ -93,7 +92,7 @@ class Watching:
                     self._audience.tell(_mark_of(worker))
 
     def drain(self) -> None:
-        """Tells that the scheduler accepts no more requests."""
+        """Sends a mark that the scheduler accepts no more requests."""
         if self._audience.is_there:
             text = "the scheduler takes no more requests"
             mark = watch_pb2.MarkEvent(kind=watch_pb2.MARK_KIND_DRAINING, text=text)
@@ -104,7 +103,7 @@ class Watching:
         self._audience.end(reason)
 
     def _begin(self, epoch: EpochTeller) -> None:
-        """Notes an epoch that serves from now on."""
+        """Adds an epoch, which serves from now on, to the epochs that a new watcher is shown."""
         self._epochs = [*self._serving(), epoch]
 
     def _serving(self) -> list[EpochTeller]:

@@ -219,8 +219,9 @@ class Controller:
             self.profile_orders.on_message(kind, payload)
 
     def _forget_unreached(self, number: int) -> None:
-        """Raises Unavailable and recalls the worker if its newest epoch is too large for any
-        leader. Does nothing if `number`, the epoch that the leader has sent, is newer."""
+        """Recalls the worker and raises Unavailable if the worker's newest epoch has a number so
+        large that no leader can have reached it or exceed it. Does nothing if `number`, the epoch
+        that the leader asks for, is larger still."""
         if number <= self.epoch.number and self.epoch.is_out_of_reach:
             why = f"no leader can have reached epoch {self.epoch.number}, nor go beyond it"
             self.assignment.recall(why)

@@ -59,8 +59,8 @@ class MlxMatrix(QuantisedMatrix):
 
     @property
     def _shift(self) -> int:
-        """The number that is subtracted from unsigned numbers so that the largest ones fit into the
-        encoding of `GroupedMatrix`."""
+        """The number that is subtracted from each stored number. Numbers of 4 and 8 bits are stored
+        without a sign, and `GroupedMatrix` has them with a sign."""
         return self.middle if self.form.bits in (4, 8) else 0
 
     def _numbers(self, rows: range, columns: range) -> Tensor:
