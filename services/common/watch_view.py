@@ -46,10 +46,11 @@ class _Request:
     last_token_at: float | None = None
 
     def add_tokens(self, n_new: int, *, end_position: int) -> None:
-        """Records the `n_new` new tokens of a span. The span ran the tokens before `end_position`.
+        """Records that a span has brought `n_new` new tokens. The span ends after `end_position`
+        tokens of the request, from which the number of earlier output tokens follows.
 
-        The number of earlier tokens is computed from the position, since iterations that were in
-        flight when the watch began have no events.
+        Tokens cannot simply be counted, since iterations that were in flight when the watch began
+        have no events.
         """
         if self.n_prompt_tokens:
             n_before = end_position - self.n_prompt_tokens
