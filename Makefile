@@ -294,8 +294,7 @@ deploy:  ## Apply k8s/overlays/OVERLAY (demo) to the cluster of kubectl's contex
 	kubectl apply --server-side --force-conflicts -k build/deploy
 	@$(wait_serving)
 
-# A pipeline takes only stages of one build, so there is no way from one to the next but through none: all at once.
-rollout-workers:  ## Replace all workers at once; streams pause while the new ones load
+rollout-workers:  ## Replace the workers, a pipeline at a time; streams go on
 	$(IN_NAMESPACE) rollout restart $(call workload,worker)
 	@$(wait_serving)
 

@@ -126,6 +126,7 @@ def _lanes(state: ConsoleState, screen: Screen, *, width: int, now: float) -> It
 def _heading(number: int, pipeline: ServingPipeline) -> Text:
     """Returns the line above the lanes of one of several pipelines."""
     text = f"  epoch {pipeline.epoch.get('epoch')}  {pipeline.n_running} running"
+    text += "  draining" * bool(pipeline.epoch.get("is_draining"))
     return Text(f"pipeline {number}", style="bold").append(text, style="dim not bold")
 
 

@@ -69,6 +69,11 @@ class SchedulerSettings(ServerSettings):
     worker_port: int = Field(default=50053, ge=1, lt=65536)
     """Port on which the controllers of pods listen."""
 
+    pod_deletion_cost: bool = False
+    """Whether the leader annotates the workers' pods, so that whole pipelines go when Kubernetes
+    reduces the number of workers. Needs the right to patch pods, and workers that are found through
+    Kubernetes."""
+
     lease_name: str | None = None
     """Name of the Kubernetes Lease by which several schedulers elect a leader; the first leader
     creates it. When not set, this scheduler leads without asking, so there must be only one."""

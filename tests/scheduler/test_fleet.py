@@ -19,10 +19,12 @@ from services.scheduler.leader import Leader
 from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.pipeline import forming
 from services.scheduler.pipeline.asked_worker import AskedWorker
+from services.scheduler.pipeline.fit import build_of, traits_of
 from services.scheduler.service import SchedulerService
 from services.scheduler.settings import SchedulerSettings
 from tests.exposition import Samples
 from tests.fakes import FakeStage, fake_stage, fake_worker
+from tests.limits import HANG_S
 from tests.scheduler.leading import LIMIT_S, MovingStages, Scene, scene
 
 
@@ -195,6 +197,132 @@ async def test_pipelines_that_never_join_use_up_the_time(monkeypatch: pytest.Mon
             stages.add(stage.address)
         with pytest.raises(Unavailable, match=r"no pipeline within 1 s: .*exited with status -9"):
             await asyncio.wait_for(leader.lead(Unopposed(), asyncio.Event()), LIMIT_S)
+
+
+async def test_requests_of_a_worker_that_leaves_move_and_no_pipeline_is_lost() -> None:
+    async with two_pipelines() as (it, first, second):
+        await submitted(it, "a", "b", n_tokens=20)
+        await until(lambda: first.rank.plans and second.rank.plans)
+        leaving = asyncio.create_task(first.controller.leave(HANG_S))
+        await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines_draining") == 1)
+        for plan in list(first.rank.plans):  # what is in flight is not lost
+            first.rank.answer(plan)
+        await asyncio.wait_for(leaving, HANG_S)
+        second.rank.answers = True
+        for plan in list(second.rank.plans):
+            second.rank.answer(plan)
+        reason = scheduler_pb2.COMPLETION_REASON_LENGTH
+        assert await it.ends(2) == {"a": reason, "b": reason}
+        counted = Samples.of(it.registry)
+        assert counted.sum("orcinus_requests_moved_total") == 1
+        assert counted.sum("orcinus_requests_suspended_total") == 0
+        assert counted.sum("orcinus_pipeline_losses_total") == 0
+        assert counted.sum("orcinus_pipelines") == 1
+
+
+async def test_only_pipeline_serves_until_free_workers_have_formed_another_one() -> None:
+    async with scene(1) as it, fake_stage(answers=True) as old:
+        it.stages.add(old.address)
+        await formed(it, 1)
+        leaving = asyncio.create_task(old.controller.leave(HANG_S))
+        await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines_draining") == 1)
+        await submitted(it, "a")
+        assert (await it.ends(1)).keys() == {"a"}
+        async with fake_stage(answers=True, block_size=8) as new:  # another build
+            it.stages.add(new.address)
+            await formed(it, 2)
+            await asyncio.wait_for(leaving, HANG_S)
+            await submitted(it, "b")
+            assert (await it.ends(1)).keys() == {"b"}
+            assert Samples.of(it.registry).sum("orcinus_pipeline_losses_total") == 0
+
+
+async def test_stage_that_stays_serves_until_the_replacement_of_the_other_has_loaded() -> None:
+    async with (
+        scene(2) as it,
+        fake_stage(0, 2, answers=True) as goes,
+        fake_stage(1, 2) as stays,
+        fake_worker(answers=True) as comes,
+    ):
+        it.stages.add(goes.address, stays.address)
+        await formed(it, 1)
+        await submitted(it, "a", n_tokens=3)
+        await until(lambda: stays.rank.plans)
+        [epoch] = set(joined(goes, stays))
+        leaving = asyncio.create_task(goes.controller.leave(HANG_S))
+        it.stages.add(comes.address)
+        await until(lambda: comes.controller.assignment.place is not None)
+        stays.rank.answers = True
+        for plan in list(stays.rank.plans):
+            stays.rank.answer(plan)
+        await asyncio.wait_for(leaving, HANG_S)
+        await formed(it, 2)
+        assert len(set(joined(comes, stays)) - {epoch}) == 1
+        assert (await it.ends(1)).keys() == {"a"}
+        assert Samples.of(it.registry).sum("orcinus_pipeline_losses_total") == 0
+
+
+async def test_requests_of_the_only_pipeline_wait_when_the_time_of_its_worker_is_over() -> None:
+    async with scene(1) as it, fake_stage() as old:
+        it.stages.add(old.address)
+        await formed(it, 1)
+        await submitted(it, "a", n_tokens=20)
+        await until(lambda: old.rank.plans)
+        leaving = asyncio.create_task(old.controller.leave(0.5))
+        await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines_draining") == 1)
+        for plan in list(old.rank.plans):
+            old.rank.answer(plan)
+        assert await it.until_closed() == []
+        await asyncio.wait_for(leaving, HANG_S)
+        async with fake_stage(answers=True) as new:
+            it.stages.add(new.address)
+            assert (await it.ends(1)).keys() == {"a"}
+            assert Samples.of(it.registry).sum("orcinus_pipeline_losses_total") == 0
+
+
+async def test_request_that_has_to_change_its_build_is_counted() -> None:
+    async with scene(1) as it, fake_stage() as old, fake_stage(block_size=8) as new:
+        it.stages.add(old.address)
+        await formed(it, 1)
+        await submitted(it, "a", n_tokens=20)
+        await until(lambda: old.rank.plans)
+        it.stages.add(new.address)
+        await formed(it, 2)
+        old.rank.answers = True
+        for plan in list(old.rank.plans):
+            old.rank.answer(plan)
+        assert (await it.ends(1)).keys() == {"a"}
+        assert new.rank.plans == [], "a pipeline of its build serves"
+        old.rank.answers = False
+        await submitted(it, "b", n_tokens=20)
+        await until(lambda: new.rank.plans)
+        new.rank.answer(new.rank.plans[0])
+        new.controller.on_exit(0, -signal.SIGKILL)
+        await until_suspended(it)
+        old.rank.answers = True
+        for plan in list(old.rank.plans):
+            old.rank.answer(plan)
+        assert (await it.ends(1)).keys() == {"b"}
+        assert Samples.of(it.registry).sum("orcinus_requests_changed_build_total") == 1
+
+
+async def test_tokens_that_came_from_another_scheduler_are_continued_by_their_build() -> None:
+    async with scene(1) as it, fake_stage(answers=True) as old:
+        it.stages.add(old.address)
+        await formed(it, 1)
+        async with fake_stage(answers=True, block_size=8) as new:
+            it.stages.add(new.address)
+            await formed(it, 2)
+            builds = [build_of(traits_of(one.controller.describe())) for one in (old, new)]
+            for name, build in zip("ab", builds, strict=True):
+                await it.submit(name, n_tokens=5, generated_token_ids=[10], build=build)
+            assert (await it.ends(2)).keys() == {"a", "b"}
+            assert Samples.of(it.registry).sum("orcinus_requests_changed_build_total") == 0
+            await it.submit("c", n_tokens=5, generated_token_ids=[10], build="gone")
+            told = [(one.request_id, one.build) for one in await it.builds(1)]
+            assert told[0][0] == "c"
+            assert told[0][1] in builds
+            assert Samples.of(it.registry).sum("orcinus_requests_changed_build_total") == 1
 
 
 def test_no_pipeline_takes_no_request() -> None:

@@ -1,7 +1,8 @@
 """Two pipelines beside each other: their tokens are those of one pipeline, and the loss of a rank
-stops neither the other pipeline nor any stream."""
+stops neither the other pipeline nor any stream. A worker that is told to stop loses nothing."""
 
 import asyncio
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -50,14 +51,22 @@ async def test_two_pipelines_answer_as_one_and_one_serves_while_the_other_recove
     with serving(model, pipelines=2, stages=n_stages, metrics=True, fail_fast=False) as stack:
         await _until(stack, lambda n: n == 2)
         assert await _answers(stack) == answers_of_one
-        log, crowd, n_meanwhile = await _with_a_loss(stack)
+        log, crowd, n_meanwhile = await _without(stack, "services.worker.rank", signal.SIGKILL)
+        assert check(log.events, crowd.expected(answers_of_one), max_pause_s=MAX_PAUSE_S) == []
+        assert n_meanwhile > 0
+        before = stack.metrics("scheduler")
+        log, crowd, n_meanwhile = await _without(stack, "services.worker", signal.SIGTERM)
+        after = stack.metrics("scheduler")
     assert check(log.events, crowd.expected(answers_of_one), max_pause_s=MAX_PAUSE_S) == []
     assert n_meanwhile > 0
+    for name in ("orcinus_pipeline_losses_total", "orcinus_requests_suspended_total"):
+        assert after.sum(name) == before.sum(name)
+    assert any("exited with status 0; starting it again" in line for line in stack.output)
 
 
-async def _with_a_loss(stack: Stack) -> tuple[Log, Crowd, int]:
-    """Kills a rank while clients get tokens. Returns what the clients have written down and asked,
-    and the number of tokens they got while only one pipeline served."""
+async def _without(stack: Stack, module: str, number: signal.Signals) -> tuple[Log, Crowd, int]:
+    """Signals a process while clients get tokens. Returns what the clients have written down and
+    asked, and the number of tokens they got while only one pipeline served."""
     log = Log()
     clients = Clients(stack.http, stack.grpc, log)
     crowd = Crowd(clients, QUESTIONS)
@@ -67,7 +76,7 @@ async def _with_a_loss(stack: Stack) -> tuple[Log, Crowd, int]:
             while len(log.decoding) < N_CLIENTS // 2:
                 await asyncio.sleep(0.01)
         stack.look_at_tree()
-        stack.kill("services.worker.rank")
+        stack.kill(module, number=number)
         await _until(stack, lambda n: n == 1)
         n_before = _n_tokens(log)
         await _until(stack, lambda n: n == 2)

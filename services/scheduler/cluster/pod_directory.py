@@ -129,7 +129,7 @@ class PodDirectory:
         self._clock = clock
         self._jitter = jitter
         self._pods: dict[str, Pod] = {}  # by uid: two pods may have one name for a while
-        self._addresses: list[str] = []
+        self._reachable: dict[str, Pod] = {}  # by address
         self._has_changed = asyncio.Event()  # replaced by a new one at each change
         self._version: str | None = None  # to watch from; None asks for a new list
         self._trouble = ""
@@ -143,7 +143,11 @@ class PodDirectory:
 
     def addresses(self) -> list[str]:
         """Returns the `host:port` of every pod that can be reached, older ones first."""
-        return list(self._addresses)
+        return list(self._reachable)
+
+    def pods(self) -> dict[str, Pod]:
+        """Returns the pods that can be reached, by their addresses, older ones first."""
+        return dict(self._reachable)
 
     async def changed(self) -> None:
         """Waits until the addresses change."""
@@ -196,14 +200,14 @@ class PodDirectory:
 
     def _update(self) -> None:
         """Updates the addresses: one for each pod that has an IP address and is not ending."""
-        addresses = [
-            str(Address(pod.ip, self._port))
+        before = list(self._reachable)
+        self._reachable = {
+            str(Address(pod.ip, self._port)): pod
             for pod in sorted(self._pods.values(), key=lambda pod: (pod.created, pod.name))
             if pod.ip and not pod.is_terminating and pod.phase not in OVER
-        ]
-        if addresses != self._addresses:
-            self._addresses = addresses
-            log.info("workers: %s", ", ".join(addresses) or "none")
+        }
+        if list(self._reachable) != before:
+            log.info("workers: %s", ", ".join(self._reachable) or "none")
             self._has_changed.set()
             self._has_changed = asyncio.Event()
 

@@ -109,6 +109,12 @@ class Request:
     """Number of the pipeline that admitted the request last; -1 before the first admission."""
     moved_from: int | None = None
     """Number of the pipeline from which the last admission moved the request, if it did."""
+    build: str = ""
+    """Build of the workers of the pipeline that admitted the request last; empty before the first
+    admission, or where builds have no names."""
+    left_build: str | None = None
+    """Build that made the tokens of the request so far, if the last admission made another build
+    continue them."""
     was_late: bool = False
     """Whether the request was in flight in a pipeline that was given up because it was late."""
     n_prefill_tokens: int = 0

@@ -62,6 +62,9 @@ class RequestPool:
         self._ready = ReadyRequests()  # the admitted requests that can run
         self.wake: Callable[[], None] = lambda: None
         """Called when this pipeline may have another request to admit."""
+        self.build = ""
+        """Name of the build of the pipeline's workers. Pipelines of one build compute the same
+        tokens."""
         self.number = len(self.shared.pools)
         """Number of the pipeline, from 0."""
         self.shared.pools.append(self)
@@ -195,6 +198,9 @@ class RequestPool:
                     None if request.pipeline in (-1, self.number) else request.pipeline
                 )
                 request.pipeline = self.number
+                has_changed = request.generated_token_ids and request.build not in ("", self.build)
+                request.left_build = request.build if has_changed else None
+                request.build = self.build
                 self.waiting.remove(request)
                 self._suspects.admit(request)
                 self.grammars.admit(request)

@@ -34,7 +34,8 @@ from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.memory.reservation import Reservation
 from services.scheduler.core.pipeline_room import PipelineRoom
 from services.scheduler.core.policies import Policy
-from services.scheduler.core.preemption.preemption import preemption_of
+from services.scheduler.core.preemption.for_departure import ForDeparture
+from services.scheduler.core.preemption.preemption import Preemptions, preemption_of
 from services.scheduler.core.request import FinishReason, Request, RequestState
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.span_logprobs import NO_LOGPROBS, SpanLogprobs
@@ -59,10 +60,12 @@ class Scheduler:
         pipeline_depth: int,
         token_hand_off: bool = False,
         drafter: Drafter | None = None,
+        build: str = "",
     ) -> None:
         if pipeline_depth < 1:
             raise ValueError(f"pipeline_depth must be at least 1, not {pipeline_depth}")
         self.pool = pool
+        self.pool.build = build
         self.kv_manager = kv_manager
         self.policy = policy
         self.pipeline_depth = pipeline_depth
@@ -74,6 +77,7 @@ class Scheduler:
         self._preemption = preemption_of(
             pool, kv_manager, policy, can_run=self._can_run, preempt=self._preempt
         )
+        self._departure = ForDeparture(pool, preempt=self._preempt)
         self._in_flight: dict[int, Batch] = {}
         self._n_iterations = 0
         self._released_rows: list[int] = []
@@ -86,6 +90,16 @@ class Scheduler:
     @property
     def n_reserved_slots(self) -> int:
         return self.kv_manager.n_reserved_slots
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the pipeline is to end, and requests are left to other pipelines."""
+        return self._departure.has_begun
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the pipeline drains and has nothing left to do, so that its epoch can end."""
+        return not self.n_in_flight and self._departure.is_over
 
     def submit(self, request: Request) -> None:
         """Puts a request into the pool.
@@ -203,12 +217,22 @@ class Scheduler:
         Returns the updates that end these requests."""
         placement = self.pool.shared.placement
         placement.open(self.pool, PipelineRoom(self.pool, self.kv_manager, self._max_running))
+        self.pool.shared.wake_others(self.pool)
         return [
             self._finish(request, FinishReason.FAILED, message="the K/V memory became too small")
             for request in list(self.pool)
             if not self.kv_manager.fits_ever(request.max_sequence_len)
             and not placement.fits_elsewhere(self.pool, request)
         ]
+
+    def drain(self, *, is_last: bool = False) -> None:
+        """Leaves waiting requests to other pipelines, and moves running requests to them where that
+        costs less than waiting (`for_departure.py`), since this pipeline is to end. If there is no
+        other pipeline, this one goes on. With `is_last`, all requests wait for other pipelines as
+        soon as their batches have returned."""
+        if not self._departure.has_begun:
+            self._preemption = Preemptions([self._preemption, self._departure])
+        self._departure.begin(is_last=is_last)
 
     def suspend(
         self, iteration: int = 0, *, is_by_itself: bool = False, is_suspicion: bool = False

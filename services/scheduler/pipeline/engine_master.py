@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 
 class EngineMaster:
     """The engine master of one epoch. `wake` is called whenever `take_results` has new results to
-    return or an error to raise. `suspicion_s` is that of `Lateness`."""
+    return or an error to raise. `suspicion_s` is that of `Lateness`. `on_leaving` is called with
+    the index of a stage whose worker was told to stop, and with the seconds after which this worker
+    ends at the latest, again and again."""
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class EngineMaster:
         iteration_limit_s: float,
         hang_limit_s: float,
         suspicion_s: Callable[[], float | None] = lambda: None,
+        on_leaving: Callable[[int, float], None] = lambda index, leaves_in_s: None,
         connect: rpc.Connect = rpc.connect,
         trace_of: Callable[[int], trace_pb2.TraceContext | None] | None = None,
     ) -> None:
@@ -49,6 +52,7 @@ class EngineMaster:
         self._wake = wake
         self._on_timing = on_timing
         self._trace_of = trace_of
+        self._on_leaving = on_leaving
         self._lateness = Lateness(
             silence_limit_s=silence_limit_s,
             iteration_limit_s=iteration_limit_s,
@@ -151,6 +155,9 @@ class EngineMaster:
         elif report.HasField("timings"):
             for timing in report.timings.timings:
                 self._on_timing(index, timing)
+        elif report.HasField("heartbeat"):
+            if report.heartbeat.leaves_in_ms:
+                self._on_leaving(index, report.heartbeat.leaves_in_ms / 1000)
         elif report.HasField("failure"):
             failure = report.failure
             what = "lost another stage" if failure.is_of_neighbour else "failed"

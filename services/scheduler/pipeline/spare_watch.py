@@ -72,7 +72,8 @@ class SpareWatch:
         beside = [it for it in self._stages.addresses() if it not in members]
         answers = await asyncio.gather(*(self._ask(address) for address in beside))
         known = {offer.address: offer for offer in answers if offer is not None}
-        said = unfit_beside(tuple(known.values()), traits_of(first.first), first.n_stages)
+        serving = {traits_of(pipeline.first) for pipeline in self._serving}
+        said = unfit_beside(tuple(known.values()), serving, first.n_stages)
         unfit = tuple(UnfitWorker(it, known[it].answer.name, text) for it, text in said.items())
         log_new(self._unfit, unfit)
         self._unfit = unfit

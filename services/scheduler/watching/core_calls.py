@@ -102,6 +102,9 @@ _DECISIONS: Mapping[Callable[..., Any], Callable[..., Decision]] = {
     Scheduler.suspend: lambda to, core, result, iteration=0, **kind: {
         "suspension": watch_pb2.SuspensionDecision(iteration=iteration, **kind)
     },
+    Scheduler.drain: lambda to, core, result, is_last=False: {
+        "drain": watch_pb2.DrainDecision(is_last=is_last)
+    },
     Scheduler.cancel: lambda to, core, ends, request: _cancellation(to, request),
     Scheduler.expire: lambda to, core, ends, now: _expiry(to, ends),
     Scheduler.give_up: lambda to, core, ends, request, message: {"surrender": to.number(request)},

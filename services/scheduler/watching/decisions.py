@@ -120,6 +120,7 @@ class Decisions:
             n_option_bytes=request.n_option_bytes,
             has_drafts=request.speculation is not None,
             has_prompt_logprobs=request.n_prompt_logprobs is not None,
+            build=request.build,
         )
         if request.account is not None:
             result.account = request.account.name

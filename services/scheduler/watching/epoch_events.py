@@ -56,6 +56,16 @@ class EpochTeller:
         """The number of the pipeline."""
         return self._pipeline.number
 
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch."""
+        return self._pipeline.epoch
+
+    def tell_draining(self) -> None:
+        """Tells watchers that the pipeline drains."""
+        self._audience.tell(watch_pb2.WatchEvent(epoch=self.event()))
+        self.mark(watch_pb2.MARK_KIND_DRAINING, "a worker is leaving; requests go to others")
+
     def opened(self) -> None:
         """Sends the event that the pipeline serves, and a mark with the requests that may have
         caused the loss of an earlier pipeline, if there are any."""
@@ -101,6 +111,8 @@ class EpochTeller:
             self.mark(watch_pb2.MARK_KIND_LOST, text, self._scheduler.pool.running)
         elif self._n_serving():
             self.mark(watch_pb2.MARK_KIND_LEFT, "the others go on")
+        elif self._scheduler.is_draining:
+            self.mark(watch_pb2.MARK_KIND_LEFT, "another one is about to form")
 
     def mark(
         self,
@@ -133,4 +145,5 @@ class EpochTeller:
             admission=settings.admission,
             max_requests=scheduler.pool.max_requests,
             pipeline=pipeline.number,
+            is_draining=scheduler.is_draining,
         )

@@ -122,13 +122,8 @@ class Replay:
                 core.apply(result.iteration, tokens, cut=result.cut, broken=result.broken)
             case "adoption":
                 core.adopt()
-            case "suspension":
-                suspension = decision.suspension
-                core.suspend(
-                    suspension.iteration,
-                    is_by_itself=suspension.is_by_itself,
-                    is_suspicion=suspension.is_suspicion,
-                )
+            case "suspension" | "drain":
+                _leave(core, decision)
             case "overhead_tokens":
                 core.learn_overhead(decision.overhead_tokens)
             case _:
@@ -209,11 +204,25 @@ class Replay:
             priority=told.priority,
             generated_token_ids=_tokens(told.generated_token_ids),
             n_losses=told.n_losses,
+            build=told.build,
             cache_scope=_name(told.scope) if told.HasField("scope") else None,
         )
         self._requests[told.number] = request
         self._numbers[request] = told.number
         return request
+
+
+def _leave(core: Scheduler, decision: watch_pb2.DecisionEvent) -> None:
+    """Repeats a decision about a pipeline that has ended, or is to end."""
+    if decision.HasField("drain"):
+        core.drain(is_last=decision.drain.is_last)
+        return
+    suspension = decision.suspension
+    core.suspend(
+        suspension.iteration,
+        is_by_itself=suspension.is_by_itself,
+        is_suspicion=suspension.is_suspicion,
+    )
 
 
 def _prepare_grammar(core: Scheduler, decision: watch_pb2.DecisionEvent, kind: str) -> None:

@@ -91,6 +91,12 @@ class Watching:
                 if worker not in before:
                     self._audience.tell(_mark_of(worker))
 
+    def note_draining(self, epoch: int) -> None:
+        """Tells that the pipeline of an epoch drains, if it serves."""
+        for one in self._serving():
+            if one.epoch == epoch and self._audience.is_there:
+                one.tell_draining()
+
     def drain(self) -> None:
         """Sends a mark that the scheduler accepts no more requests."""
         if self._audience.is_there:
