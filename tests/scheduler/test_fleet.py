@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -43,9 +43,9 @@ async def formed(it: Scene, count: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def two_pipelines() -> AsyncIterator[tuple[Scene, FakeStage, FakeStage]]:
+async def two_pipelines(**settings: float) -> AsyncIterator[tuple[Scene, FakeStage, FakeStage]]:
     """A leader that serves with two pipelines of one stage each."""
-    async with scene(1) as it, fake_stage() as first, fake_stage() as second:
+    async with scene(1, **settings) as it, fake_stage() as first, fake_stage() as second:
         it.stages.add(first.address, second.address)
         await it.until_open()
         await formed(it, 2)
@@ -109,21 +109,81 @@ async def until_suspended(it: Scene) -> scheduler_pb2.ConnectResponse:
             return message
 
 
-async def test_requests_of_a_pipeline_that_is_only_late_go_on_elsewhere_without_blame() -> None:
-    async with two_pipelines() as (it, first, second):
+async def first_tokens(*stages: FakeStage) -> None:
+    """Lets each stage answer its first plan, so that the usual time of an iteration is known, and
+    waits for its second plan."""
+    await until(lambda: all(stage.rank.plans for stage in stages))
+    for stage in stages:
+        stage.rank.answer(stage.rank.plans[0])
+    await until(lambda: all(len(stage.rank.plans) > 1 for stage in stages))
+
+
+def answer_all(stage: FakeStage, *, after: int) -> None:
+    """Lets a stage answer all plans except the first ones, and further plans at once."""
+    stage.rank.answers = True
+    for plan in list(stage.rank.plans[after:]):
+        stage.rank.answer(plan)
+
+
+async def tokens_until_ends(it: Scene, count: int) -> dict[str, list[int]]:
+    """Returns the positions of all tokens that come, by request, until `count` requests end."""
+    positions: defaultdict[str, list[int]] = defaultdict(list)
+    n_ends = 0
+    while n_ends < count:
+        message = await it.read()
+        n_ends += len(message.completed)
+        for update in message.tokens:
+            positions[update.request_id] += range(
+                update.start, update.start + len(update.token_ids)
+            )
+    return dict(positions)
+
+
+async def test_late_pipeline_keeps_its_epoch_while_its_request_goes_on_elsewhere() -> None:
+    async with two_pipelines() as (it, late, other):
         await submitted(it, "a", "b")
-        await until(lambda: first.rank.plans and second.rank.plans)
-        late, other = first, second
-        for stage in (late, other):  # so that the usual time of an iteration is known
-            stage.rank.answer(stage.rank.plans[0])
-        other.rank.answers = True
-        for plan in other.rank.plans[1:]:
-            other.rank.answer(plan)
-        [suspension] = (await until_suspended(it)).suspended
-        assert suspension.n_losses == 0
-        ends = await it.ends(1)
-        assert ends == {suspension.request_id: scheduler_pb2.COMPLETION_REASON_LENGTH}
-        assert Samples.of(it.registry).sum("orcinus_requests_suspected_total") == 0
+        await first_tokens(late, other)
+        epochs = joined(late, other)
+        answer_all(other, after=1)
+        positions = await tokens_until_ends(it, 2)
+        assert positions == {"a": [0, 1, 2], "b": [0, 1, 2]}
+        counted = Samples.of(it.registry)
+        assert counted.sum("orcinus_pipelines_late_total") == 1
+        assert counted.sum("orcinus_requests_moved_total") == 1
+        assert counted.sum("orcinus_requests_suspected_total") == 0
+        n_plans = len(late.rank.plans)
+        await submitted(it, "c")
+        await it.ends(1)
+        assert len(late.rank.plans) == n_plans, "a late pipeline gets no requests"
+        answer_all(late, after=1)
+        await submitted(it, "d", "e")
+        assert await tokens_until_ends(it, 2) == {"d": [0, 1, 2], "e": [0, 1, 2]}
+        assert len(late.rank.plans) > n_plans
+        assert joined(late, other) == epochs
+        assert Samples.of(it.registry).sum("orcinus_pipeline_losses_total") == 0
+
+
+async def test_tokens_that_come_too_late_are_delivered_once() -> None:
+    async with two_pipelines() as (it, late, other):
+        await submitted(it, "a", "b")
+        await first_tokens(late, other)
+        await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines_late_total") == 1)
+        for stage in (late, other):
+            answer_all(stage, after=1)
+        assert await tokens_until_ends(it, 2) == {"a": [0, 1, 2], "b": [0, 1, 2]}
+
+
+async def test_pipeline_that_stays_late_is_given_up_in_the_end() -> None:
+    async with two_pipelines(hang_limit_s=1.5) as (it, late, other):
+        await submitted(it, "a", "b")
+        await first_tokens(late, other)
+        answer_all(other, after=1)
+        assert (await it.ends(2)).keys() == {"a", "b"}
+        await formed(it, 3)
+        counted = Samples.of(it.registry)
+        assert counted.sum("orcinus_pipelines_late_total") == 1
+        assert counted.sum("orcinus_pipeline_losses_total") == 1
+        assert counted.sum("orcinus_requests_suspected_total") == 0
 
 
 async def test_lost_pipeline_forms_again_beside_the_one_that_serves() -> None:

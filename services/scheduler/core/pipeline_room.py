@@ -30,7 +30,7 @@ class PipelineRoom:
         of the others is not looked at. Cached blocks that running requests use are not counted, so
         the result may be False too often."""
         kv_manager = self._kv_manager
-        if not self._pool.grammars.passes(request):
+        if self._pool.is_late or not self._pool.grammars.passes(request):
             return False
         if self._pool.has_suspects and not request.is_suspect:
             return False  # suspects come first

@@ -13,6 +13,7 @@ from services.common.own_metrics import Counter, Distribution, Histogram
 from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.drafting.drafter import Drafter
 from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.pipeline_metrics import PipelineMetrics
 from services.scheduler.pipeline.membership import Pipeline
@@ -202,6 +203,9 @@ class EpochObserver:
             entry.compute_ns += timing.compute_ns
             entry.n_timings += 1
             self._note_overhead(timing.iteration, entry)
+
+    def late(self, reason: str, moved: Sequence[Request]) -> None:
+        self._metrics.late.inc()
 
     def closed(self, loss: str | None) -> None:
         metrics = self._metrics

@@ -10,6 +10,7 @@ from orcinus.v1 import worker_pb2, worker_pb2_grpc
 from services.common import rpc
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.core.batch import Batch, Update
+from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.asked_worker import DESCRIBE_TIMEOUT_S
 from services.scheduler.pipeline.fit import traits_of
@@ -106,6 +107,8 @@ class SparesOfEpoch:
     def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None: ...
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None: ...
+
+    def late(self, reason: str, moved: Sequence[Request]) -> None: ...
 
     def closed(self, loss: str | None) -> None:
         self._watch.end(self._pipeline)

@@ -102,6 +102,7 @@ _DECISIONS: Mapping[Callable[..., Any], Callable[..., Decision]] = {
     Scheduler.suspend: lambda to, core, result, iteration=0, **kind: {
         "suspension": watch_pb2.SuspensionDecision(iteration=iteration, **kind)
     },
+    Scheduler.release_late: lambda to, core, result: {"lateness": watch_pb2.LatenessDecision()},
     Scheduler.cancel: lambda to, core, ends, request: _cancellation(to, request),
     Scheduler.expire: lambda to, core, ends, now: _expiry(to, ends),
     Scheduler.give_up: lambda to, core, ends, request, message: {"surrender": to.number(request)},

@@ -88,6 +88,11 @@ class EpochTeller:
         """Adds the times that a stage spent on an iteration."""
         self._iterations.timed(stage_index, timing)
 
+    def late(self, reason: str, moved: Sequence[Request]) -> None:
+        """Tells watchers that the requests `moved` wait for other pipelines."""
+        if self._audience.is_there:
+            self.mark(watch_pb2.MARK_KIND_LATE, f"{reason}, its requests go on elsewhere", moved)
+
     def closed(self, loss: str | None) -> None:
         """Tells watchers that the pipeline was lost, or that it has left the others. Tells nothing
         if it has never served, or if the scheduler stops."""

@@ -122,13 +122,8 @@ class Replay:
                 core.apply(result.iteration, tokens, cut=result.cut, broken=result.broken)
             case "adoption":
                 core.adopt()
-            case "suspension":
-                suspension = decision.suspension
-                core.suspend(
-                    suspension.iteration,
-                    is_by_itself=suspension.is_by_itself,
-                    is_suspicion=suspension.is_suspicion,
-                )
+            case "suspension" | "lateness":
+                _put_down(core, decision, kind)
             case "overhead_tokens":
                 core.learn_overhead(decision.overhead_tokens)
             case _:
@@ -214,6 +209,15 @@ class Replay:
         self._requests[told.number] = request
         self._numbers[request] = told.number
         return request
+
+
+def _put_down(core: Scheduler, decision: watch_pb2.DecisionEvent, kind: str) -> None:
+    """Repeats that requests wait again, since their pipeline was lost or late."""
+    if kind == "lateness":
+        core.release_late()
+    else:
+        suspension = decision.suspension
+        core.suspend(suspension.iteration, is_by_itself=suspension.is_by_itself)
 
 
 def _prepare_grammar(core: Scheduler, decision: watch_pb2.DecisionEvent, kind: str) -> None:
