@@ -201,6 +201,7 @@ class Leader:
             suspicion=self._suspicion,
             may_suspect=partial(self._fleet.may_take_over, pipeline.number),
             on_suspicion=partial(self._release_late, scheduler, observers),
+            on_slow_join=self._watching.note_slow_join,
             connect=self._connect,
             trace_of=None if tracer is None else tracer.trace_of,
         )

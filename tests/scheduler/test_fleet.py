@@ -17,7 +17,7 @@ from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.fleet import Fleet
 from services.scheduler.leader import Leader
 from services.scheduler.observing.request_observer import RequestObservers
-from services.scheduler.pipeline import forming
+from services.scheduler.pipeline import forming, joining
 from services.scheduler.pipeline.asked_worker import AskedWorker
 from services.scheduler.service import SchedulerService
 from services.scheduler.settings import SchedulerSettings
@@ -242,6 +242,38 @@ async def test_workers_of_a_pipeline_that_serves_are_not_asked(
         n_asked = asked[stage.address]
         await asyncio.sleep(0.5)  # long enough to be asked again
         assert asked[stage.address] == n_asked
+
+
+async def test_worker_that_is_known_by_two_addresses_is_in_one_pipeline_and_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with scene(1) as it, fake_stage(answers=True) as stage:
+        again = stage.address.replace("127.0.0.1", "localhost")
+        it.stages.add(stage.address, again)
+        await formed(it, 1)
+        epochs = joined(stage)
+        await until(lambda: f"at {again} does not fit: it is known by another" in caplog.text)
+        async with fake_stage(answers=True) as other:
+            it.stages.add(other.address)
+            await formed(it, 2)
+            await submitted(it, "a", "b")
+            assert (await it.ends(2)).keys() == {"a", "b"}
+        assert joined(stage) == epochs
+
+
+async def test_stage_that_does_not_join_is_named_and_other_pipelines_go_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "SLOW_JOIN_S", 0.2)
+    async with scene(1) as it, fake_stage(answers=True) as stage, fake_stage() as stuck:
+        it.stages.add(stage.address)
+        await formed(it, 1)
+        stuck.rank.joins = False
+        it.stages.add(stuck.address)
+        await until(lambda: f"does not form: stage 0 at {stuck.address}" in caplog.text)
+        assert Samples.of(it.registry).sum("orcinus_pipelines_forming") == 1
+        await submitted(it, "a", "b")
+        assert (await it.ends(2)).keys() == {"a", "b"}
 
 
 async def test_pipelines_that_never_join_use_up_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

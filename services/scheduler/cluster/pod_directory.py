@@ -130,6 +130,7 @@ class PodDirectory:
         self._jitter = jitter
         self._pods: dict[str, Pod] = {}  # by uid: two pods may have one name for a while
         self._addresses: list[str] = []
+        self._shared: list[tuple[str, list[str]]] = []  # addresses of several pods, and their names
         self._has_changed = asyncio.Event()  # replaced by a new one at each change
         self._version: str | None = None  # to watch from; None asks for a new list
         self._trouble = ""
@@ -195,12 +196,18 @@ class PodDirectory:
         self._update()
 
     def _update(self) -> None:
-        """Updates the addresses: one for each pod that has an IP address and is not ending."""
-        addresses = [
-            str(Address(pod.ip, self._port))
-            for pod in sorted(self._pods.values(), key=lambda pod: (pod.created, pod.name))
-            if pod.ip and not pod.is_terminating and pod.phase not in OVER
-        ]
+        """Updates the addresses: one for each pod that has an IP address and is not ending. Pods
+        with one address, as on the network of their node, are one worker: the others cannot listen
+        there."""
+        pods: dict[str, list[str]] = {}  # names by address
+        for pod in sorted(self._pods.values(), key=lambda pod: (pod.created, pod.name)):
+            if pod.ip and not pod.is_terminating and pod.phase not in OVER:
+                pods.setdefault(str(Address(pod.ip, self._port)), []).append(pod.name)
+        addresses = list(pods)
+        for address, names in pods.items():
+            if len(names) > 1 and (address, names) not in self._shared:
+                log.warning("pods %s have one address, %s", ", ".join(names), address)
+        self._shared = [(address, names) for address, names in pods.items() if len(names) > 1]
         if addresses != self._addresses:
             self._addresses = addresses
             log.info("workers: %s", ", ".join(addresses) or "none")

@@ -166,9 +166,11 @@ class EpochObserver:
         self._has_opened = False
         self._n_queried = self._n_hits = self._n_evicted = 0  # already counted
         self._n_drafted = self._n_accepted = 0  # already counted
+        metrics.forming.inc()
 
     def opened(self) -> None:
         metrics = self._metrics
+        metrics.forming.dec()
         metrics.open(self._number, self._scheduler)
         metrics.epoch.set(self._epoch)
         metrics.formed.inc()
@@ -210,6 +212,8 @@ class EpochObserver:
     def closed(self, loss: str | None) -> None:
         metrics = self._metrics
         metrics.close(self._number, self._scheduler)
+        if not self._has_opened:
+            metrics.forming.dec()
         if loss is not None:
             (metrics.losses if self._has_opened else metrics.not_formed).inc()
 

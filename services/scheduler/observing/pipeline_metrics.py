@@ -53,6 +53,9 @@ class PipelineMetrics:
             "Pipelines that were lost while they served.",
             registry=registry,
         )
+        self.forming = Gauge(
+            semconv.PIPELINES_FORMING, "Pipelines whose stages join.", registry=registry
+        )
         self.late = Counter(
             semconv.PIPELINES_LATE,
             "Times that a pipeline was late and its requests went on in others.",

@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 class EngineMaster:
     """The engine master of one epoch. `wake` is called whenever `take_results` has new results to
     return or an error to raise. `on_suspicion` is called when an iteration is suspiciously late.
-    `suspicion` and `may_suspect` are those of `Lateness`."""
+    `suspicion` and `may_suspect` are those of `Lateness`, and `on_slow_join` is that of
+    `join_all`."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class EngineMaster:
         suspicion: Suspicion | None = None,
         may_suspect: Callable[[], bool] = lambda: False,
         on_suspicion: Callable[[str], None] = lambda reason: None,
+        on_slow_join: Callable[[str], None] = lambda text: None,
         connect: rpc.Connect = rpc.connect,
         trace_of: Callable[[int], trace_pb2.TraceContext | None] | None = None,
     ) -> None:
@@ -54,6 +56,7 @@ class EngineMaster:
         self._wake = wake
         self._on_timing = on_timing
         self._on_suspicion = on_suspicion
+        self._on_slow_join = on_slow_join
         self._trace_of = trace_of
         self._lateness = Lateness(
             silence_limit_s=silence_limit_s,
@@ -81,7 +84,7 @@ class EngineMaster:
         Raises:
             PipelineLost: a stage could not join.
         """
-        watches = await join_all(self.pipeline, self._stubs)
+        watches = await join_all(self.pipeline, self._stubs, on_slow=self._on_slow_join)
         metadata = rpc.epoch_metadata(self.pipeline.epoch)
         self._plans = self._stubs[0].RunIterations(metadata=metadata)
         self._lateness.begin(len(watches))

@@ -103,6 +103,10 @@ class FreeWorkers:
         pipeline = next(iter(self._taken.values()), None)
         return None if pipeline is None else traits_of(pipeline.first)
 
+    def names(self) -> list[str]:
+        """Returns the names of the workers in pipelines."""
+        return [name for pipeline in self._taken.values() for name in pipeline.names]
+
     def next_number(self) -> int:
         """Returns the smallest number that no pipeline has."""
         return next(number for number in count() if number not in self._taken)
@@ -149,6 +153,7 @@ class Former:
             on_shortfall=on_shortfall,
             n_pipelines=lambda: max(1, self._n_wanted() - self._free.n_pipelines),
             serving=lambda: self._free.traits,
+            taken=self._free.names,
         )
         self._pause_until = 0.0
         self._clock = asyncio.get_running_loop().time

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from orcinus.v1 import worker_pb2
@@ -66,6 +66,11 @@ class Pipeline:
         return len(self.members)
 
     @property
+    def names(self) -> list[str]:
+        """Names of the workers."""
+        return [member.description.name for member in self.members]
+
+    @property
     def n_kv_blocks(self) -> int:
         """Largest number of K/V blocks for which every stage has memory."""
         return min(member.description.n_kv_blocks for member in self.members)
@@ -117,10 +122,12 @@ class RollCall:
         on_shortfall: OnShortfall = lambda _: None,
         n_pipelines: Callable[[], int] = lambda: 1,
         serving: Callable[[], Traits | None] = lambda: None,
+        taken: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """`n_pipelines` returns the largest number of pipelines to form out of these workers.
         `serving` returns the traits of the workers in the pipelines that serve already, if there
-        are any; workers with other traits stay out."""
+        are any; workers with other traits stay out. `taken` returns the names of these
+        workers."""
         self.trouble = ""
         """The latest reason why the workers do not make a pipeline; empty before the first
         attempt."""
@@ -132,6 +139,7 @@ class RollCall:
         self._connect = connect
         self._n_pipelines = n_pipelines
         self._serving = serving
+        self._taken = taken
         self._told: set[str] = set()
         self._has_news = asyncio.Event()
         self._workers: dict[str, AskedWorker] = {}  # by address, in the directory's order
@@ -196,6 +204,7 @@ class RollCall:
             n_pipelines=self._n_pipelines(),
             n_assigned=self._n_assigned,
             serving=self._serving(),
+            taken=self._taken(),
         )
         shortfall = self._shortfall_of(found, answers)
         is_settled = all(worker.is_settled for worker in self._workers.values())

@@ -24,7 +24,7 @@ This module only decides: `membership.py` asks the workers and carries out the a
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -80,6 +80,7 @@ def muster(
     n_pipelines: int = 1,
     n_assigned: Mapping[str, int] | None = None,
     serving: Traits | None = None,
+    taken: Collection[str] = (),
 ) -> Muster:
     """Returns the members of a pipeline, or the assignments that lead to one.
 
@@ -88,9 +89,10 @@ def muster(
     that can be completed. `n_assigned` is the number of earlier assignments to each worker. Free
     workers with fewer assignments come first, since a worker that cannot load its weights becomes
     free again and again. `serving` are the traits of the workers in the pipelines that serve
-    already; workers with other traits stay out.
+    already; workers with other traits stay out. `taken` are the names of the workers in pipelines,
+    since a worker that is known by two addresses is used once.
     """
-    faults = _faults_of(offers, n_stages)
+    faults = _faults_of(offers, n_stages, taken)
     sound = [offer for offer in offers if offer.address not in faults]
     starting = Counter(
         offer.answer.stage_index
@@ -123,16 +125,26 @@ def muster(
     )
 
 
-def unfit_beside(offers: Sequence[Offer], chosen: Traits, n_stages: int) -> dict[str, str]:
-    """Returns, by its address, each worker that does not fit the running pipeline, and in what it
-    differs. `chosen` are the traits of the workers in the pipeline."""
-    return _unfit(offers, _faults_of(offers, n_stages), chosen)
+def unfit_beside(
+    offers: Sequence[Offer], chosen: Traits, n_stages: int, *, taken: Collection[str] = ()
+) -> dict[str, str]:
+    """Returns, by its address, each worker that does not fit the running pipelines, and in what it
+    differs. `chosen` are the traits of the workers in the pipelines, and `taken` their names."""
+    return _unfit(offers, _faults_of(offers, n_stages, taken), chosen)
 
 
-def _faults_of(offers: Sequence[Offer], n_stages: int) -> dict[str, str]:
+def _faults_of(offers: Sequence[Offer], n_stages: int, taken: Collection[str]) -> dict[str, str]:
     """Returns what is wrong with each worker that can be in no pipeline of `n_stages` stages."""
-    faults = {offer.address: fault_of(offer.answer, n_stages) for offer in offers}
-    return {address: fault for address, fault in faults.items() if fault}
+    faults, names = {}, set(taken)
+    for offer in offers:
+        answer = offer.answer
+        if fault := fault_of(answer, n_stages):
+            faults[offer.address] = fault
+        elif answer.name and offer.presence is Presence.HERE:
+            if answer.name in names:
+                faults[offer.address] = "it is known by another address, too"
+            names.add(answer.name)
+    return faults
 
 
 def _unfit(

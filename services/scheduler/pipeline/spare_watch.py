@@ -73,7 +73,10 @@ class SpareWatch:
         beside = [it for it in self._stages.addresses() if it not in members]
         answers = await asyncio.gather(*(self._ask(address) for address in beside))
         known = {offer.address: offer for offer in answers if offer is not None}
-        said = unfit_beside(tuple(known.values()), traits_of(first.first), first.n_stages)
+        taken = [name for pipeline in self._serving for name in pipeline.names]
+        said = unfit_beside(
+            tuple(known.values()), traits_of(first.first), first.n_stages, taken=taken
+        )
         unfit = tuple(UnfitWorker(it, known[it].answer.name, text) for it, text in said.items())
         log_new(self._unfit, unfit)
         self._unfit = unfit
