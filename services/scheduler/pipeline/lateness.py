@@ -80,6 +80,7 @@ class Lateness:
         self._last_report_s: list[float] = []
         self._sent: dict[int, _Sent] = {}  # the iterations that have not returned
         self._suspected = _Suspected(0, 0.0)
+        self._was_held_up = False  # whether the last iteration was suspected rightly
         self._returned_at = 0.0  # when the last iteration returned, by the event loop's clock
         self._returned_at_s = 0.0  # the same, in seconds for which this process has run
 
@@ -100,8 +101,9 @@ class Lateness:
         """Notes that an iteration has returned, and learns the usual time of iterations of this
         size. Returns the seconds that the iteration took if it was suspected, otherwise None.
 
-        Nothing is learned from an iteration that was suspected rightly. It was held up, and the
-        next one that is held up should not be suspected later for that reason.
+        Nothing is learned from an iteration that was suspected rightly, unless the one before was,
+        too. It was held up, and the next one that is held up should not be suspected later for that
+        reason. If several follow each other, the pipeline has become slow.
         """
         now = asyncio.get_running_loop().time()
         sent, suspected = self._sent.pop(iteration, None), self._suspected
@@ -110,10 +112,12 @@ class Lateness:
         if sent is None or elapsed_s is None:
             return None
         is_suspected = suspected.iteration == iteration
-        if not is_suspected or suspected.was_wrong(elapsed_s):
+        was_wrong = is_suspected and suspected.was_wrong(elapsed_s)
+        if was_wrong:
+            self._suspicion.note_wrong()
+        was_held_up, self._was_held_up = self._was_held_up, is_suspected and not was_wrong
+        if was_held_up or not self._was_held_up:
             self._limit.learn(sent.work(), elapsed_s)
-            if is_suspected:
-                self._suspicion.note_wrong()
         return elapsed_s if is_suspected else None
 
     async def watch(self, on_late: Callable[[Late], None]) -> None:

@@ -92,7 +92,17 @@ async def test_suspicion_that_was_right_is_as_quick_the_next_time(
     for n in range(1, 4):
         assert pipe.iterate(4.0) == pytest.approx(4.0)
         assert len(pipe.found) == n
+        pipe.iterate(0.1)
     assert len({late.reason.partition("in ")[2] for late in pipe.found}) == 1
+
+
+async def test_pipeline_that_has_become_slow_is_suspected_no_more(
+    clock: Callable[[float], None],
+) -> None:
+    pipe = Pipe(clock, Suspicion())
+    for _ in range(9):
+        pipe.iterate(4.0)
+    assert len(pipe.found) == 2
 
 
 async def test_each_wrong_suspicion_doubles_the_time_and_quiet_minutes_halve_it(
@@ -124,5 +134,5 @@ async def test_seconds_in_which_this_process_was_stopped_are_not_learned(
     clock(30.0)
     assert pipe.lateness.look(30.0) == []
     assert pipe.lateness.note_returned(2) is None
-    pipe.iterate(4.0)
+    pipe.iterate(6.0)
     assert pipe.found, "an iteration is expected to take less than seconds"
