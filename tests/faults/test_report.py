@@ -23,7 +23,7 @@ def test_a_fault_has_one_pause_of_each_stream_and_several_within_one_are_told_ap
         *tokens("c", 1.0, 2.0),
     ]
     found = pauses_of(events, [fault("kill", 10.0), fault("kill", 30.05), fault("stop 3 s", 35.0)])
-    assert found["rank: kill"] == [pytest.approx(1.0), pytest.approx(3.0), pytest.approx(16.8)]
+    assert found["rank: kill"] == [pytest.approx(0.1), pytest.approx(1.0), pytest.approx(3.0)]
     assert found[SEVERAL] == [pytest.approx(8.9)]
 
 

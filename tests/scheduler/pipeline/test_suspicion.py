@@ -117,7 +117,7 @@ async def test_each_wrong_suspicion_doubles_the_time_and_quiet_minutes_halve_it(
     assert suspicion.limit_s(0.0) == 2 * SUSPICION_S
     suspicion.note_wrong()
     assert suspicion.limit_s(0.0) == 4 * SUSPICION_S
-    clock(QUIET_S)
+    clock(1.5 * QUIET_S)
     assert suspicion.limit_s(0.0) == 2 * SUSPICION_S
     clock(60 * QUIET_S)
     assert suspicion.limit_s(0.0) == SUSPICION_S
