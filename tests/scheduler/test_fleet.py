@@ -43,9 +43,15 @@ async def formed(it: Scene, count: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def two_pipelines(**settings: float) -> AsyncIterator[tuple[Scene, FakeStage, FakeStage]]:
+async def two_pipelines(
+    *, hang_limit_s: float = 9.0
+) -> AsyncIterator[tuple[Scene, FakeStage, FakeStage]]:
     """A leader that serves with two pipelines of one stage each."""
-    async with scene(1, **settings) as it, fake_stage() as first, fake_stage() as second:
+    async with (
+        scene(1, hang_limit_s=hang_limit_s) as it,
+        fake_stage() as first,
+        fake_stage() as second,
+    ):
         it.stages.add(first.address, second.address)
         await it.until_open()
         await formed(it, 2)
