@@ -168,9 +168,9 @@ class Request:
         return self.n_losses > 0
 
     @property
-    def may_be_late(self) -> bool:
-        """Whether the request is moved if its pipeline is late. A suspect is not moved, nor is a
-        request that was moved before and has made no progress since: it may be the cause."""
+    def may_move(self) -> bool:
+        """Whether the request goes on elsewhere if its pipeline is late. A suspect stays, and so
+        does a request that was moved before and has made no progress since: it may be the cause."""
         if self.is_suspect:
             return False
         return not self.was_late or self.n_new_tokens >= N_PROVING_TOKENS

@@ -220,13 +220,13 @@ class Scheduler:
         Each request continues in one place only, wherever it is admitted next. What the batches in
         flight bring for it is discarded, and its memory is freed when they have returned. So its
         tokens stay in the prefix cache, and if this pipeline admits the request again, it computes
-        little but the discarded tokens. Requests that may be the cause stay (`may_be_late`).
+        little but the discarded tokens. Requests that may be the cause stay (`may_move`).
         Returns the requests that wait again, and the updates of those that end, cancelled.
         """
         self.pool.is_late = True
         cancelled = [request for request in self.pool.running if request.is_cancelled]
         ends = [self._finish(request, FinishReason.CANCELLED) for request in cancelled]
-        moved = [request for request in self.pool.running if request.may_be_late]
+        moved = [request for request in self.pool.running if request.may_move]
         left = {request: request.left_behind() for request in moved if request.n_in_flight}
         self._in_flight.replace(left)
         for request in moved:

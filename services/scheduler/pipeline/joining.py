@@ -39,7 +39,8 @@ async def join_all(
     joining = [
         asyncio.create_task(_join(pipeline, index, stub)) for index, stub in enumerate(stubs)
     ]
-    naming = asyncio.get_running_loop().call_later(SLOW_JOIN_S, _name, pipeline, joining, on_slow)
+    loop = asyncio.get_running_loop()
+    naming = loop.call_later(SLOW_JOIN_S, _name_missing, pipeline, joining, on_slow)
     try:
         await asyncio.gather(*joining)
     finally:
@@ -58,7 +59,7 @@ async def join_all(
     return watches
 
 
-def _name(
+def _name_missing(
     pipeline: Pipeline,
     joining: "Sequence[asyncio.Task[None]]",
     on_slow: Callable[[str], None],
