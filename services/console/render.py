@@ -254,6 +254,6 @@ def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
 def _marks(state: ConsoleState) -> Iterator[Text]:
     for mark in state.marks:
         ago = max(0.0, state.now - mark.t)
-        is_bad = mark.kind in ("lost", "suspects", "unfit", "gap", "away")
+        is_bad = mark.kind in ("lost", "suspects", "unfit", "unformed", "gap", "away")
         line = Text(f"{f'{ago:.0f} s ago':>9}  ", style="dim")
         yield line.append(str(mark), style="bold red" if is_bad else "bold")

@@ -5,8 +5,9 @@ gather stages → join an epoch → serve → (lost, or drained) → gather stag
 Several pipelines may serve at the same time, as many as there are workers for. All take their
 requests from one pool, which outlives them. When a pipeline loses a stage, its requests wait in the
 pool again, at their old places, and any pipeline may admit them: it runs their tokens again as a
-prefill and then generates further tokens. Frontends stay connected. They are told when no pipeline
-serves, and when one serves again. Stages that were not lost keep their weights.
+prefill and then generates further tokens. So do the requests of a pipeline that is late, which goes
+on as soon as it can. Frontends stay connected. They are told when no pipeline serves, and when one
+serves again. Stages that were not lost keep their weights.
 
 A pipeline drains when a worker of it was told to stop: its requests move to other pipelines, and
 then it ends. If there is no other pipeline, it serves until workers for the next one are ready.
@@ -27,6 +28,7 @@ from services.scheduler.cluster.term import Term
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
 from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.epoch import Epoch
 from services.scheduler.fleet import Fleet
 from services.scheduler.observing.iteration_observer import IterationObservers, ObserveEpoch
@@ -200,12 +202,16 @@ class Leader:
     def _suspend(self, epoch: Epoch, loss: PipelineLost) -> None:
         """Lets the requests of a lost pipeline wait for any other. The engine master has logged the
         cause, with addresses that clients must not see."""
-        if loss.is_suspicion:
-            self._suspicion.note()
-        begun, ended = epoch.scheduler.suspend(
-            loss.iteration, is_by_itself=loss.is_by_itself, is_suspicion=loss.is_suspicion
-        )
+        begun, ended = epoch.scheduler.suspend(loss.iteration, is_by_itself=loss.is_by_itself)
         self._service.suspend(begun, ended, is_open=self._fleet.is_serving)
+
+    def _release_late(
+        self, scheduler: Scheduler, observers: IterationObservers, reason: str
+    ) -> None:
+        """Lets the requests of a late pipeline wait for any other."""
+        moved, ended = scheduler.release_late()
+        observers.late(reason, moved)
+        self._service.suspend(moved, ended, is_open=True)
 
     def _assemble(self, pipeline: Pipeline, former: Former) -> Epoch:
         """Creates the parts that serve an epoch. Nothing is started yet."""
@@ -224,8 +230,11 @@ class Leader:
             silence_limit_s=self._settings.silence_limit_s,
             iteration_limit_s=self._settings.iteration_limit_s,
             hang_limit_s=self._settings.hang_limit_s,
-            suspicion_s=lambda: self._suspicion.limit_s if len(self._fleet.loops) > 1 else None,
             on_leaving=lambda index, leaves_in_s: drain.note(index, leaves_in_s),
+            suspicion=self._suspicion,
+            may_suspect=partial(self._fleet.may_take_over, pipeline.number),
+            on_suspicion=partial(self._release_late, scheduler, observers),
+            on_slow_join=self._watching.note_slow_join,
             connect=self._connect,
             trace_of=None if tracer is None else tracer.trace_of,
         )

@@ -1,5 +1,6 @@
 """Settings of the scheduler."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
@@ -238,7 +239,11 @@ class SchedulerSettings(ServerSettings):
     @field_validator("stages")
     @classmethod
     def _check_stages(cls, stages: str) -> str:
-        return ",".join(str(parse(address.strip())) for address in stages.split(",") if address)
+        addresses = [str(parse(address.strip())) for address in stages.split(",") if address]
+        twice = sorted(address for address, n in Counter(addresses).items() if n > 1)
+        if twice:
+            raise ValueError(f"a worker is listed twice: {', '.join(twice)}")
+        return ",".join(addresses)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

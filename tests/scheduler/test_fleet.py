@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,7 +17,7 @@ from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.fleet import Fleet
 from services.scheduler.leader import Leader
 from services.scheduler.observing.request_observer import RequestObservers
-from services.scheduler.pipeline import forming
+from services.scheduler.pipeline import forming, joining
 from services.scheduler.pipeline.asked_worker import AskedWorker
 from services.scheduler.pipeline.fit import build_of, traits_of
 from services.scheduler.service import SchedulerService
@@ -45,9 +45,15 @@ async def formed(it: Scene, count: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def two_pipelines() -> AsyncIterator[tuple[Scene, FakeStage, FakeStage]]:
+async def two_pipelines(
+    *, hang_limit_s: float = 9.0
+) -> AsyncIterator[tuple[Scene, FakeStage, FakeStage]]:
     """A leader that serves with two pipelines of one stage each."""
-    async with scene(1) as it, fake_stage() as first, fake_stage() as second:
+    async with (
+        scene(1, hang_limit_s=hang_limit_s) as it,
+        fake_stage() as first,
+        fake_stage() as second,
+    ):
         it.stages.add(first.address, second.address)
         await it.until_open()
         await formed(it, 2)
@@ -111,21 +117,82 @@ async def until_suspended(it: Scene) -> scheduler_pb2.ConnectResponse:
             return message
 
 
-async def test_requests_of_a_pipeline_that_is_only_late_go_on_elsewhere_without_blame() -> None:
-    async with two_pipelines() as (it, first, second):
+async def first_tokens(*stages: FakeStage) -> None:
+    """Lets each stage answer its first plan, so that the usual time of an iteration is known, and
+    waits for its second plan."""
+    await until(lambda: all(stage.rank.plans for stage in stages))
+    for stage in stages:
+        stage.rank.answer(stage.rank.plans[0])
+    await until(lambda: all(len(stage.rank.plans) > 1 for stage in stages))
+
+
+def answer_all(stage: FakeStage, *, after: int) -> None:
+    """Lets a stage answer all plans except the first ones, and further plans at once."""
+    stage.rank.answers = True
+    for plan in list(stage.rank.plans[after:]):
+        stage.rank.answer(plan)
+
+
+async def tokens_until_ends(it: Scene, count: int) -> dict[str, list[int]]:
+    """Returns the positions of all tokens that come, by request, until `count` requests end."""
+    positions: defaultdict[str, list[int]] = defaultdict(list)
+    n_ends = 0
+    while n_ends < count:
+        message = await it.read()
+        n_ends += len(message.completed)
+        for update in message.tokens:
+            positions[update.request_id] += range(
+                update.start, update.start + len(update.token_ids)
+            )
+    return dict(positions)
+
+
+async def test_late_pipeline_keeps_its_epoch_while_its_request_goes_on_elsewhere() -> None:
+    async with two_pipelines() as (it, late, other):
         await submitted(it, "a", "b")
-        await until(lambda: first.rank.plans and second.rank.plans)
-        late, other = first, second
-        for stage in (late, other):  # so that the usual time of an iteration is known
-            stage.rank.answer(stage.rank.plans[0])
-        other.rank.answers = True
-        for plan in other.rank.plans[1:]:
-            other.rank.answer(plan)
-        [suspension] = (await until_suspended(it)).suspended
-        assert suspension.n_losses == 0
-        ends = await it.ends(1)
-        assert ends == {suspension.request_id: scheduler_pb2.COMPLETION_REASON_LENGTH}
-        assert Samples.of(it.registry).sum("orcinus_requests_suspected_total") == 0
+        await first_tokens(late, other)
+        epochs = joined(late, other)
+        answer_all(other, after=1)
+        positions = await tokens_until_ends(it, 2)
+        assert positions == {"a": [0, 1, 2], "b": [0, 1, 2]}
+        counted = Samples.of(it.registry)
+        assert counted.sum("orcinus_pipelines_late_total") == 1
+        assert counted.sum("orcinus_requests_moved_total") == 1
+        assert counted.sum("orcinus_requests_suspected_total") == 0
+        n_plans = len(late.rank.plans)
+        await submitted(it, "c")
+        await it.ends(1)
+        assert len(late.rank.plans) == n_plans, "a late pipeline gets no requests"
+        answer_all(late, after=1)
+        async with asyncio.timeout(LIMIT_S):
+            while len(late.rank.plans) == n_plans:  # until its late result has come
+                await submitted(it, "d", "e")
+                assert await tokens_until_ends(it, 2) == {"d": [0, 1, 2], "e": [0, 1, 2]}
+        assert joined(late, other) == epochs
+        assert Samples.of(it.registry).sum("orcinus_pipeline_losses_total") == 0
+
+
+async def test_tokens_that_come_too_late_are_delivered_once() -> None:
+    async with two_pipelines() as (it, late, other):
+        await submitted(it, "a", "b")
+        await first_tokens(late, other)
+        await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines_late_total") == 1)
+        for stage in (late, other):
+            answer_all(stage, after=1)
+        assert await tokens_until_ends(it, 2) == {"a": [0, 1, 2], "b": [0, 1, 2]}
+
+
+async def test_pipeline_that_stays_late_is_given_up_in_the_end() -> None:
+    async with two_pipelines(hang_limit_s=1.5) as (it, late, other):
+        await submitted(it, "a", "b")
+        await first_tokens(late, other)
+        answer_all(other, after=1)
+        assert (await it.ends(2)).keys() == {"a", "b"}
+        await formed(it, 3)
+        counted = Samples.of(it.registry)
+        assert counted.sum("orcinus_pipelines_late_total") == 1
+        assert counted.sum("orcinus_pipeline_losses_total") == 1
+        assert counted.sum("orcinus_requests_suspected_total") == 0
 
 
 async def test_lost_pipeline_forms_again_beside_the_one_that_serves() -> None:
@@ -184,6 +251,38 @@ async def test_workers_of_a_pipeline_that_serves_are_not_asked(
         n_asked = asked[stage.address]
         await asyncio.sleep(0.5)  # long enough to be asked again
         assert asked[stage.address] == n_asked
+
+
+async def test_worker_that_is_known_by_two_addresses_is_in_one_pipeline_and_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with scene(1) as it, fake_stage(answers=True) as stage:
+        again = stage.address.replace("127.0.0.1", "localhost")
+        it.stages.add(stage.address, again)
+        await formed(it, 1)
+        epochs = joined(stage)
+        await until(lambda: f"at {again} does not fit: it is known by another" in caplog.text)
+        async with fake_stage(answers=True) as other:
+            it.stages.add(other.address)
+            await formed(it, 2)
+            await submitted(it, "a", "b")
+            assert (await it.ends(2)).keys() == {"a", "b"}
+        assert joined(stage) == epochs
+
+
+async def test_stage_that_does_not_join_is_named_and_other_pipelines_go_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "SLOW_JOIN_S", 0.2)
+    async with scene(1) as it, fake_stage(answers=True) as stage, fake_stage() as stuck:
+        it.stages.add(stage.address)
+        await formed(it, 1)
+        stuck.rank.joins = False
+        it.stages.add(stuck.address)
+        await until(lambda: f"does not form: stage 0 at {stuck.address}" in caplog.text)
+        assert Samples.of(it.registry).sum("orcinus_pipelines_forming") == 1
+        await submitted(it, "a", "b")
+        assert (await it.ends(2)).keys() == {"a", "b"}
 
 
 async def test_pipelines_that_never_join_use_up_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

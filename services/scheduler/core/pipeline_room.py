@@ -35,7 +35,7 @@ class PipelineRoom:
         `n_more_blocks` blocks. Cached blocks that running requests use are not counted, so the
         result may be False too often."""
         kv_manager = self._kv_manager
-        if not self._pool.grammars.passes(request):
+        if self._pool.is_late or not self._pool.grammars.passes(request):
             return False
         if self._pool.has_suspects and not request.is_suspect:
             return False  # suspects come first

@@ -58,6 +58,14 @@ class PipelineMetrics:
             "Pipelines that were lost while they served.",
             registry=registry,
         )
+        self.forming = Gauge(
+            semconv.PIPELINES_FORMING, "Pipelines whose stages join.", registry=registry
+        )
+        self.late = Counter(
+            semconv.PIPELINES_LATE,
+            "Times that a pipeline was late and its requests went on in others.",
+            registry=registry,
+        )
         self._cache_config = Info(
             semconv.CACHE_CONFIG.removesuffix("_info"),
             "Shape of the K/V memory of all pipelines together.",

@@ -56,6 +56,16 @@ class FreeWorkers:
         """Returns the traits of the workers in pipelines, once for each build."""
         return {traits_of(pipeline.first) for pipeline in self._taken.values()}
 
+    def names(self) -> list[str]:
+        """Returns the names of the workers in pipelines that are not among `addresses`."""
+        offered = set(self.addresses())
+        return [
+            member.description.name
+            for pipeline in self._taken.values()
+            for member in pipeline.members
+            if member.address not in offered
+        ]
+
     @property
     def pipelines(self) -> list[Pipeline]:
         """The pipelines that have been formed and have not ended."""

@@ -66,6 +66,11 @@ class Pipeline:
         return len(self.members)
 
     @property
+    def names(self) -> list[str]:
+        """Names of the workers."""
+        return [member.description.name for member in self.members]
+
+    @property
     def n_kv_blocks(self) -> int:
         """Largest number of K/V blocks for which every stage has memory."""
         return min(member.description.n_kv_blocks for member in self.members)
@@ -118,10 +123,12 @@ class RollCall:
         n_pipelines: Callable[[], int] = lambda: 1,
         serving: Callable[[], Collection[Traits]] = lambda: (),
         is_serving: Callable[[str], bool] = lambda address: False,
+        taken: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """`n_pipelines` returns the largest number of pipelines to form out of these workers.
         `serving` returns the traits of the workers in the pipelines that serve already, if there
-        are any. `is_serving` returns whether the worker at an address is in a pipeline."""
+        are any. `is_serving` returns whether the worker at an address is in a pipeline. `taken`
+        returns the names of the workers that the pipelines keep."""
         self.trouble = ""
         """The latest reason why the workers do not make a pipeline; empty before the first
         attempt."""
@@ -134,6 +141,7 @@ class RollCall:
         self._n_pipelines = n_pipelines
         self._serving = serving
         self._is_serving = is_serving
+        self._taken = taken
         self._told: set[str] = set()
         self._has_news = asyncio.Event()
         self._workers: dict[str, AskedWorker] = {}  # by address, in the directory's order
@@ -199,6 +207,7 @@ class RollCall:
             n_pipelines=self._n_pipelines(),
             n_assigned=self._n_assigned,
             serving=self._serving(),
+            taken=self._taken(),
         )
         shortfall = self._shortfall_of(found, answers)
         is_settled = all(worker.is_settled for worker in self._workers.values())

@@ -86,6 +86,7 @@ def muster(
     n_pipelines: int = 1,
     n_assigned: Mapping[str, int] | None = None,
     serving: Collection[Traits] = (),
+    taken: Collection[str] = (),
 ) -> Muster:
     """Returns the members of a pipeline, or the assignments that lead to one.
 
@@ -94,9 +95,10 @@ def muster(
     that can be completed. `n_assigned` is the number of earlier assignments to each worker. Free
     workers with fewer assignments come first, since a worker that cannot load its weights becomes
     free again and again. `serving` are the traits of the workers in the pipelines that serve
-    already; workers of another model stay out.
+    already; workers of another model stay out. `taken` are the names of the workers that pipelines
+    keep, since a worker that is known by two addresses is used once.
     """
-    faults = _faults_of(offers, n_stages)
+    faults = _faults_of(offers, n_stages, taken)
     sound = [offer for offer in offers if offer.address not in faults]
     starting = Counter(
         offer.answer.stage_index
@@ -135,12 +137,16 @@ def muster(
 
 
 def unfit_beside(
-    offers: Sequence[Offer], serving: Collection[Traits], n_stages: int
+    offers: Sequence[Offer],
+    serving: Collection[Traits],
+    n_stages: int,
+    *,
+    taken: Collection[str] = (),
 ) -> dict[str, str]:
     """Returns, by its address, each worker that fits neither the pipelines that serve nor enough
     others for a pipeline of another build, and in what it differs. `serving` are the traits of the
-    workers in the pipelines."""
-    faults, models = _faults_of(offers, n_stages), set(map(model_of, serving))
+    workers in the pipelines, and `taken` their names."""
+    faults, models = _faults_of(offers, n_stages, taken), set(map(model_of, serving))
     counts = Counter(traits_of(it.answer) for it in offers if it.address not in faults)
     builds = {
         traits for traits, n in counts.items() if n >= n_stages and model_of(traits) in models
@@ -148,10 +154,18 @@ def unfit_beside(
     return _unfit(offers, faults, builds.union(serving))
 
 
-def _faults_of(offers: Sequence[Offer], n_stages: int) -> dict[str, str]:
+def _faults_of(offers: Sequence[Offer], n_stages: int, taken: Collection[str]) -> dict[str, str]:
     """Returns what is wrong with each worker that can be in no pipeline of `n_stages` stages."""
-    faults = {offer.address: fault_of(offer.answer, n_stages) for offer in offers}
-    return {address: fault for address, fault in faults.items() if fault}
+    faults, names = {}, set(taken)
+    for offer in offers:
+        answer = offer.answer
+        if fault := fault_of(answer, n_stages):
+            faults[offer.address] = fault
+        elif answer.name and offer.presence is Presence.HERE:
+            if answer.name in names:
+                faults[offer.address] = "it is known by another address, too"
+            names.add(answer.name)
+    return faults
 
 
 def _unfit(

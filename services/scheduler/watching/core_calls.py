@@ -105,6 +105,7 @@ _DECISIONS: Mapping[Callable[..., Any], Callable[..., Decision]] = {
     Scheduler.drain: lambda to, core, result, is_last=False: {
         "drain": watch_pb2.DrainDecision(is_last=is_last)
     },
+    Scheduler.release_late: lambda to, core, result: {"lateness": watch_pb2.LatenessDecision()},
     Scheduler.cancel: lambda to, core, ends, request: _cancellation(to, request),
     Scheduler.expire: lambda to, core, ends, now: _expiry(to, ends),
     Scheduler.give_up: lambda to, core, ends, request, message: {"surrender": to.number(request)},

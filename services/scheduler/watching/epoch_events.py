@@ -98,6 +98,11 @@ class EpochTeller:
         """Adds the times that a stage spent on an iteration."""
         self._iterations.timed(stage_index, timing)
 
+    def late(self, reason: str, moved: Sequence[Request]) -> None:
+        """Tells watchers that the requests `moved` wait for other pipelines."""
+        if self._audience.is_there:
+            self.mark(watch_pb2.MARK_KIND_LATE, f"{reason}, its requests go on elsewhere", moved)
+
     def closed(self, loss: str | None) -> None:
         """Sends a mark that the pipeline was lost or, if `loss` is None, that the pipeline has left
         and other pipelines go on. Sends nothing if the pipeline has never served, or if the

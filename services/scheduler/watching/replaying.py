@@ -122,8 +122,8 @@ class Replay:
                 core.apply(result.iteration, tokens, cut=result.cut, broken=result.broken)
             case "adoption":
                 core.adopt()
-            case "suspension" | "drain":
-                _leave(core, decision)
+            case "suspension" | "drain" | "lateness":
+                _leave(core, decision, kind)
             case "overhead_tokens":
                 core.learn_overhead(decision.overhead_tokens)
             case _:
@@ -212,17 +212,16 @@ class Replay:
         return request
 
 
-def _leave(core: Scheduler, decision: watch_pb2.DecisionEvent) -> None:
-    """Repeats a decision about a pipeline that has ended, or is to end."""
-    if decision.HasField("drain"):
+def _leave(core: Scheduler, decision: watch_pb2.DecisionEvent, kind: str) -> None:
+    """Repeats that requests are left to other pipelines, since theirs was lost, is late, or is to
+    end."""
+    if kind == "drain":
         core.drain(is_last=decision.drain.is_last)
-        return
-    suspension = decision.suspension
-    core.suspend(
-        suspension.iteration,
-        is_by_itself=suspension.is_by_itself,
-        is_suspicion=suspension.is_suspicion,
-    )
+    elif kind == "lateness":
+        core.release_late()
+    else:
+        suspension = decision.suspension
+        core.suspend(suspension.iteration, is_by_itself=suspension.is_by_itself)
 
 
 def _prepare_grammar(core: Scheduler, decision: watch_pb2.DecisionEvent, kind: str) -> None:

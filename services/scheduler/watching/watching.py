@@ -104,6 +104,12 @@ class Watching:
             mark = watch_pb2.MarkEvent(kind=watch_pb2.MARK_KIND_DRAINING, text=text)
             self._audience.tell(watch_pb2.WatchEvent(mark=mark))
 
+    def note_slow_join(self, text: str) -> None:
+        """Tells that a pipeline does not form, and which stages have not joined."""
+        if self._audience.is_there:
+            mark = watch_pb2.MarkEvent(kind=watch_pb2.MARK_KIND_UNFORMED, text=text)
+            self._audience.tell(watch_pb2.WatchEvent(mark=mark))
+
     def end(self, reason: str) -> None:
         """Ends the watches of all watchers."""
         self._audience.end(reason)

@@ -108,6 +108,14 @@ class Site:
         line.core.drain(is_last=is_last)
         self.settle()
 
+    def be_late(self, line: Line) -> list[Request]:
+        """Lets the requests of a pipeline go on elsewhere, which returns its batches later."""
+        assert line.core is not None
+        moved, ended = line.core.release_late()
+        self.take(ended)
+        self.settle()
+        return moved
+
     def submit(self, n_prompt: int, max_new_tokens: int, account: AccountUse | None = None) -> None:
         request = Request(
             RequestId(str(len(self.requests))),
@@ -191,7 +199,10 @@ class Site:
             kv_manager = line.core.kv_manager
             assert kv_manager.n_reserved_blocks <= kv_manager.n_blocks
             assert not line.core.has_left
-            if not line.pool.running and not line.in_flight and not self.pool.has_suspects:
+            assert not line.pool.is_late or not line.pool.ready_by_place or line.in_flight
+            if line.pool.is_late or self.pool.has_suspects:
+                continue
+            if not line.pool.running and not line.in_flight:
                 for request in self.pool.order:
                     if line in may_run(self.serving, request, request.build):
                         assert self._is_sooner_elsewhere(line, request)
@@ -295,6 +306,12 @@ class Fleet(RuleBasedStateMachine):
         line = self.site.serving[index % len(self.site.serving)]
         self.site.drain(line, is_last=is_last)
 
+    @rule(index=st.integers(0, 2))
+    def be_late(self, index: int) -> None:
+        busy = [line for line in self.site.serving if line.in_flight]
+        if busy:
+            self.site.be_late(busy[index % len(busy)])
+
     @rule(depth=st.integers(1, 3), has_cache=st.booleans(), build=st.sampled_from("ab"))
     @precondition(lambda self: len(self.site.serving) < len(self.site.lines))
     def form(self, depth: int, has_cache: bool, build: str) -> None:
@@ -368,6 +385,88 @@ def test_requests_of_a_lost_pipeline_go_on_elsewhere_at_their_old_places() -> No
     assert list(site.pool.order)[:3] == moved
     site.run()
     assert not site.requests_left
+
+
+def test_requests_of_a_late_pipeline_go_on_elsewhere_and_it_keeps_its_memory() -> None:
+    site = Site(2, policy=lambda: OrcaPolicy(max_batch_size=8))
+    for line in site.lines:
+        site.open(line, depth=2)
+    late, other = site.lines
+    site.submit(9, 6)
+    site.submit(9, 6)
+    [moved] = late.pool.running
+    for _ in range(2):
+        site.return_oldest(late)
+    assert site.be_late(late) == [moved]
+    assert moved in other.pool.running
+    assert late.core is not None
+    kv_manager = late.core.kv_manager
+    assert kv_manager.n_allocated_blocks > 0, "a batch in flight uses the memory"
+    n_before = len(site.outputs[moved])
+    site.return_oldest(late)
+    assert len(site.outputs[moved]) == n_before, "the token comes from the other pipeline"
+    assert kv_manager.n_reserved_blocks == 0
+    assert kv_manager.n_cached_columns(moved) > 0
+    site.submit(9, 6)
+    assert late.pool.running, "it takes requests again"
+    site.be_late(late)
+    site.submit(9, 6)
+    late.wake()
+    site.settle()
+    assert not late.pool.running, "a late pipeline admits nothing"
+    site.return_oldest(late)
+    assert late.pool.running
+    site.run()
+    assert not site.requests_left
+
+
+def test_late_pipeline_takes_its_requests_again_if_no_other_had_room() -> None:
+    site = Site(2, policy=lambda: OrcaPolicy(max_batch_size=1))
+    for line in site.lines:
+        site.open(line)
+    site.submit(9, 6)
+    site.submit(9, 6)
+    late, _ = site.lines
+    [moved] = late.pool.running
+    site.return_oldest(late)
+    site.be_late(late)
+    assert list(site.pool.order) == [moved]
+    site.return_oldest(late)
+    assert moved in late.pool.running
+    assert moved.n_cached_tokens == 8, "no more than the last block is computed again"
+    site.run()
+    assert not site.requests_left
+
+
+def test_request_is_moved_again_only_after_progress() -> None:
+    site = Site(2, policy=lambda: OrcaPolicy(max_batch_size=8))
+    for line in site.lines:
+        site.open(line)
+    first, second = site.lines
+    site.submit(9, 6)
+    [request] = first.pool.running
+    assert site.be_late(first) == [request]
+    assert request in second.pool.running
+    site.return_oldest(first)
+    assert site.be_late(second) == []
+    for _ in range(2):
+        site.return_oldest(second)
+    assert site.be_late(second) == [request]
+
+
+def test_suspect_stays_in_a_late_pipeline() -> None:
+    site = Site(2, policy=lambda: OrcaPolicy(max_batch_size=8))
+    for line in site.lines:
+        site.open(line)
+    first, second = site.lines
+    site.submit(9, 6)
+    [request] = first.pool.running
+    site.lose(first)
+    assert request.is_suspect
+    assert request in second.pool.running
+    site.open(first)
+    assert site.be_late(second) == []
+    assert request in second.pool.running
 
 
 def test_request_that_fits_only_elsewhere_is_left_there() -> None:

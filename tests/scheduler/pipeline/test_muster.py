@@ -530,6 +530,18 @@ def test_a_worker_whose_memory_cannot_be_accounted_for_stays_out(
     assert f"{n_kv_blocks} K/V blocks of {block_size} slots" in found.unfit["bad"]
 
 
+def test_a_worker_that_is_known_by_two_addresses_is_used_once_and_named() -> None:
+    answer = Worker(n_stages=1).answer
+    answer.name = "pod:50051"
+    offers = [Offer("first", answer), Offer("second", answer)]
+    found = muster(offers, 1, n_pipelines=2)
+    assert found.members == ("first",)
+    assert found.unfit == {"second": "it is known by another address, too"}
+    found = muster(offers[1:], 1, taken=["pod:50051"])
+    assert not found.members
+    assert found.unfit.keys() == {"second"}
+
+
 @pytest.mark.parametrize("windows", [[5, 0], [0] * 17], ids=["order", "many"])
 def test_a_worker_whose_groups_cannot_be_accounted_for_stays_out(windows: list[int]) -> None:
     answer = Worker(n_stages=1).answer
