@@ -27,8 +27,8 @@ class PipelineRoom:
 
     def has_room(self, request: Request, *, n_more: int) -> bool:
         """Returns whether the pipeline could admit a request now, and `n_more` others. The memory
-        of the others is not looked at. Cached blocks that running requests use are not counted, so
-        the result may be False too often."""
+        and the clients of the others are not looked at. Cached blocks that running requests use are
+        not counted, so the result may be False too often."""
         kv_manager = self._kv_manager
         if not self._pool.grammars.passes(request):
             return False
@@ -40,7 +40,9 @@ class PipelineRoom:
             return False
         n_columns = kv_manager.columns_for(kv_manager.expected_use.n_tokens(request))
         n_blocks = kv_manager.n_blocks_for(n_columns, request.n_tokens)
-        return kv_manager.n_reserved_blocks + n_blocks <= kv_manager.n_blocks
+        if kv_manager.n_reserved_blocks + n_blocks > kv_manager.n_blocks:
+            return False
+        return self._pool.order.may_begin(request, self._pool.running)
 
     def n_uncached_tokens(self, request: Request) -> int:
         """Returns how many tokens of a request are not in the prefix cache of the pipeline."""
