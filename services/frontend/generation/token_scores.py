@@ -49,8 +49,8 @@ class HeldScores:
         self._held = TokenScores()
 
     def add(self, new: TokenScores, *, n_delivered: int) -> TokenScores:
-        """Takes new tokens, when `n_delivered` characters of the answer have been delivered. Returns
-        the tokens that begin before the end of these characters."""
+        """Takes new tokens, when `n_delivered` characters of the answer have been delivered.
+        Returns the tokens that begin before the end of these characters."""
         held = TokenScores.joined([self._held, new])
         n_taken = sum(offset < n_delivered for offset in held.offsets)
         self._held = held.part(n_taken, len(held.token_ids))
