@@ -32,8 +32,8 @@ class PipelineRoom:
 
     def has_room(self, request: Request, *, n_more: int, n_more_blocks: int = 0) -> bool:
         """Returns whether the pipeline could admit a request now, and `n_more` others, which need
-        `n_more_blocks` blocks. Cached blocks that running requests use are not counted, so the
-        result may be False too often."""
+        `n_more_blocks` blocks. The clients of the others are not looked at. Cached blocks that
+        running requests use are not counted, so the result may be False too often."""
         kv_manager = self._kv_manager
         if self._pool.is_late or not self._pool.grammars.passes(request):
             return False
@@ -44,7 +44,9 @@ class PipelineRoom:
         if kv_manager.is_owing or not kv_manager.rows.has_free:
             return False
         n_blocks = n_more_blocks + self.n_blocks_for(request)
-        return kv_manager.n_reserved_blocks + n_blocks <= kv_manager.n_blocks
+        if kv_manager.n_reserved_blocks + n_blocks > kv_manager.n_blocks:
+            return False
+        return self._pool.order.may_begin(request, self._pool.running)
 
     def n_blocks_for(self, request: Request) -> int:
         """Returns how many blocks the pipeline would reserve for a request without a cache."""

@@ -50,6 +50,10 @@ class Placement:
         pipeline admits no request any more."""
         self._rooms.drain(pipeline, is_last=is_last)
 
+    def drains(self, pipeline: Hashable) -> bool:
+        """Returns whether a pipeline drains."""
+        return self._rooms.drains(pipeline)
+
     def is_needed(self, pipeline: Hashable, waiting: Collection[Request]) -> bool:
         """Returns whether a pipeline that drains must go on, for want of another one."""
         return self._rooms.is_needed(pipeline, waiting)

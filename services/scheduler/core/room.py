@@ -90,6 +90,10 @@ class Rooms:
         self._draining[pipeline] = is_last
         self._compare()
 
+    def drains(self, pipeline: Hashable) -> bool:
+        """Returns whether a pipeline drains."""
+        return pipeline in self._draining
+
     def eligible(self, request: Request) -> Mapping[Hashable, Room]:
         """Returns the rooms of the pipelines that may run a request, whether they have room now or
         not."""

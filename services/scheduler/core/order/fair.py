@@ -218,13 +218,23 @@ class Fair:
         return chain(ready, self._preempted, self._in_turn(may_begin))
 
     def batch_limits(
-        self, running: Collection[Request], ready: Sequence[Request]
+        self, running: Collection[Request], ready: Sequence[Request], *, pipeline: int = 0
     ) -> Allowances | None:
         """Returns, for each client, the number of tokens that it may have in the next batch.
         Returns None if no client is limited."""
         if self.batch is not None:
-            self._allowances = self.batch.allowances(running, ready, self._called)
+            self._allowances = self.batch.allowances(
+                running, ready, self._called, pipeline=pipeline
+            )
         return self._allowances
+
+    def may_begin(self, request: Request, running: Collection[Request]) -> bool:
+        """Returns whether the client of a waiting request may have one more request in a pipeline
+        where `running` run."""
+        client = _client_of(request)
+        if self.batch is None or not self.has_rivals or not client.n_running:
+            return True
+        return self.batch.room(running).may_begin(client)
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Returns the rank of a request for preemption. The highest rank is preempted first. Among
