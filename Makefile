@@ -123,10 +123,10 @@ help:  ## Print this help
 
 setup: $(VENV)/.installed $(VENV)/.native  ## Make the virtual environment in .venv, with everything in it
 
-run: setup  ## Serve MODEL (models/demo) on this machine; ARGS="--stages 2 …" goes to services.local
+run: $(VENV)/.serves $(VENV)/.native  ## Serve MODEL (models/demo) on this machine; ARGS="--stages 2 …" goes to services.local
 	@exec $(BIN)/python -m services.local --model $(MODEL) $(ARGS)
 
-tune: setup  ## Find the best settings for MODEL on this machine, in three minutes; ARGS="--tpot-p99-s 0.1 …"
+tune: $(VENV)/.serves $(VENV)/.native  ## Find the best settings for MODEL on this machine, in three minutes; ARGS="--tpot-p99-s 0.1 …"
 	@exec $(BIN)/python -m services.tune --model $(MODEL) $(ARGS)
 
 ##@ Changing it
@@ -365,19 +365,21 @@ clean:  ## Remove everything that can be made again
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Orcinus needs Python 3.11 or newer; set PYTHON=…") if sys.version_info < (3, 11) else None'
-	@echo 'Once, this makes .venv: it fetches PyTorch and some 120 packages, 0.6 GB without CUDA, which takes 2.5 GB on the'
-	@echo 'disk, and then compiles kernels. That is two to ten minutes, by the connection. Later calls start at once.'
-	@echo '$(PYTHON) -m venv $(VENV)'; $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	@echo 'Once, this makes .venv: it fetches PyTorch and other packages, and compiles kernels. That is two to ten minutes, by'
+	@echo 'the connection and the processors. Later calls start at once.'
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo '$(VENV) could not be made. Python needs its modules venv and ensurepip for that (Debian: apt-get install python3-venv)'; exit 1; }
 
 $(VENV)/.protos: $(PROTOS) constraints.txt | $(BIN)/python
 	@$(BIN)/python -c 'import grpc_tools' 2>/dev/null || $(BIN)/pip install --quiet -c constraints.txt grpcio-tools
-	rm -rf protos/gen && mkdir -p protos/gen
-	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos/gen --pyi_out=protos/gen --grpc_python_out=protos/gen $(PROTOS)
+	@echo 'Generating the code of the wire contracts'
+	@rm -rf protos/gen && mkdir -p protos/gen
+	@$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos/gen --pyi_out=protos/gen --grpc_python_out=protos/gen $(PROTOS)
 	@touch $@
 
 # Where there is no compiler, PyTorch's operations are used.
 $(VENV)/.native: kernels/build.py $(wildcard kernels/native/src/*) | $(BIN)/python
+	@echo 'Compiling the native kernels'
 	@if CXX='$(CXX)' $(BIN)/python kernels/build.py; then touch $@; \
 	else echo 'PyTorch'"'"'s operations are used instead. Native ones need g++ 12 or newer (Debian: apt-get install g++)'; fi
 
@@ -413,10 +415,18 @@ $(PHOENIX): | $(UV)
 	$(UV) venv --quiet --clear --python $(PYTHON) $(@D:/bin=)
 	$(UV) pip install --quiet --python $(@D:/bin=) arize-phoenix==20.26.1
 
+# What serving needs is less than half of what everything needs, which has it too.
 # TORCH_INDEX counts here only where it is given: `TORCH_INDEX=` takes PyTorch from the index of everything else.
-$(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt requirements/install.sh $(VENV)/.protos
-	@BIN=$(BIN) $(if $(filter-out file,$(origin TORCH_INDEX)),TORCH_INDEX='$(TORCH_INDEX)') requirements/install.sh
+INSTALL = @BIN=$(BIN) $(if $(filter-out file,$(origin TORCH_INDEX)),TORCH_INDEX='$(TORCH_INDEX)') requirements/install.sh
+WHAT_IS_INSTALLED := pyproject.toml clients/python/pyproject.toml constraints.txt requirements/install.sh
+
+$(VENV)/.serves: $(WHAT_IS_INSTALLED) $(VENV)/.protos
+	$(INSTALL) local
 	@touch $@
+
+$(VENV)/.installed: $(WHAT_IS_INSTALLED) $(VENV)/.protos
+	$(INSTALL) dev
+	@touch $(VENV)/.serves $@
 
 # What checks the page, by its lock file. The page itself needs nothing of it: its library lies in its folder.
 $(PAGE_TOOLS): $(PAGE)/package-lock.json
