@@ -70,6 +70,11 @@ def file_names(folder: str) -> list[str]:
     return sorted(file.name for file in files if file.name != "__init__.py")
 
 
+def folder_names(folder: str) -> list[str]:
+    """Returns the names of the packages of Python in a folder, in alphabetical order."""
+    return sorted(path.parent.name for path in (ROOT / folder).glob("*/__init__.py"))
+
+
 def adapted(markdown: str, path: str) -> str:
     """Returns the text of the page at `path` of the repository with the links of the site."""
 
@@ -110,28 +115,21 @@ def page_of(path: str, linked: set[str]) -> str:
 def folder_page(path: str, linked: set[str]) -> str:
     """Returns the page of a folder: its purpose, and its files and folders with the purpose of
     each. Folders have links if they have a page."""
-    folders = (
-        folder for folder in sorted((ROOT / path).iterdir()) if (folder / "__init__.py").exists()
-    )
-    rows = [
-        (
-            f"[`{folder.name}/`]({folder.name}/{FOLDER_PAGE})",
-            purpose(f"{path}/{folder.name}", "__init__.py"),
-        )
-        if f"{path}/{folder.name}" in linked
-        else (f"`{folder.name}/`", purpose(f"{path}/{folder.name}", "__init__.py"))
-        for folder in folders
-    ]
-    for name in file_names(path):
-        page = posixpath.basename(site_path(f"{path}/{name}"))
-        rows.append((f"[`{name}`]({page})", purpose(path, name)))
+    rows = []
+    for folder in folder_names(path):
+        is_linked = f"{path}/{folder}" in linked
+        name = f"[`{folder}/`]({folder}/{FOLDER_PAGE})" if is_linked else f"`{folder}/`"
+        rows.append((name, purpose(f"{path}/{folder}", "__init__.py")))
+    for file in file_names(path):
+        page = posixpath.basename(site_path(f"{path}/{file}"))
+        rows.append((f"[`{file}`]({page})", purpose(path, file)))
     table = "".join(f"| {name} | {text} |\n" for name, text in rows)
     about = purpose(path, "__init__.py")
     return f"{FRONT_MATTER}# `{path}`\n\n{about}\n\n| file | purpose |\n| --- | --- |\n{table}"
 
 
 def purpose(folder: str, name: str) -> str:
-    """Returns the first sentence of a module's docstring, or an empty text if it has none."""
+    """Returns the first paragraph of a module's docstring, or an empty text if it has none."""
     file = ROOT / folder / name
     if file.suffix != ".py" or not file.exists():
         return ""

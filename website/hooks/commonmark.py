@@ -17,4 +17,5 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     this dialect already."""
     if not is_prose(page.file.src_uri):
         return markdown
-    return mdformat.text(markdown, options={"wrap": "keep"}, extensions=EXTENSIONS)
+    text: str = mdformat.text(markdown, options={"wrap": "keep"}, extensions=EXTENSIONS)
+    return text

@@ -35,7 +35,7 @@ def described() -> FileDescriptorSet:
     Raises:
         CalledProcessError: a proto cannot be compiled; buf has printed why.
     """
-    build = [BUF, "build", "--exclude-imports", "--output", "-"]
+    build = [str(BUF), "build", "--exclude-imports", "--output", "-"]
     image = subprocess.run(build, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     return FileDescriptorSet.FromString(image.stdout)
 
