@@ -4,7 +4,7 @@ A comment is found by the path of what it describes: field numbers and indices f
 file's descriptor to it (`SourceCodeInfo.Location` in protobuf's `descriptor.proto`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from google.protobuf.descriptor_pb2 import (
@@ -180,7 +180,7 @@ def _heading(name: str, *, kind: str = "") -> str:
     return f"## {kind}`{name}` {{#{anchor(name)}}}"
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     if not rows:
         return "No fields."
     lines = [head, ("---",) * len(head), *(tuple(map(_cell, row)) for row in rows)]
