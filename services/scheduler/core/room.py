@@ -13,11 +13,16 @@ from services.scheduler.core.request import Request
 
 
 class Room(Protocol):
-    """The part of a pipeline on which placement depends: its requests, and the room for others."""
+    """The part of a pipeline on which placement depends: its load, and the room for others."""
 
     @property
-    def running(self) -> Collection[Request]:
-        """The requests that the pipeline has admitted."""
+    def n_running(self) -> int:
+        """Number of requests that the pipeline has admitted."""
+        ...
+
+    @property
+    def n_prompt_tokens_left(self) -> int:
+        """Number of prompt tokens of admitted requests that the pipeline has not selected yet."""
         ...
 
     @property

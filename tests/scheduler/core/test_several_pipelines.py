@@ -212,7 +212,7 @@ class Site:
         """Returns whether fewer tokens come before the first token of a request in another pipeline
         than in one that has no requests."""
         return any(
-            sum(RUNNING_TOKENS + one.n_unscheduled * (not one.n_new_tokens) for one in running)
+            sum(RUNNING_TOKENS + max(0, one.n_prefill_tokens - one.n_scheduled) for one in running)
             + _n_uncached(line, request)
             < _n_uncached(idle, request)
             for line in self.serving

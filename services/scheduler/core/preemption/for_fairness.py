@@ -67,13 +67,8 @@ class ForFairness:
 
     def prepare(self) -> None:
         """Chooses a waiting request to be admitted next, if running requests must be preempted to
-        make room.
-
-        If memory has ever been short, the first requests of the next client compete: the one with
-        the largest cached part is chosen. Before that, waiting loses no cached tokens.
-        """
-        if self._kv_manager.blocks.n_evicted:
-            self._order.prefer(self._kv_manager.n_cached_columns)
+        make room."""
+        self._prefer()
         if self._called is not None:
             self._stop()
         else:
@@ -81,11 +76,13 @@ class ForFairness:
         if not self._order.has_rivals or self._kv_manager.is_owing or self._pool.has_suspects:
             return
         first = self._order.first_to_call(self._pool.running)
-        if first is None or not self._pool.may_admit(first):
+        if first is None:
             return
         n_running = Counter(map(_CLIENT, self._pool.running))
         richest = self._richest(first, n_running, n_running)
         if richest is None and self._order.first_preempted is None:
+            return
+        if not self._pool.may_admit(first):
             return
         n_missing = _n_missing_blocks(self._kv_manager, first)
         if n_missing:
@@ -95,6 +92,16 @@ class ForFairness:
             self._take_place(first, ready, n_running)
         elif self._goes_before_preempted(first):
             self._call(first)
+
+    def _prefer(self) -> None:
+        """Lets the first requests of the next client compete, among several pipelines or if memory
+        has ever been short: the request with the largest cached part comes first. A single pipeline
+        with enough memory loses no cached tokens by waiting."""
+        self._order.end_preference()  # of the last pipeline that has selected
+        n_pipelines = self._pool.shared.placement.n_open
+        if self._kv_manager.blocks.n_evicted or n_pipelines > 1:
+            n_cached = self._kv_manager.n_cached_columns
+            self._order.prefer(n_cached, pipeline=self._pool.number, n_pipelines=n_pipelines)
 
     def settle(self, selected: Collection[Request]) -> None:
         """If the called request is in the batch, moves the request whose place it took to the last
