@@ -31,7 +31,7 @@ class PipelineMetrics:
         )
         self.wanted = Gauge(
             semconv.PIPELINES_WANTED,
-            "Pipelines that the known workers and the settings allow.",
+            "Pipelines that there are to be: by the autoscaler, or else by the known workers.",
             registry=registry,
         )
         self.queued = Gauge(

@@ -8,6 +8,7 @@ from typing_extensions import TypedDict
 from services.common import errors
 from services.frontend.http.protocol.answer_object import answer_object
 from services.frontend.http.protocol.api import Api
+from services.frontend.link.known_pipeline import ModelState
 
 
 @answer_object
@@ -24,6 +25,10 @@ class Model(TypedDict):
     """Always `orcinus`."""
     max_model_len: int
     """Largest number of tokens of a prompt and its output together."""
+    state: ModelState
+    """`serving`: requests get tokens. `asleep`: no pipeline serves the model, and the first request
+    starts one. `starting`: one is being started because of a request. `unavailable`: there is no
+    pipeline, for another reason. A request waits while the model is not `serving`."""
 
 
 @answer_object
@@ -60,4 +65,5 @@ def _model(api: Api, name: str) -> Model:
         "created": api.service.model_created,
         "owned_by": "orcinus",
         "max_model_len": api.service.describe().max_model_len,
+        "state": api.service.model_state,
     }
