@@ -1,5 +1,5 @@
-"""Processes with addresses of their own on the loopback device, like pods, and a fake Kubernetes API
-that knows them. It can play a Deployment, which starts and stops workers as its scale says."""
+"""Processes with addresses of their own on the loopback device, like pods, and a fake Kubernetes
+API that knows them. It can play a Deployment, which starts and stops workers as its scale says."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from tests.fake_kubernetes import NAMESPACE, FakeKubernetes, fake_kubernetes, wr
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "models" / "demo"
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 
 
 @dataclass
