@@ -1,5 +1,5 @@
-"""A leader whose model may sleep: real controllers with fake ranks, a frontend on a real socket, and a
-number of workers for which the test plays the cluster."""
+"""A leader whose model may sleep: real controllers with fake ranks, a frontend on a real socket,
+and a number of workers for which the test plays the cluster."""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
@@ -71,12 +71,14 @@ async def test_held_requests_wake_the_model_and_it_sleeps_again() -> None:
 
 
 async def test_a_model_that_starts_for_too_long_ends_the_leader() -> None:
-    workers = FewWorkers()
-    with pytest.raises(Unavailable, match=r"no pipeline within 0\.5 s"):
-        async with may_sleep(workers) as it:
+    async def wake_in_vain() -> None:
+        async with may_sleep(FewWorkers()) as it:
             await it.sleep(ASLEEP)
             await it.hold(1)
             await asyncio.wait_for(asyncio.shield(it.leading), LIMIT_S)
+
+    with pytest.raises(Unavailable, match=r"no pipeline within 0\.5 s"):
+        await wake_in_vain()
 
 
 async def test_a_leader_that_never_saw_a_worker_starts_a_pipeline_once() -> None:

@@ -29,6 +29,7 @@ class Pods:
     api: FakeKubernetes
     kubeconfig: Path
     processes: contextlib.AsyncExitStack
+    model: Path = DEMO
     port: str = field(default_factory=lambda: free_address().rpartition(":")[2])
     scheduler: str = field(default_factory=free_address)
     scheduler_metrics: str = field(default_factory=free_address)
@@ -51,7 +52,7 @@ class Pods:
         host = f"127.0.0.{number}"
         process = await self.start(
             "services.worker",
-            model=DEMO,
+            model=self.model,
             address=f"{host}:{self.port}",
             data_host=host,
             kv_memory="4MiB",
@@ -77,7 +78,7 @@ class Pods:
         """Starts a frontend."""
         return await self.start(
             "services.frontend",
-            model=DEMO,
+            model=self.model,
             http_address=self.http,
             grpc_address="127.0.0.1:0",
             scheduler=self.scheduler,
@@ -134,6 +135,11 @@ class WorkerDeployment:
         """Number of workers that run."""
         return len(self._workers)
 
+    @property
+    def hosts(self) -> list[str]:
+        """Addresses of the workers that run."""
+        return [f"127.0.0.{number}" for number in self._workers]
+
     async def run(self) -> None:
         """Follows the scale until cancelled."""
         while True:
@@ -163,7 +169,7 @@ async def end(process: Process) -> None:
 
 
 @contextlib.asynccontextmanager
-async def pods(directory: Path) -> AsyncIterator[Pods]:
+async def pods(directory: Path, *, model: Path = DEMO) -> AsyncIterator[Pods]:
     """Yields the API, without any process; ends the processes after the block."""
     async with fake_kubernetes() as api, contextlib.AsyncExitStack() as processes:
-        yield Pods(api, write_kubeconfig(api, directory), processes)
+        yield Pods(api, write_kubeconfig(api, directory), processes, model)
