@@ -93,7 +93,7 @@ COMPOSITIONS: Mapping[str, Composition] = {
     "a spare": Composition("base", n_workers=3),
     "lws, 3 stages": Composition("base", ("lws",), n_stages=3),
     "tensor-parallel on GPUs": Composition("base", ("tensor-parallel", "gpu")),
-    "a model that sleeps": Composition(
+    "pipeline-autoscaling": Composition(
         "base",
         ("pipeline-autoscaling",),
         options={
@@ -101,7 +101,7 @@ COMPOSITIONS: Mapping[str, Composition] = {
                 {
                     "name": "orcinus-scheduler-settings",
                     "behavior": "merge",
-                    "literals": ["ORCINUS_MIN_PIPELINES=0"],
+                    "literals": ["ORCINUS_MIN_PIPELINES=0", "ORCINUS_MAX_PIPELINES=3"],
                 }
             ]
         },
