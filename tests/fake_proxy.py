@@ -9,8 +9,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 
+from tests.limits import HANG_S
+
 SOCKS = b"\x05"
-TIMEOUT_S = 30.0
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ class _Handler(BaseRequestHandler):
     request: socket.socket
 
     def handle(self) -> None:
-        self.request.settimeout(TIMEOUT_S)
+        self.request.settimeout(HANG_S)
         with suppress(OSError):
             is_socks = self.request.recv(1, socket.MSG_PEEK) == SOCKS
             goal = self._socks_goal() if is_socks else self._http_goal()
@@ -79,11 +80,11 @@ class _Handler(BaseRequestHandler):
 
     def _relay(self, goal: str) -> None:
         host, _, port = goal.rpartition(":")
-        with socket.create_connection((host, int(port)), TIMEOUT_S) as other:
+        with socket.create_connection((host, int(port)), HANG_S) as other:
             back = threading.Thread(target=_copy, args=(other, self.request), daemon=True)
             back.start()
             _copy(self.request, other)
-            back.join(TIMEOUT_S)
+            back.join(HANG_S)
 
 
 def _copy(source: socket.socket, to: socket.socket) -> None:

@@ -14,6 +14,7 @@ from services.worker.channel import MessageKind
 from services.worker.controller.controller import Controller
 from services.worker.controller.service import RAW_METHODS, SERVICE, WorkerService
 from services.worker.settings import PipelinePlace
+from tests.limits import HANG_S
 
 TRAITS = {"model": "fake", "block_size": "4", "dtype": "float32"}
 """Traits of a worker, which fits to others with the same."""
@@ -81,7 +82,7 @@ class FakeRank:
 
     async def next_grammar(self) -> worker_pb2.PrepareGrammarRequest:
         """Returns the next grammar that it is to compile."""
-        return await asyncio.wait_for(self.grammars.get(), 30)
+        return await asyncio.wait_for(self.grammars.get(), HANG_S)
 
     def compile(self, grammar: worker_pb2.PrepareGrammarRequest, failure: str = "") -> None:
         """Reports that it has compiled a grammar, or why it could not."""
@@ -220,7 +221,7 @@ class FakeEngine:
         """The oldest batch in flight, when there is one."""
         while not self.batches:
             self._has_batch.clear()
-            await asyncio.wait_for(self._has_batch.wait(), 30)
+            await asyncio.wait_for(self._has_batch.wait(), HANG_S)
         return self.batches[0]
 
     async def return_oldest(

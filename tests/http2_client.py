@@ -21,7 +21,7 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
-TIMEOUT_S = 30.0
+from tests.limits import HANG_S
 
 
 @dataclass
@@ -156,26 +156,26 @@ class Http2Client:
 
     async def wait_over(self, stream: int) -> Answer:
         """The answer of a call that has ended, or whose connection has."""
-        async with asyncio.timeout(TIMEOUT_S), self._changed:
+        async with asyncio.timeout(HANG_S), self._changed:
             await self._changed.wait_for(lambda: self.answers[stream].is_over or self._is_closed)
         return self.answers[stream]
 
     async def wait_messages(self, stream: int, n: int) -> list[bytes]:
         """The messages of a call, when there are so many."""
-        async with asyncio.timeout(TIMEOUT_S), self._changed:
+        async with asyncio.timeout(HANG_S), self._changed:
             await self._changed.wait_for(lambda: len(self.answers[stream].messages) >= n)
         return self.answers[stream].messages
 
     async def wait_window(self, n_bytes: int) -> None:
         """Waits until the server takes so many bytes more on the connection."""
-        async with asyncio.timeout(TIMEOUT_S), self._changed:
+        async with asyncio.timeout(HANG_S), self._changed:
             await self._changed.wait_for(
                 lambda: self.h2.outbound_flow_control_window >= n_bytes or self._is_closed
             )
 
     async def wait_closed(self) -> None:
         """Waits until the server has closed the connection."""
-        async with asyncio.timeout(TIMEOUT_S), self._changed:
+        async with asyncio.timeout(HANG_S), self._changed:
             await self._changed.wait_for(lambda: self._is_closed)
 
     async def _read(self) -> None:

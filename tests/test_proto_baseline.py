@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import HANG_S
+
 ROOT = Path(__file__).parents[1]
 BUF = Path(sys.executable).parent / "buf"
 INFERENCE, SAMPLING = "inference.proto", "sampling.proto"
@@ -34,7 +36,7 @@ def breaks(root: Path) -> str:
         "--output",
         "-",
     ]
-    image = subprocess.run(build, cwd=root, capture_output=True, check=True, timeout=60).stdout
+    image = subprocess.run(build, cwd=root, capture_output=True, check=True, timeout=HANG_S).stdout
     compare: list[str | Path] = [
         BUF,
         "breaking",
@@ -42,7 +44,7 @@ def breaks(root: Path) -> str:
         "--against",
         ROOT / "protos" / "baseline.txtpb",
     ]
-    found = subprocess.run(compare, cwd=root, input=image, capture_output=True, timeout=60)
+    found = subprocess.run(compare, cwd=root, input=image, capture_output=True, timeout=HANG_S)
     assert bool(found.returncode) == bool(found.stdout)
     return found.stdout.decode()
 

@@ -11,6 +11,8 @@ from threading import Thread
 
 import pytest
 
+from tests.limits import HANG_S
+
 ROOT = Path(__file__).parents[1]
 SCRIPT = "requirements/install.sh"
 VERSION = "9.8.7"
@@ -81,7 +83,7 @@ class Machine:
             env={"PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}", "BIN": bin_, **variables},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANG_S,
             check=False,
         )
 
@@ -190,7 +192,7 @@ def make(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
 

@@ -20,7 +20,8 @@ from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
 from services.common import rpc
 from tests.fake_kubernetes import DEPLOYMENT
-from tests.system.pods import DEMO, LIMIT_S, Pods, WorkerDeployment, pods
+from tests.limits import HANG_S
+from tests.system.pods import DEMO, Pods, WorkerDeployment, pods
 
 LOOK_S = 0.01
 
@@ -36,7 +37,7 @@ PARTS = (
 
 async def _until(condition: Callable[[], Awaitable[bool]]) -> float:
     """Waits for a condition. Returns the time at which it held first."""
-    async with asyncio.timeout(LIMIT_S):
+    async with asyncio.timeout(HANG_S):
         while True:
             if await condition():
                 return time.perf_counter()
@@ -89,7 +90,7 @@ async def _round(cluster: Pods, deployment: WorkerDeployment, n_stages: int) -> 
     begun_at = time.perf_counter()
     answering = asyncio.create_task(_first_token(cluster))
     times = [await _until(moment) for moment in (are_asked_for, listen, are_ready, serves)]
-    times.append(await asyncio.wait_for(answering, LIMIT_S))
+    times.append(await asyncio.wait_for(answering, HANG_S))
     return [end - start for start, end in zip([begun_at, *times], times, strict=False)]
 
 

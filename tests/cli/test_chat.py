@@ -15,13 +15,12 @@ from services.cli.chat import ChatSession
 from services.cli.target import Target
 from services.common.http_api import ApiError, HttpApi
 from tests.cli.fake_api import HOLD, FakeApi, delta
-
-TIMEOUT_S = 60.0
+from tests.limits import HANG_S
 
 
 def conversation(api: FakeApi, **options: Any) -> ChatSession:
     return ChatSession(
-        Target(HttpApi(api.url, timeout_s=TIMEOUT_S), "fake", None), system="Be brief.", **options
+        Target(HttpApi(api.url, timeout_s=HANG_S), "fake", None), system="Be brief.", **options
     )
 
 
@@ -81,7 +80,7 @@ def chat(api: FakeApi, *arguments: str, text: str) -> subprocess.CompletedProces
         input=text,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=HANG_S,
         check=False,
         env={**os.environ, "KEY": "secret"},
     )
@@ -129,7 +128,7 @@ def test_options_that_mean_nothing_are_refused(arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "services.cli", "chat", *arguments],
         capture_output=True,
-        timeout=TIMEOUT_S,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 2
@@ -154,7 +153,7 @@ def ignore_interrupts() -> None:
 def test_ctrl_c_ends_an_answer_and_not_the_chat() -> None:
     first = iter([[delta("begin"), HOLD]])
     answers = lambda body: next(first, [delta("again")])  # noqa: E731
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + HANG_S
     ours, theirs = pty.openpty()
     with FakeApi(answers).serving() as api:
         chatting = subprocess.Popen(
@@ -169,13 +168,13 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat() -> None:
             read_until(ours, "> ", deadline)
             os.write(ours, b"one\r")
             read_until(ours, "begin", deadline)
-            assert api.is_holding.wait(TIMEOUT_S)
+            assert api.is_holding.wait(HANG_S)
             chatting.send_signal(signal.SIGINT)
             read_until(ours, "> ", deadline)
             os.write(ours, b"two\r")
             read_until(ours, "again", deadline)
             os.write(ours, b"/quit\r")
-            assert chatting.wait(TIMEOUT_S) == 0
+            assert chatting.wait(HANG_S) == 0
         finally:
             chatting.kill()
             chatting.wait()

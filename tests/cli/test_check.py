@@ -18,12 +18,12 @@ from services.worker.models.checkpoint import load_stage
 from services.worker.models.tensor_files import CheckpointError
 from services.worker.models.weights import LoadFormat
 from tests.checkpoints import SMALL, write_checkpoint, write_family_checkpoint
+from tests.limits import HANG_S
 from tests.worker.models.quantised_writers import quantise
 from tests.worker.models.test_quantised_checkpoints import SCHEMES, SIZES
 from tests.worker.models.test_registry import SHAPES
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
-TIMEOUT_S = 100
 
 
 def run(model: Path | str) -> subprocess.CompletedProcess[str]:
@@ -32,7 +32,7 @@ def run(model: Path | str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "services.cli", "check", str(model)],
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=HANG_S,
         check=False,
     )
 

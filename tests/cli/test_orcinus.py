@@ -15,10 +15,10 @@ import pytest
 from services.cli.__main__ import COMMANDS, main
 from services.cli.local_system import READY
 from tests.fake_hub import FakeHub, Repository
+from tests.limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "models" / "demo"
-TIMEOUT_S = 100.0
 COMMIT = "ab" * 20
 
 
@@ -44,7 +44,7 @@ def run(
         input=text,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=HANG_S,
         check=False,
     )
 
@@ -73,7 +73,7 @@ def test_a_name_on_the_hub_is_served_and_talked_to(environment: dict[str, str]) 
     assert (chat.returncode, chat.stderr) == (0, "")
     assert chat.stdout.strip()
     serving.send_signal(signal.SIGTERM)
-    _, said = serving.communicate(timeout=TIMEOUT_S)
+    _, said = serving.communicate(timeout=HANG_S)
     assert serving.returncode == 0
     assert f"org/demo@v1 is commit {COMMIT}\n" in said
 
@@ -97,8 +97,8 @@ def test_a_chat_with_a_model_takes_its_system_along(environment: dict[str, str])
     tree = psutil.Process(chatting.pid).children(recursive=True)
     assert len(tree) >= 4
     chatting.kill()  # not even then
-    chatting.wait(TIMEOUT_S)
-    deadline = time.monotonic() + TIMEOUT_S
+    chatting.wait(HANG_S)
+    deadline = time.monotonic() + HANG_S
     while any(process.is_running() for process in tree):
         assert time.monotonic() < deadline
     chatting.stdin.close()

@@ -9,6 +9,7 @@ import pytest
 
 from services.common import address
 from services.common.address import Address, bound_address, listen, parse, parse_host
+from tests.limits import HANG_S
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_an_address_of_one_family_is_reached_by_that_one(text: str, host: str, o
     with listening(text) as (listeners, port):
         assert peer_at(listeners, host, port).host == host
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((other, port), timeout=10)
+            socket.create_connection((other, port), timeout=HANG_S)
 
 
 @contextmanager
@@ -91,7 +92,7 @@ def listening(text: str) -> Iterator[tuple[Sequence[socket.socket], int]]:
 
 def peer_at(listeners: Sequence[socket.socket], host: str, port: int) -> Address:
     """Connects to an address, and returns what the server takes for the client's."""
-    with socket.create_connection((host, port), timeout=10) as client:
+    with socket.create_connection((host, port), timeout=HANG_S) as client:
         for listener in listeners:
             listener.setblocking(False)
             try:

@@ -16,11 +16,11 @@ from services.common.exchange import TimedExchange
 from services.common.health import READINESS, Health
 from services.common.health_servicer import MAX_NAME_LENGTH, SERVICE, HealthServicer, HealthStatuses
 from tests.http2_client import Http2Client
+from tests.limits import HANG_S
 
 API = "orcinus.v1.TestService"
 WATCH = "/grpc.health.v1.Health/Watch"
 STATUSES = health_pb2.HealthCheckResponse
-TIMEOUT_S = 30.0
 
 
 def asking(name: str = API) -> health_pb2.HealthCheckRequest:
@@ -52,13 +52,13 @@ async def calling(address: str) -> AsyncIterator[Any]:
 
 
 async def read(watch: Any) -> int:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         return int((await watch.read()).status)
 
 
 async def failure(call: Any) -> grpc.StatusCode:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             await call
     return caught.value.code()
 
@@ -97,7 +97,7 @@ async def test_a_watcher_who_does_not_read_holds_up_nobody_and_then_gets_the_lat
         watch = stub.Watch(asking())
         assert await read(watch) == STATUSES.NOT_SERVING
         for is_serving in (True, False, True, False, True):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(HANG_S):
                 await health.set_serving(is_serving)
             assert await read(watch) == (STATUSES.SERVING if is_serving else STATUSES.NOT_SERVING)
         deaf.open_window(unread, 1000)
@@ -118,7 +118,7 @@ async def test_a_watch_that_is_not_read_ends() -> None:
         Http2Client.connected(address, window=0) as deaf,
     ):
         unread = deaf.call(WATCH, asking().SerializeToString())
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             await has_ended.wait()
         deaf.open_window(unread, 1000)
         answer = await deaf.wait_over(unread)
@@ -151,7 +151,7 @@ async def test_watches_are_bounded_and_checks_are_not() -> None:
         assert refused is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert (await stub.Check(asking())).status == STATUSES.SERVING
         watches[0].cancel()
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             while servicer.n_watches == 2:
                 await asyncio.sleep(0.01)
         assert await read(stub.Watch(asking())) == STATUSES.SERVING
@@ -166,7 +166,7 @@ async def test_a_name_longer_than_any_is_refused() -> None:
 
 async def test_a_server_with_watches_stops_at_once() -> None:
     async with (
-        asyncio.timeout(TIMEOUT_S),
+        asyncio.timeout(HANG_S),
         healthy() as (_, address),
         Http2Client.connected(address, window=0) as deaf,
     ):
@@ -183,11 +183,11 @@ async def test_the_end_of_a_server_that_waits_for_its_calls_does_not_wait_for_wa
     health.add_to(server)
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()
-    async with calling(address) as stub, asyncio.timeout(TIMEOUT_S):
+    async with calling(address) as stub, asyncio.timeout(HANG_S):
         watch = stub.Watch(asking(READINESS))
         assert await read(watch) == STATUSES.SERVING
         await health.set_ready(False)
         health.end()
-        await server.stop(grace=10 * TIMEOUT_S)
+        await server.stop(grace=10 * HANG_S)
         assert await read(watch) == STATUSES.NOT_SERVING
         assert await watch.read() is grpc.aio.EOF

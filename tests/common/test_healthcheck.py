@@ -13,6 +13,7 @@ import pytest
 from services.common import rpc
 from services.common.health import LIVENESS, READINESS, Health
 from tests.environments import PROXIES
+from tests.limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
 API = "orcinus.v1.TestService"
@@ -39,7 +40,7 @@ async def run(*arguments: str) -> tuple[int | None, str]:
         env={**os.environ, **PROXIES, "PYTHONPATH": str(ROOT)},
         stderr=asyncio.subprocess.PIPE,
     )
-    _, stderr = await asyncio.wait_for(process.communicate(), 60)
+    _, stderr = await asyncio.wait_for(process.communicate(), HANG_S)
     return process.returncode, stderr.decode()
 
 
@@ -95,7 +96,7 @@ async def test_it_imports_nothing_heavy() -> None:
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
     )
-    stdout, _ = await asyncio.wait_for(process.communicate(), 60)
+    stdout, _ = await asyncio.wait_for(process.communicate(), HANG_S)
     modules = set(stdout.decode().split())
     assert modules.isdisjoint({"pydantic", "uvloop", "orcinus", "kubernetes", "torch", "numpy"})
     own = {name for name in modules if name.startswith("services.")}

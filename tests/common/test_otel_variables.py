@@ -12,6 +12,7 @@ from services.common.client_trace import FORMS
 from services.common.otel_variables import CHECKS, trouble_with
 from services.common.settings import ServiceSettings
 from tests.certificates import Authority
+from tests.limits import HANG_S
 
 ON = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
 OTLP, TRACES = "OTEL_EXPORTER_OTLP_", "OTEL_EXPORTER_OTLP_TRACES_"
@@ -22,7 +23,6 @@ WRONG = {
     OTLP + "TIMEOUT": "10s",
 }
 """Variables with which the libraries cannot be imported, or cannot start."""
-TIMEOUT_S = 60
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def run(*arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]"
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path), **variables},
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=HANG_S,
         check=False,
     )
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from services.common.process import ReadyPipe, run, stop_event
+from tests.limits import HANG_S
 
 
 def test_the_ready_pipe_writes_a_line_of_json_per_message() -> None:
@@ -39,7 +40,7 @@ def test_a_service_whose_launcher_died_before_it_began_stops() -> None:
     os.close(read_fd)
 
     async def serve() -> int:
-        await asyncio.wait_for(stop_event().wait(), 30)
+        await asyncio.wait_for(stop_event().wait(), HANG_S)
         return 7
 
     assert run(serve(), ready_fd=write_fd) == 7
@@ -63,8 +64,8 @@ def test_a_container_that_is_told_to_stop_while_it_starts_stops() -> None:
     """Without the block, the signal ends this process; process 1 of a container would lose it."""
     command = [sys.executable, "-c", TOLD_TO_STOP_AT_ONCE]
     blocked = ["env", "--block-signal=TERM", *command]
-    assert subprocess.run(blocked, timeout=60, check=False).returncode == 7
-    assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGTERM
+    assert subprocess.run(blocked, timeout=HANG_S, check=False).returncode == 7
+    assert subprocess.run(command, timeout=HANG_S, check=False).returncode == -signal.SIGTERM
 
 
 def test_a_service_runs_under_a_watchdog() -> None:
@@ -118,4 +119,5 @@ def test_a_thread_that_is_stuck_does_not_keep_a_process_from_ending() -> None:
         "end_within(0.1, 3)\n"
         "sys.exit(3)\n"
     )
-    assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == 3
+    ended = subprocess.run([sys.executable, "-c", script], timeout=HANG_S, check=False)
+    assert ended.returncode == 3

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from services.common.resident_memory import GROWTH_BYTES, give_back_memory, resident_bytes
+from tests.limits import HANG_S
 
 BLOCK_BYTES = 4096
 N_BLOCKS = 3 * GROWTH_BYTES // BLOCK_BYTES
@@ -31,7 +32,7 @@ async def test_what_has_been_freed_is_given_back() -> None:
     for block in blocks[:-1]:  # the last one holds all below it where it is
         LIBRARY.free(block)
     assert resident_bytes() > before + 2 * GROWTH_BYTES
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         while resident_bytes() > before + GROWTH_BYTES:
             await asyncio.sleep(0.05)
     giving.cancel()

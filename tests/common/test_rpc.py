@@ -18,6 +18,7 @@ from services.common import errors, rpc, rpc_handlers
 from services.common.address import parse
 from tests.environments import NOWHERE, PROXIES
 from tests.frontend.scheduler_process import hurried, scheduler_process
+from tests.limits import HANG_S
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 TREE = [
@@ -196,10 +197,10 @@ async def test_a_caller_is_refused_before_his_request_is_received(
     async with served(Servicer(), **handler) as channel:
         # On the wire a single request is a stream of one; here nothing of it is ever sent.
         call: Any = channel.stream_stream(rpc.method_path(SERVICE, method))()
-        error = await asyncio.wait_for(failure(call.read()), 30)
+        error = await asyncio.wait_for(failure(call.read()), HANG_S)
         assert error.code() is code
         call = channel.unary_unary(rpc.method_path(SERVICE, method))
-        error = await asyncio.wait_for(failure(call(b"\xff")), 30)
+        error = await asyncio.wait_for(failure(call(b"\xff")), HANG_S)
         assert error.code() is code, "what he sends is not looked at"
 
 
@@ -208,7 +209,7 @@ async def test_a_call_without_a_request_is_the_clients_mistake(method: str) -> N
     async with served(Servicer()) as channel:
         call: Any = channel.stream_stream(rpc.method_path(SERVICE, method))()
         await call.done_writing()
-        error = await asyncio.wait_for(failure(call.read()), 30)
+        error = await asyncio.wait_for(failure(call.read()), HANG_S)
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert error.details() == f"request: the call has no {method}Request"
 
@@ -232,7 +233,7 @@ async def test_a_call_that_ends_before_its_request_leaves_nothing(
     async with served(Servicer(), admit=watch) as channel:
         timeout = 0.3 if how == "deadline" else None
         call: Any = channel.stream_stream(rpc.method_path(SERVICE, method))(timeout=timeout)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             await has_come.wait()
             if how == "cancelled":
                 call.cancel()
@@ -260,9 +261,11 @@ async def test_a_peer_that_stands_still_is_noticed() -> None:
         rpc.connect(address, hurried(rpc.CHANNEL_OPTIONS)) as channel,
     ):
         call: Any = channel.stream_stream(rpc.method_path(scheduler, "Connect"))()
-        assert await asyncio.wait_for(call.read(), 30)
+        assert await asyncio.wait_for(call.read(), HANG_S)
         process.send_signal(signal.SIGSTOP)
-        error = await asyncio.wait_for(failure(call.read()), 30)  # 0.25 s to ping, 0.2 s to wait
+        error = await asyncio.wait_for(
+            failure(call.read()), HANG_S
+        )  # 0.25 s to ping, 0.2 s to wait
         assert error.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -273,12 +276,12 @@ async def test_the_pings_of_a_quiet_channel_are_welcome_and_a_stop_is_noticed_in
     scheduler = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
     async with scheduler_process() as (process, address), rpc.connect(address) as channel:
         call: Any = channel.stream_stream(rpc.method_path(scheduler, "Connect"))()
-        assert await asyncio.wait_for(call.read(), 30)
+        assert await asyncio.wait_for(call.read(), HANG_S)
         reading = asyncio.ensure_future(failure(call.read()))
         done, _ = await asyncio.wait([reading], timeout=6 * rpc.KEEPALIVE_S)
         assert not done, "the server took its pings for too many"
         process.send_signal(signal.SIGSTOP)
-        error = await asyncio.wait_for(reading, 30)
+        error = await asyncio.wait_for(reading, HANG_S)
         assert error.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -293,4 +296,4 @@ async def test_an_address_in_use_is_an_os_error() -> None:
 
 async def _generate(channel: grpc.aio.Channel, data: bytes) -> Any:
     call: Any = channel.unary_unary(rpc.method_path(SERVICE, "Generate"))
-    return await asyncio.wait_for(failure(call(data)), 30)
+    return await asyncio.wait_for(failure(call(data)), HANG_S)

@@ -15,6 +15,7 @@ from services.common import errors, rpc, rpc_handlers, semconv
 from services.common.rpc_tracing import server_spans
 from services.common.tracing import current_ids
 from tests.common.test_rpc import SERVICE, TREE, Servicer
+from tests.limits import HANG_S
 from tests.recorded_spans import (
     PARENT_ID,
     TRACE_ID,
@@ -47,7 +48,7 @@ async def served(
 
 
 async def until(spans: RecordedSpans, n_spans: int = 1) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         while len(spans.all()) < n_spans:
             await asyncio.sleep(0.01)
 

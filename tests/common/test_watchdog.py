@@ -8,6 +8,7 @@ import sys
 import time
 
 from services.common.watchdog import HUNG_STATUS, Watchdog, watched
+from tests.limits import HANG_S
 
 TURN_THEN = """
 import asyncio, time
@@ -35,7 +36,8 @@ async def test_a_loop_that_stands_is_reported_once() -> None:
         turning = asyncio.create_task(watchdog.turn())
         await asyncio.sleep(0.1)
         assert reasons.empty()
-        assert reasons.get(timeout=30) == "the event loop has not turned for 1 s"  # it stands here
+        reason = reasons.get(timeout=HANG_S)  # it stands here
+        assert reason == "the event loop has not turned for 1 s"
         turning.cancel()
     assert reasons.empty()
 
@@ -59,7 +61,7 @@ async def test_the_result_of_what_is_watched_is_returned_and_the_thread_ends() -
 
 def test_a_process_that_hangs_says_where_and_ends() -> None:
     with start(sleep_s=0, hang_s=60) as process:
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == HUNG_STATUS
     assert "in main" in errors, "the stack of the main thread"
 

@@ -22,8 +22,8 @@ import pytest
 
 from tests.console.events import STORY, Event, iteration, mark, told, write_recording
 from tests.fake_http import serving_http
+from tests.limits import HANG_S
 
-TIMEOUT_S = 60.0
 KEY = "sk-secret"
 
 
@@ -62,7 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(f"id: 7\ndata: {json.dumps(event)}\n\n".encode())
         self.wfile.flush()
         if n_calls >= len(stage.plays):
-            stage.released.wait(TIMEOUT_S)
+            stage.released.wait(HANG_S)
 
     def log_message(self, format: str, *args: object) -> None:
         """Says nothing."""
@@ -82,7 +82,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "services.console", *arguments],
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=HANG_S,
         env={**os.environ, "TZ": "UTC"},
         check=False,
     )
@@ -136,7 +136,7 @@ def test_a_stream_that_is_lost_is_called_again() -> None:
             if "the end" in line:
                 break
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(TIMEOUT_S) == 0
+        assert watching.wait(HANG_S) == 0
         watching.stdout.close()
     assert stage.calls == [f"Bearer {KEY}"] * 2
     assert [text.partition(":")[0] for text in texts if ":" in text] == [
@@ -158,7 +158,7 @@ def test_a_terminal_shows_lanes_until_ctrl_c(tmp_path: Path) -> None:
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     showing = start("--file", str(path), stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
-    shown, deadline = b"", time.monotonic() + TIMEOUT_S
+    shown, deadline = b"", time.monotonic() + HANG_S
     while "▞".encode() not in shown or b"cmpl-0003" not in shown:
         assert time.monotonic() < deadline
         shown += os.read(ours, 65536)
@@ -169,5 +169,5 @@ def test_a_terminal_shows_lanes_until_ctrl_c(tmp_path: Path) -> None:
             os.read(ours, 65536)
         except OSError:  # it has closed the terminal
             break
-    assert showing.wait(TIMEOUT_S) == 0
+    assert showing.wait(HANG_S) == 0
     os.close(ours)

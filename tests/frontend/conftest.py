@@ -25,9 +25,7 @@ from services.frontend.settings import FrontendSettings
 from services.frontend.text.tokenizer import Tokenizer
 from tests.fake_scheduler import FakeScheduler, echo
 from tests.frontend import checkpoints
-
-TIMEOUT_S = 30.0
-"""Timeout of everything that a test waits for, in seconds; nothing waits for it to pass."""
+from tests.limits import HANG_S
 
 EAGER = Backoff(first_s=0.01, max_s=0.05)
 
@@ -36,7 +34,7 @@ Result = TypeVar("Result")
 
 async def soon(waiting: Awaitable[Result]) -> Result:
     """Returns the result of what is waited for; fails if it does not come in time."""
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         return await waiting
 
 
@@ -186,7 +184,7 @@ async def running(
     await frontend.answer_probes()
     stop = asyncio.Event()
     serving = asyncio.ensure_future(frontend.run(stop))
-    http = httpx.AsyncClient(base_url=f"http://{frontend.http_address}", timeout=TIMEOUT_S)
+    http = httpx.AsyncClient(base_url=f"http://{frontend.http_address}", timeout=HANG_S)
     async with http, rpc.connect(frontend.grpc_address) as channel:
         site = Site(frontend, schedulers[0], tokenizer, http, InferenceClient(channel), stop)
         try:
@@ -195,7 +193,7 @@ async def running(
             yield site
         finally:
             stop.set()
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(HANG_S):
                 await serving
             for scheduler in schedulers:
                 await scheduler.stop()
@@ -223,7 +221,7 @@ async def site(shared_site: Site, caplog: pytest.LogCaptureFixture) -> AsyncIter
     shared_site.scheduler.requests.clear()
     yield shared_site
     for request in shared_site.scheduler.requests:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             await request.ended.wait()
     complaints = [r for r in caplog.get_records("call") if r.levelno >= logging.ERROR]
     assert not complaints, [record.getMessage() for record in complaints]

@@ -7,7 +7,8 @@ import pytest
 
 from services.common import rpc
 from services.common.address import Address, parse
-from tests.frontend.conftest import TIMEOUT_S, InferenceClient, running, soon
+from tests.frontend.conftest import InferenceClient, running, soon
+from tests.limits import HANG_S
 
 
 @pytest.mark.parametrize("address", ["[::]:0", "localhost:0"])
@@ -18,7 +19,7 @@ async def test_clients_of_both_families_are_answered_by_both_apis(
         ports = [parse(it).port for it in (site.frontend.http_address, site.frontend.grpc_address)]
         for host in ("127.0.0.1", "::1"):
             http, grpc = (str(Address(host, port)) for port in ports)
-            async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
+            async with httpx.AsyncClient(timeout=HANG_S, trust_env=False) as client:
                 assert (await client.get(f"http://{http}/ready")).status_code == 200
                 assert (await client.get(f"http://{http}/")).headers["content-type"] == PAGE
             async with rpc.connect(grpc) as channel:

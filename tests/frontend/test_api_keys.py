@@ -24,6 +24,7 @@ from services.frontend.api_keys import (
     hash_of,
 )
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
+from tests.limits import HANG_S
 
 
 class Clock:
@@ -348,7 +349,7 @@ def test_only_keys_that_say_so_may_watch_and_without_a_file_anybody(tmp_path: Pa
 
 def make_key(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "services.frontend.api_keys", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
 def test_the_program_makes_a_key_that_its_entry_admits(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from tests.fake_scheduler import (
     keeps_quiet,
     stalls_after,
 )
-from tests.frontend.conftest import TIMEOUT_S, Site, running, soon
+from tests.frontend.conftest import Site, running, soon
+from tests.limits import HANG_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -194,10 +195,10 @@ async def test_the_scheduler_is_told_how_long_a_request_may_take(site: Site) -> 
     site.scheduler.behaviour = keeps_quiet
     asking = [
         asyncio.ensure_future(complete(site, {"x-request-timeout": "60"})),
-        asyncio.ensure_future(site.inference.generate(request(), timeout=60)),
+        asyncio.ensure_future(site.inference.generate(request(), timeout=HANG_S)),
         asyncio.ensure_future(complete(site, {})),
     ]
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         while len(site.scheduler.requests) < len(asking):
             await asyncio.sleep(0.01)
     limits = [
@@ -219,7 +220,7 @@ async def test_a_request_that_the_scheduler_gives_up_in_time_has_timed_out(site:
     answer = await complete(site, {"x-request-timeout": "60"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (408, "timed_out")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await site.inference.generate(request(), timeout=60)
+        await site.inference.generate(request(), timeout=HANG_S)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
@@ -248,7 +249,7 @@ async def test_wrong_deadline_is_refused_by_name(site: Site, stream: bool) -> No
 
 async def test_time_while_a_request_is_held_counts(tmp_path: Path) -> None:
     scheduler = FakeScheduler(pipeline=None)
-    async with running(tmp_path, scheduler, is_open=False, hold_s=TIMEOUT_S) as site:
+    async with running(tmp_path, scheduler, is_open=False, hold_s=HANG_S) as site:
         await soon(scheduler.wait_connections(1))
         late = [complete(site, {"x-request-timeout": "0.1"}, stream=b) for b in (False, True)]
         for answer in await asyncio.gather(*late):
@@ -257,7 +258,7 @@ async def test_time_while_a_request_is_held_counts(tmp_path: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await site.inference.generate(request(), timeout=0.1)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             while site.frontend._service.n_in_flight or site.frontend._budget.n_bytes:
                 await asyncio.sleep(0.01)
 
@@ -267,7 +268,7 @@ async def test_the_server_s_own_limit_holds_in_both_protocols(tmp_path: Path) ->
         answer = await complete(site, {"x-request-timeout": "60"})
         assert answer.status_code == 408
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await site.inference.generate(request(), timeout=TIMEOUT_S)
+            await site.inference.generate(request(), timeout=HANG_S)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert "took longer than it may" in str(caught.value.details())
 

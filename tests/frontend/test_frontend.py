@@ -28,7 +28,8 @@ from tests.fake_scheduler import (
     says,
     stalls_after,
 )
-from tests.frontend.conftest import TIMEOUT_S, InferenceClient, Site, running, soon
+from tests.frontend.conftest import InferenceClient, Site, running, soon
+from tests.limits import HANG_S
 
 OWN = (("grpc.use_local_subchannel_pool", 1),)
 """Gives each channel a connection of its own."""
@@ -39,14 +40,14 @@ async def wait_health(
 ) -> None:
     stub = health_pb2_grpc.HealthStub(site.inference.channel)
     watch = stub.Watch(health_pb2.HealthCheckRequest(service=service))
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         while (await watch.read()).status != status:
             pass
     watch.cancel()
 
 
 async def wait_ready(site: Site, is_ready: bool) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         while (await site.http.get("/ready")).status_code != (200 if is_ready else 503):
             await asyncio.sleep(0.01)
 
@@ -54,7 +55,7 @@ async def wait_ready(site: Site, is_ready: bool) -> None:
 async def shut(site: Site, shortfall: str = "") -> None:
     """Has the pipeline lost, as far as the frontend knows too."""
     site.scheduler.close(shortfall)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         while site.frontend._scheduler.pipeline.is_open:
             await asyncio.sleep(0.01)
 
@@ -169,7 +170,7 @@ async def test_probes_are_answered_on_their_own_port(tmp_path: Path) -> None:
 
 async def test_requests_are_held_until_there_is_a_pipeline(tmp_path: Path) -> None:
     scheduler = FakeScheduler(pipeline=None)
-    async with running(tmp_path, scheduler, is_open=False, hold_s=TIMEOUT_S) as site:
+    async with running(tmp_path, scheduler, is_open=False, hold_s=HANG_S) as site:
         await soon(scheduler.wait_connections(1))
         held = [complete(site), complete(site, stream=True)]
         prompt = inference_pb2.Prompt(text="x")
@@ -191,10 +192,10 @@ async def test_requests_are_held_until_there_is_a_pipeline(tmp_path: Path) -> No
 
 async def test_held_requests_are_bounded(tmp_path: Path) -> None:
     scheduler = FakeScheduler(pipeline=None)
-    settings: dict[str, Any] = {"hold_s": TIMEOUT_S, "max_in_flight": 2, "drain_s": 0.0}
+    settings: dict[str, Any] = {"hold_s": HANG_S, "max_in_flight": 2, "drain_s": 0.0}
     async with running(tmp_path, scheduler, is_open=False, **settings) as site:
         held = [complete(site) for _ in range(3)]
-        done, _ = await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED, timeout=TIMEOUT_S)
+        done, _ = await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED, timeout=HANG_S)
         assert [response.result().status_code for response in done] == [429]
         site.stop.set()
         assert sorted([(await soon(r)).status_code for r in held]) == [429, 503, 503]
@@ -217,7 +218,7 @@ async def test_held_requests_that_meet_a_full_pool_have_their_turn(tmp_path: Pat
         await says(5)(request)
 
     scheduler.behaviour = two_at_once
-    async with running(tmp_path, scheduler, is_open=False, hold_s=TIMEOUT_S) as site:
+    async with running(tmp_path, scheduler, is_open=False, hold_s=HANG_S) as site:
         await soon(scheduler.wait_connections(1))
         held = [complete(site) for _ in range(5)]
         while site.frontend._service.n_in_flight < 5:
@@ -228,7 +229,7 @@ async def test_held_requests_that_meet_a_full_pool_have_their_turn(tmp_path: Pat
 
 
 async def test_requests_that_find_a_full_pool_at_once_are_refused_at_once(tmp_path: Path) -> None:
-    async with running(tmp_path, hold_s=TIMEOUT_S) as site:
+    async with running(tmp_path, hold_s=HANG_S) as site:
         site.scheduler.behaviour = rejects(scheduler_pb2.REJECTION_REASON_POOL_FULL)
         assert (await soon(complete(site))).status_code == 429
         assert len(site.scheduler.requests) == 1
@@ -247,13 +248,13 @@ PROMPTS: list[Any] = [
 @pytest.mark.parametrize("body", PROMPTS, ids=["text", "texts", "tokens", "model", "chat", "name"])
 async def test_held_requests_are_bounded_in_bytes(tmp_path: Path, body: dict[str, Any]) -> None:
     scheduler = FakeScheduler(pipeline=None)
-    settings: dict[str, Any] = {"hold_s": TIMEOUT_S, "max_in_flight_bytes": 100_000}
+    settings: dict[str, Any] = {"hold_s": HANG_S, "max_in_flight_bytes": 100_000}
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     async with running(tmp_path, scheduler, is_open=False, **settings) as site:
         await soon(scheduler.wait_connections(1))
         held = [asyncio.ensure_future(site.http.post(path, json=body)) for _ in range(2)]
         done, (waiting,) = await asyncio.wait(
-            held, return_when=asyncio.FIRST_COMPLETED, timeout=TIMEOUT_S
+            held, return_when=asyncio.FIRST_COMPLETED, timeout=HANG_S
         )
         assert [response.result().status_code for response in done] == [429]
         small = complete(site, max_tokens=1)
@@ -283,7 +284,7 @@ async def test_request_that_is_larger_than_the_budget_is_taken_alone(tmp_path: P
 
 
 async def test_frontend_that_drains_keeps_its_held_requests(tmp_path: Path) -> None:
-    async with running(tmp_path, hold_s=TIMEOUT_S) as site:
+    async with running(tmp_path, hold_s=HANG_S) as site:
         await shut(site)
         held = complete(site)
         while site.frontend._service.n_in_flight == 0:
@@ -296,7 +297,7 @@ async def test_frontend_that_drains_keeps_its_held_requests(tmp_path: Path) -> N
 
 async def test_leaders_change_under_load_without_a_failed_request(tmp_path: Path) -> None:
     first, second = FakeScheduler(), FakeScheduler(is_leading=False)
-    async with running(tmp_path, first, second, hold_s=TIMEOUT_S) as site:
+    async with running(tmp_path, first, second, hold_s=HANG_S) as site:
         proceed = asyncio.Event()
 
         async def takes_long(request: Any) -> None:
@@ -336,7 +337,7 @@ async def test_leaders_change_under_load_without_a_failed_request(tmp_path: Path
 
 async def test_leader_that_dies_takes_nothing_along(tmp_path: Path) -> None:
     first, second = FakeScheduler(keeps_quiet), FakeScheduler(is_leading=False)
-    async with running(tmp_path, first, second, resume_s=TIMEOUT_S) as site:
+    async with running(tmp_path, first, second, resume_s=HANG_S) as site:
         waiting = [complete(site), complete(site, stream=True), complete(site, n=2, stream=True)]
         await soon(first.wait_requests(4))
         first.behaviour = stalls_after(*site.tokens("a"))
@@ -361,7 +362,7 @@ async def test_leader_that_dies_takes_nothing_along(tmp_path: Path) -> None:
 async def test_answers_without_tokens_are_submitted_again_beside_those_with(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, hold_s=TIMEOUT_S) as site:
+    async with running(tmp_path, hold_s=HANG_S) as site:
         failures = iter([False, True])
 
         async def fails_once(request: Any) -> None:
@@ -472,7 +473,7 @@ async def probe(site_address: str, service: str) -> int:
     async with rpc.connect(site_address) as channel:
         request = health_pb2.HealthCheckRequest(service=service)
         stub = health_pb2_grpc.HealthStub(channel)
-        return int((await stub.Check(request, timeout=TIMEOUT_S)).status)
+        return int((await stub.Check(request, timeout=HANG_S)).status)
 
 
 async def test_a_frontend_that_lingers_passes_the_probe_and_sends_others_away(
@@ -489,7 +490,7 @@ async def test_a_frontend_that_lingers_passes_the_probe_and_sends_others_away(
         assert await probe(health_address, READINESS) == names.SERVING
         assert (await soon(complete(site))).status_code == 200
         await shut(site)  # it is no more ready than other frontends without a pipeline
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             while await probe(health_address, READINESS) == names.SERVING:
                 await asyncio.sleep(0.01)
         site.stop.set()
@@ -503,7 +504,7 @@ async def test_a_frontend_that_drains_fails_the_probe(tmp_path: Path) -> None:
         waiting = complete(site)
         await soon(site.scheduler.wait_requests())
         site.stop.set()
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             while await probe(health_address, READINESS) == names.SERVING:
                 await asyncio.sleep(0.01)
         assert not waiting.done()
@@ -549,7 +550,7 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 
 async def test_rollout_of_a_frontend_fails_no_request(tmp_path: Path) -> None:
     """Clients that keep their connections, of both protocols, and some that take their time."""
-    settings: dict[str, Any] = {"linger_s": 1.0, "hold_s": TIMEOUT_S}
+    settings: dict[str, Any] = {"linger_s": 1.0, "hold_s": HANG_S}
     async with AsyncExitStack() as stack:
         sites = [await stack.enter_async_context(running(tmp_path, **settings)) for _ in range(2)]
         leaving, staying = sites
@@ -568,7 +569,7 @@ async def test_rollout_of_a_frontend_fails_no_request(tmp_path: Path) -> None:
             await wire.listen(),
         )
         http = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=f"http://{web_address}", timeout=TIMEOUT_S)
+            httpx.AsyncClient(base_url=f"http://{web_address}", timeout=HANG_S)
         )
         clients = [
             InferenceClient(await stack.enter_async_context(rpc.connect(wire_address, OWN)))

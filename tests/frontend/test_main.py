@@ -17,7 +17,7 @@ import pytest
 
 from tests.fake_scheduler import FakeScheduler, keeps_quiet
 from tests.frontend import checkpoints
-from tests.frontend.conftest import TIMEOUT_S
+from tests.limits import HANG_S
 
 pytestmark = pytest.mark.system
 
@@ -76,7 +76,7 @@ async def ready(directory: Path) -> AsyncIterator[tuple[Any, FakeScheduler, http
             addresses = await asyncio.to_thread(first_report, reading)
         assert addresses.keys() == {"can_chat", "http", "grpc", "metrics"}
         url = f"http://{addresses['http']}"
-        async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=HANG_S) as http:
             yield process, scheduler, http
     await scheduler.stop()
 
@@ -96,7 +96,7 @@ async def test_second_signal_ends_running_requests(tmp_path: Path) -> None:
         waiting = asyncio.ensure_future(http.post("/v1/completions", json={"prompt": "x"}))
         await scheduler.wait_requests()
         process.send_signal(signal.SIGINT)
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             while (await http.get("/ready")).status_code != 503:
                 pass
         process.send_signal(signal.SIGINT)

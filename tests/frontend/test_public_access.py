@@ -28,8 +28,9 @@ from services.frontend.settings import FrontendSettings
 from tests.certificates import Authority, Pem, mount, serial_number_at
 from tests.fake_scheduler import echo, keeps_quiet
 from tests.frontend import checkpoints
-from tests.frontend.conftest import TIMEOUT_S, InferenceClient, Site, running, soon
+from tests.frontend.conftest import InferenceClient, Site, running, soon
 from tests.generation_options import generation_options
+from tests.limits import HANG_S
 
 ALICE = {"authorization": "Bearer alice's key"}
 ALICE_METADATA = (("authorization", "Bearer alice's key"),)
@@ -62,7 +63,7 @@ async def call_each(channel: Any, **call: Any) -> dict[str, grpc.StatusCode]:
             request = inference_pb2.TokenizeRequest(prompt=prompt).SerializeToString()
         answer = make(rpc.method_path(SERVICE, method.name))(
             b"" if method.name == "DescribeModel" else request,
-            timeout=TIMEOUT_S,
+            timeout=HANG_S,
             **call,
         )
         try:
@@ -178,9 +179,9 @@ async def test_health_and_reflection_ask_for_no_key(tmp_path: Path) -> None:
         assert (await site.http.get("/ready")).status_code == 200
         channel = site.inference.channel
         health = health_pb2_grpc.HealthStub(channel)
-        await health.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+        await health.Check(health_pb2.HealthCheckRequest(), timeout=HANG_S)
         call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
-            timeout=TIMEOUT_S
+            timeout=HANG_S
         )
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         assert (await call.read()).list_services_response.service
@@ -235,7 +236,7 @@ async def test_answers_count_until_they_end_or_their_client_goes_away(
         running_call.cancel()
         await soon(request.cancelled.wait())
         site.scheduler.behaviour = echo
-        async with asyncio.timeout(TIMEOUT_S):  # counted a moment longer than it runs
+        async with asyncio.timeout(HANG_S):  # counted a moment longer than it runs
             while (await _one(site)).status_code == 429:
                 await asyncio.sleep(0.01)
         await soon(_two_answers(site, protocol, is_stream=is_stream))

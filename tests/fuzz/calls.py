@@ -11,8 +11,7 @@ from tests.fuzz import hints, messages
 from tests.fuzz.choices import Choices
 from tests.fuzz.hints import Metadata
 from tests.fuzz.messages import Hints
-
-TIMEOUT_S = 20.0
+from tests.limits import HANG_S
 
 FOREVER_S = 0.05
 """Deadline of calls that nothing but their caller ends."""
@@ -50,7 +49,7 @@ def answer_of(channel: grpc.Channel, call: Call, *, is_endless: bool = False) ->
     stub = channel.stream_stream(f"/{method.containing_service.full_name}/{method.name}")
     answers: Iterator[bytes] = stub(
         iter(call.requests),
-        timeout=FOREVER_S if is_endless else TIMEOUT_S,
+        timeout=FOREVER_S if is_endless else HANG_S,
         metadata=tuple(call.metadata),
     )
     code: grpc.StatusCode = grpc.StatusCode.OK

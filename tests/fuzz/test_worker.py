@@ -11,10 +11,11 @@ from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
 from tests.fakes import fake_stage, fake_worker
 from tests.fuzz import rounds
-from tests.fuzz.calls import BUGS, TIMEOUT_S, Call, answer_of, call_of
+from tests.fuzz.calls import BUGS, Call, answer_of, call_of
 from tests.fuzz.choices import Choices, examples
 from tests.fuzz.hints import WORKER, Metadata
 from tests.fuzz.rounds import Inputs
+from tests.limits import HANG_S
 
 METHODS = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].methods
 BY_NAME = {method.name: method for method in METHODS}
@@ -50,7 +51,7 @@ def send(made: Sequence, address: str) -> grpc.StatusCode:
             code = answer_of(channel, call, is_endless=call.method.name in ENDLESS)
             assert code not in BUGS, call
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
-        assert stub.Describe(worker_pb2.DescribeRequest(), timeout=TIMEOUT_S).state
+        assert stub.Describe(worker_pb2.DescribeRequest(), timeout=HANG_S).state
     return code
 
 

@@ -22,8 +22,8 @@ from tests.certificates import Authority, server_context
 from tests.fake_hub import FakeHub, Repository, checkpoint
 from tests.fake_proxy import FakeProxy
 from tests.fake_s3 import FakeS3
+from tests.limits import HANG_S
 
-TIMEOUT_S = 60
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 AUTHORITIES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 PATH = "/api/models/org/model/revision/main"
@@ -350,7 +350,7 @@ def test_the_command_says_it_in_one_line(hub: FakeHub, ca: str, tmp_path: Path) 
             env=hub.environment(tmp_path, **variables),
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=HANG_S,
             check=False,
         )
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.fake_hub import FakeHub, Repository, checkpoint
+from tests.limits import HANG_S
 
-TIMEOUT_S = 60
 NAME = "org/model"
 WEIGHTS = random.Random(1).randbytes(3 << 20)
 
@@ -37,7 +37,7 @@ def fetch(
         env=hub.environment(to.parent / "home", **variables),
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=HANG_S,
         check=False,
     )
 
@@ -112,7 +112,7 @@ def test_a_process_that_has_ended_is_gone_on_from(
     hub.hangs_after = 1 << 20
     environment = hub.environment(tmp_path / "home")
     ended = subprocess.Popen(command(tmp_path / "m"), env=environment)
-    assert hub.is_hanging.wait(TIMEOUT_S)
+    assert hub.is_hanging.wait(HANG_S)
     part = next((tmp_path / ".hub").rglob("*.part"))
     while part.stat().st_size < hub.hangs_after:
         assert ended.poll() is None
@@ -138,7 +138,7 @@ def test_lost_connections_are_gone_on_from(hub: FakeHub, tmp_path: Path) -> None
 def test_processes_at_once_fetch_it_once(hub: FakeHub, tmp_path: Path) -> None:
     environment = hub.environment(tmp_path / "home")
     running = [subprocess.Popen(command(tmp_path / "m"), env=environment) for _ in range(3)]
-    assert [process.wait(TIMEOUT_S) for process in running] == [0, 0, 0]
+    assert [process.wait(HANG_S) for process in running] == [0, 0, 0]
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == WEIGHTS
     assert hub.ranges == [("model.safetensors", 0)]
 
@@ -152,7 +152,7 @@ def test_who_waits_fetches_nothing(hub: FakeHub, tmp_path: Path) -> None:
         command(tmp_path / "m", "--wait"), env=hub.environment(tmp_path / "home")
     )
     assert fetch(hub, tmp_path / "m").returncode == 0
-    assert waiting.wait(TIMEOUT_S) == 0
+    assert waiting.wait(HANG_S) == 0
 
 
 @pytest.mark.thorough

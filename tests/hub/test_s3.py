@@ -15,8 +15,8 @@ from services.hub.object_file import PIECE_BYTES
 from services.hub.source import SourceError
 from tests.fake_hub import checkpoint
 from tests.fake_s3 import ACCESS_KEY, ROOT, FakeS3, Stored
+from tests.limits import HANG_S
 
-TIMEOUT_S = 60
 SOURCE = "s3://models/llms/small"
 KEY = "llms/small/model.safetensors"
 SERVED = ("config.json", "tokenizer.json", "model.safetensors")
@@ -46,7 +46,7 @@ def fetch(
         env={name: value for name, value in environment.items() if value},
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=HANG_S,
         check=False,
     )
 
@@ -108,7 +108,7 @@ def test_a_process_that_has_ended_is_gone_on_from(
     s3.put("models", "llms/small", {"model.safetensors": LARGE})
     s3.hangs_at = 2 * PIECE_BYTES
     ended = subprocess.Popen(command(tmp_path / "m"), env=s3.environment(tmp_path / "home"))
-    assert s3.is_hanging.wait(TIMEOUT_S)
+    assert s3.is_hanging.wait(HANG_S)
     objects = next((tmp_path / ".hub").glob("s3--*")) / "objects"
     while sum(path.read_bytes().count(b"0000000") for path in objects.glob("*.pieces-*")) < 4:
         assert ended.poll() is None
@@ -137,7 +137,7 @@ def test_lost_connections_are_gone_on_from(s3: FakeS3, tmp_path: Path) -> None:
 def test_processes_at_once_fetch_it_once(s3: FakeS3, tmp_path: Path) -> None:
     environment = s3.environment(tmp_path / "home")
     running = [subprocess.Popen(command(tmp_path / "m"), env=environment) for _ in range(3)]
-    assert [process.wait(TIMEOUT_S) for process in running] == [0, 0, 0]
+    assert [process.wait(HANG_S) for process in running] == [0, 0, 0]
     assert len(s3.reads) == len(SERVED)
 
 
@@ -151,7 +151,7 @@ def test_who_waits_asks_nobody(s3: FakeS3, tmp_path: Path) -> None:
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
     )
     assert fetch(s3, tmp_path / "m").returncode == 0
-    assert waiting.wait(TIMEOUT_S) == 0
+    assert waiting.wait(HANG_S) == 0
 
 
 def test_a_user_gets_what_is_new_and_nothing_twice(
@@ -237,12 +237,12 @@ def test_a_piece_that_was_changed_on_the_disk_is_noticed(s3: FakeS3, tmp_path: P
     s3.put("models", "llms/small", {"model.safetensors": LARGE})
     s3.hangs_at = 2 * PIECE_BYTES
     ended = subprocess.Popen(command(tmp_path / "m"), env=s3.environment(tmp_path / "home"))
-    assert s3.is_hanging.wait(TIMEOUT_S)
+    assert s3.is_hanging.wait(HANG_S)
     objects = next((tmp_path / ".hub").glob("s3--*")) / "objects"
     while sum(path.read_bytes().count(b"0000000") for path in objects.glob("*.pieces-*")) < 4:
         assert ended.poll() is None
     ended.kill()
-    ended.wait(TIMEOUT_S)
+    ended.wait(HANG_S)
     part = next(path for path in objects.glob("*.part") if path.stat().st_size == len(LARGE))
     with part.open("r+b") as file:
         file.seek(1000)
@@ -262,10 +262,10 @@ def test_an_object_that_changes_meanwhile_is_refused(s3: FakeS3, tmp_path: Path)
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert s3.is_hanging.wait(TIMEOUT_S)
+    assert s3.is_hanging.wait(HANG_S)
     s3.put("models", "llms/small", {"model.safetensors": SMALL})
     s3.released.set()  # the connection breaks off, and the rest is asked for
-    _, said = running.communicate(timeout=TIMEOUT_S)
+    _, said = running.communicate(timeout=HANG_S)
     assert running.returncode == 1
     assert f"s3://models/{KEY}: changed while it was fetched" in said
     s3.hangs_at = None

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tests.k8s.manifests import K8S, Manifests, render_directory
+from tests.limits import HANG_S
 
-TIMEOUT_S = 60
 STAND_IN = """#!/bin/sh
 case "$*" in
   *'get endpoints kubernetes'*) echo '172.18.0.2 172.18.0.3|6443' ;;
@@ -54,7 +54,7 @@ class Composer:
             env={"PATH": f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}", **variables},
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=HANG_S,
             check=False,
         )
 
@@ -338,7 +338,7 @@ def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         env={**environment, **variables},
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=HANG_S,
         check=False,
     )
 

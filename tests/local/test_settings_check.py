@@ -12,6 +12,7 @@ from services.local.settings import LocalSettings
 from services.local.settings_check import is_open_to_all, trouble_with
 from tests.checkpoints import write_checkpoint
 from tests.ggufs import write_gguf
+from tests.limits import HANG_S
 
 
 @pytest.fixture
@@ -104,5 +105,5 @@ def test_who_may_call_without_a_key(options: dict[str, Any], is_open: bool) -> N
 )
 def test_a_refusal_is_one_line(options: list[str], said: str) -> None:
     command = [sys.executable, "-m", "services.local", *options]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (1, "", f"error: {said}\n")

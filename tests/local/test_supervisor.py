@@ -11,6 +11,7 @@ import pytest
 
 from services.local.child import Child, ChildDied
 from services.local.supervisor import MAX_RESTARTS, RestartLimit, Supervisor
+from tests.limits import HANG_S
 
 pytestmark = pytest.mark.system
 
@@ -46,7 +47,7 @@ async def supervised(then: str) -> AsyncIterator[tuple[Supervisor, Heard]]:
 
 async def next_child(supervisor: Supervisor, last: Child) -> Child:
     """Waits for the child after `last` to be ready."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         while supervisor.child is last:
             await asyncio.sleep(0.02)
         await supervisor.child.wait_for("ready")
@@ -86,7 +87,7 @@ async def test_a_child_that_hangs_is_ended_and_comes_back(
         await first.wait_for("ready")
         if stops_process:
             os.kill(pid, signal.SIGSTOP)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             assert await first.obituary() == "fake hung"
         await next_child(supervisor, first)
         assert heard.lines == ["fake hung; starting it again"]
@@ -96,13 +97,13 @@ async def test_a_child_that_dies_at_first_start_is_not_started_again() -> None:
     async with supervised("die") as (supervisor, heard):
         with pytest.raises(ChildDied):
             await supervisor.child.wait_for("ready")
-        assert await asyncio.wait_for(heard.end, 30) == "fake exited with status 3"
+        assert await asyncio.wait_for(heard.end, HANG_S) == "fake exited with status 3"
         assert heard.lines == []
 
 
 async def test_a_child_says_last_why_it_ends() -> None:
     async with supervised("give-up") as (_, heard):
-        assert await asyncio.wait_for(heard.end, 30) == "fake: address: why not"
+        assert await asyncio.wait_for(heard.end, HANG_S) == "fake: address: why not"
 
 
 async def test_a_child_that_dies_as_often_as_it_serves_comes_back_each_time() -> None:
@@ -120,7 +121,7 @@ async def test_a_child_that_dies_as_often_as_it_serves_comes_back_each_time() ->
 async def test_a_child_that_never_becomes_ready_stays_dead() -> None:
     async with supervised("die") as (supervisor, heard):
         supervisor.restarts = True
-        reason = await asyncio.wait_for(heard.end, 60)
+        reason = await asyncio.wait_for(heard.end, HANG_S)
         assert reason == "fake exited with status 3 after 5 restarts"
         assert heard.lines == [
             f"fake exited with status 3; starting it again ({n} of 5)" for n in range(1, 6)

@@ -17,7 +17,8 @@ import pytest
 from orcinus.v1 import scheduler_pb2
 
 from tests.fake_scheduler import FakeRequest, FakeScheduler
-from tests.frontend.conftest import TIMEOUT_S, Site, running, soon
+from tests.frontend.conftest import Site, running, soon
+from tests.limits import HANG_S
 
 IDLE_S = float(os.environ.get("PROXY_IDLE_S", "4"))
 COMMENT_S = float(os.environ.get("PROXY_COMMENT_S", "1"))
@@ -61,7 +62,7 @@ async def proxied(site: Site, directory: Path) -> AsyncIterator[httpx.AsyncClien
     nginx = await asyncio.create_subprocess_exec(
         "nginx", "-e", str(directory / "error.log"), "-c", str(configuration)
     )
-    url, timeout = f"http://127.0.0.1:{port}", httpx.Timeout(TIMEOUT_S, read=QUEUE_S + TIMEOUT_S)
+    url, timeout = f"http://127.0.0.1:{port}", httpx.Timeout(HANG_S, read=QUEUE_S + HANG_S)
     try:
         async with httpx.AsyncClient(base_url=url, timeout=timeout) as client:
             await soon(_up(client))
@@ -108,7 +109,7 @@ async def test_queued_stream_survives_a_proxy_that_closes_silent_connections(
 
 async def test_stream_that_waits_for_a_pipeline_survives_too(tmp_path: Path) -> None:
     scheduler = FakeScheduler(pipeline=None)
-    hold_s = QUEUE_S + TIMEOUT_S
+    hold_s = QUEUE_S + HANG_S
     async with (
         running(tmp_path, scheduler, is_open=False, comment_s=COMMENT_S, hold_s=hold_s) as site,
         proxied(site, tmp_path) as client,

@@ -11,7 +11,8 @@ from services.common.errors import Unavailable
 from services.scheduler.known_model import KnownModel
 from tests.exposition import Samples
 from tests.fakes import fake_stage
-from tests.scheduler.leading import LIMIT_S, FewWorkers, Scene, scene
+from tests.limits import HANG_S
+from tests.scheduler.leading import FewWorkers, Scene, scene
 
 ASLEEP = scheduler_pb2.SLEEP_STATE_ASLEEP
 STARTING = scheduler_pb2.SLEEP_STATE_STARTING
@@ -34,7 +35,7 @@ def may_sleep(
 
 
 async def until_set(workers: FewWorkers, n_workers: int) -> None:
-    async with asyncio.timeout(LIMIT_S):
+    async with asyncio.timeout(HANG_S):
         while workers.n_workers != n_workers:
             await asyncio.sleep(0.01)
 
@@ -52,7 +53,7 @@ async def test_a_leader_without_workers_stays_while_its_model_sleeps() -> None:
 
 async def test_held_requests_wake_the_model_and_it_sleeps_again() -> None:
     workers = FewWorkers()
-    async with may_sleep(workers, start_timeout_s=LIMIT_S) as it:
+    async with may_sleep(workers, start_timeout_s=HANG_S) as it:
         await it.sleep(ASLEEP)
         await it.hold(2)
         await it.sleep(STARTING)
@@ -75,7 +76,7 @@ async def test_a_model_that_starts_for_too_long_ends_the_leader() -> None:
         async with may_sleep(FewWorkers()) as it:
             await it.sleep(ASLEEP)
             await it.hold(1)
-            await asyncio.wait_for(asyncio.shield(it.leading), LIMIT_S)
+            await asyncio.wait_for(asyncio.shield(it.leading), HANG_S)
 
     with pytest.raises(Unavailable, match=r"no pipeline within 0\.5 s"):
         await wake_in_vain()
@@ -83,7 +84,7 @@ async def test_a_model_that_starts_for_too_long_ends_the_leader() -> None:
 
 async def test_a_leader_that_never_saw_a_worker_starts_a_pipeline_once() -> None:
     workers = FewWorkers()
-    async with may_sleep(workers, known="", start_timeout_s=LIMIT_S) as it:
+    async with may_sleep(workers, known="", start_timeout_s=HANG_S) as it:
         assert not (await it.sleep(STARTING)).HasField("pipeline")
         await until_set(workers, 1)
         async with fake_stage(answers=True) as stage:

@@ -15,6 +15,7 @@ from services.scheduler.frontend_stream import (
     FrontendStream,
 )
 from services.scheduler.settings import FRONTEND_BYTES
+from tests.limits import HANG_S
 
 
 @pytest.mark.parametrize("n_bytes", [0, 250, 1000, 100_000])
@@ -61,7 +62,7 @@ async def test_a_message_that_is_full_amid_an_iteration_loses_nothing() -> None:
     connection.update([Update(one, 5, None, 2, logprobs=said) for one, said in pairs])
     came = list[int]()
     while len(came) < 2:
-        came += (await asyncio.wait_for(connection.next_message(), 30)).columns.numbers
+        came += (await asyncio.wait_for(connection.next_message(), HANG_S)).columns.numbers
     assert came == [1, 3]
 
 
@@ -122,7 +123,7 @@ async def test_an_acceptance_leaves_with_the_next_tokens_and_alone_when_none_com
     connection = FrontendStream()
     first, second = (Request(RequestId(name), [1], 8) for name in "ab")
     connection.accept(first, 1)
-    alone = await asyncio.wait_for(connection.next_message(), 30)
+    alone = await asyncio.wait_for(connection.next_message(), HANG_S)
     assert ([one.request_id for one in alone.accepted], len(alone.tokens)) == (["a"], 0)
 
     connection.accept(second, 2)
@@ -130,7 +131,7 @@ async def test_an_acceptance_leaves_with_the_next_tokens_and_alone_when_none_com
     await asyncio.sleep(0)
     assert not reading.done()
     connection.update([Update(first, 5, None, 1)])
-    together = await asyncio.wait_for(reading, 30)
+    together = await asyncio.wait_for(reading, HANG_S)
     assert [one.request_id for one in together.accepted] == ["b"]
     assert [one.request_id for one in together.tokens] == ["a"]
     # What was waited for has left: nothing else is to be sent.

@@ -37,6 +37,7 @@ from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from tests.exposition import Samples
 from tests.fakes import FakeEngine
+from tests.limits import HANG_S
 from tests.scheduler.core.workload import build
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
@@ -131,12 +132,12 @@ class Frontend:
         await self._channel.close()
 
     async def read(self) -> scheduler_pb2.ConnectResponse:
-        message: scheduler_pb2.ConnectResponse = await asyncio.wait_for(self._stream.read(), 30)
+        message: scheduler_pb2.ConnectResponse = await asyncio.wait_for(self._stream.read(), HANG_S)
         return message
 
     async def has_ended(self) -> bool:
         """Returns whether the stream has ended in good order, once it has or brings more."""
-        return await asyncio.wait_for(self._stream.read(), 30) is grpc.aio.EOF
+        return await asyncio.wait_for(self._stream.read(), HANG_S) is grpc.aio.EOF
 
     async def read_on(self) -> None:
         """Reads until the stream ends."""
@@ -190,7 +191,7 @@ class Frontend:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -697,7 +698,7 @@ async def test_a_frontend_that_does_not_read_is_cut_off_and_can_come_back(
         await deaf.accepted("a", max_new_tokens=9)
         await it.engine.next_batch()
         [connection] = [one for one in it.service._frontends if one.requests]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             while connection in it.service._frontends:
                 # More than gRPC takes for a stream that is not read.
                 connection.reject("x" * 250, Unavailable("y" * 100_000))
@@ -853,7 +854,7 @@ async def test_draining_finishes_what_runs_and_refuses_the_rest() -> None:
         assert rejection.reason == scheduler_pb2.REJECTION_REASON_UNAVAILABLE
         for _ in range(2):
             await it.engine.return_oldest()
-        await asyncio.wait_for(it.serving, 30)
+        await asyncio.wait_for(it.serving, HANG_S)
 
 
 async def test_a_message_that_cannot_be_parsed_is_the_frontends_mistake(
@@ -861,7 +862,7 @@ async def test_a_message_that_cannot_be_parsed_is_the_frontends_mistake(
 ) -> None:
     async with world() as w, rpc.connect(w.address) as channel:
         connect: Any = channel.stream_stream(rpc.method_path(SERVICE, "Connect"))
-        stream = connect(iter([b"\xff\xff"]), timeout=30)
+        stream = connect(iter([b"\xff\xff"]), timeout=HANG_S)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in stream:
                 pass

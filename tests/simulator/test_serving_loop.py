@@ -28,6 +28,7 @@ from services.scheduler.serving_loop import ServingLoop
 from simulator.costs import LinearCosts
 from simulator.engine import A_TOKEN, STOP_TOKEN, Arrival, Simulation
 from simulator.virtual_pipeline import VirtualPipeline
+from tests.limits import HANG_S
 
 TURNS = 20
 """Turns of the event loop after which everything that can be done at a time has been done."""
@@ -99,7 +100,7 @@ async def served(arrivals: list[Arrival], core: Scheduler, costs: LinearCosts) -
         for _ in range(TURNS):
             await asyncio.sleep(0)
     loop.drain()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         await serving
     return engine.sent
 

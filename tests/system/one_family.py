@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 from orcinus.v1 import inference_pb2
 
+from tests.limits import HANG_S
 from tests.system.stack import serving
 from tests.system.test_listeners import deployed
 
@@ -26,7 +27,7 @@ def leave_ipv6() -> None:
     commands = ["ip link set lo up", "ip -4 address flush dev lo"]
     commands += [f"ip -6 address add {NETWORK}::{index}/128 dev lo nodad" for index in range(1, 32)]
     for command in commands:
-        subprocess.run(command.split(), check=True, timeout=30)
+        subprocess.run(command.split(), check=True, timeout=HANG_S)
 
 
 def try_local(model: Path) -> None:
@@ -37,7 +38,7 @@ def try_local(model: Path) -> None:
         assert len(stack.complete(PROMPT, max_tokens=N_TOKENS)["token_ids"]) == N_TOKENS
         assert httpx.get(f"{stack.http}/").status_code == 200
         with stack.inference() as inference:
-            inference.DescribeModel(inference_pb2.DescribeModelRequest(), timeout=30)
+            inference.DescribeModel(inference_pb2.DescribeModelRequest(), timeout=HANG_S)
         for service in ("stage 0", "stage 1", "scheduler", "frontend"):
             assert stack.metrics(service).names
 
@@ -48,7 +49,7 @@ def try_manifests(model: Path, directory: Path) -> None:
         for pod in deployment.pods:
             assert {ip for ip, _ in pod.listening()} == {pod.address}
         body = {"prompt": PROMPT, "max_tokens": N_TOKENS, "return_token_ids": True}
-        answer = httpx.post(f"{deployment.frontend}/v1/completions", json=body, timeout=60)
+        answer = httpx.post(f"{deployment.frontend}/v1/completions", json=body, timeout=HANG_S)
         assert len(answer.json()["choices"][0]["token_ids"]) == N_TOKENS, answer.text
 
 

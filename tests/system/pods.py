@@ -16,10 +16,10 @@ import httpx
 from tests.addresses import free_address
 from tests.exposition import Samples
 from tests.fake_kubernetes import NAMESPACE, FakeKubernetes, fake_kubernetes, write_kubeconfig
+from tests.limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "models" / "demo"
-LIMIT_S = 300.0
 
 
 @dataclass
@@ -94,11 +94,11 @@ class Pods:
 
     def client(self) -> httpx.AsyncClient:
         """Returns a client of the frontend."""
-        return httpx.AsyncClient(base_url=f"http://{self.http}", trust_env=False, timeout=LIMIT_S)
+        return httpx.AsyncClient(base_url=f"http://{self.http}", trust_env=False, timeout=HANG_S)
 
     async def until_reason(self, *parts: str) -> str:
         """Waits until the frontend says that nothing is served, for a reason with all parts."""
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(HANG_S):
             while True:
                 answer = await self.get("/serving")
                 reason = "" if answer is None else answer.json().get("reason", "")
@@ -108,7 +108,7 @@ class Pods:
 
     async def until_serving(self) -> None:
         """Waits until requests get tokens."""
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(HANG_S):
             while (answer := await self.get("/serving")) is None or answer.status_code != 200:
                 await asyncio.sleep(0.1)
 
@@ -157,7 +157,7 @@ class WorkerDeployment:
         process, name = self._workers.pop(number), f"worker-{number}"
         self._pods.api.set_pod(name, ip=f"127.0.0.{number}", deleted="2026-11-20T11:00:00Z")
         process.terminate()
-        await asyncio.wait_for(process.wait(), LIMIT_S)
+        await asyncio.wait_for(process.wait(), HANG_S)
         self._pods.api.delete_pod(name)
 
 

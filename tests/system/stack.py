@@ -21,6 +21,7 @@ from orcinus.v1 import inference_pb2_grpc, watch_pb2, watch_pb2_grpc
 
 from tests.environments import PROXIES
 from tests.exposition import Samples
+from tests.limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
 READY = re.compile(r"Orcinus serves .* OpenAI http://(\S+)/v1  gRPC (\S+)")
@@ -93,7 +94,7 @@ class Stack:
 
     def survivors(self) -> list[psutil.Process]:
         """Processes of the tree that are still there."""
-        _, alive = psutil.wait_procs(self.tree, timeout=30)
+        _, alive = psutil.wait_procs(self.tree, timeout=HANG_S)
         return alive
 
     def post(

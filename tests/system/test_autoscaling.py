@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.fake_kubernetes import DEPLOYMENT, LEASE
-from tests.system.pods import LIMIT_S, Pods, WorkerDeployment, end, pods
+from tests.limits import HANG_S
+from tests.system.pods import Pods, WorkerDeployment, end, pods
 
 pytestmark = pytest.mark.system
 
@@ -38,7 +39,7 @@ async def deployed(directory: Path) -> AsyncIterator[tuple[Pods, WorkerDeploymen
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT_S):
+    async with asyncio.timeout(HANG_S):
         while not condition():
             await asyncio.sleep(0.05)
 
@@ -51,7 +52,7 @@ async def state(cluster: Pods) -> str:
 
 
 async def until_state(cluster: Pods, name: str) -> None:
-    async with asyncio.timeout(LIMIT_S):
+    async with asyncio.timeout(HANG_S):
         while await state(cluster) != name:
             await asyncio.sleep(0.05)
 

@@ -13,6 +13,7 @@ import pytest
 from orcinus.v1 import inference_pb2
 
 from tests.generation_options import generation_options
+from tests.limits import HANG_S
 from tests.system.stack import ROOT, Stack, serving
 
 DEMO = ROOT / "models" / "demo"
@@ -40,7 +41,7 @@ def test_the_examples_work(demo: Stack, name: str) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
     assert result.returncode == 0, result.stderr
@@ -83,7 +84,7 @@ def test_streamed_pieces_are_the_whole_over_both_protocols(
             prompt=inference_pb2.Prompt(text=prompt),
             options=generation_options(max_tokens=40, seed=seed),
         )
-        messages = list(stub.GenerateStream(request, timeout=60))
+        messages = list(stub.GenerateStream(request, timeout=HANG_S))
     assert "".join(message.choice.text for message in messages) == text
     assert messages[-1].usage.completion_tokens == whole.usage.completion_tokens  # type: ignore[union-attr]
 
@@ -114,7 +115,7 @@ def test_penalties_change_what_is_written_over_both_protocols(
                 max_tokens=60, temperature=0, ignore_eos=True, frequency_penalty=2
             ),
         )
-        assert stub.Generate(request, timeout=60).choices[0].text == text
+        assert stub.Generate(request, timeout=HANG_S).choices[0].text == text
 
 
 WRONG = {
@@ -151,7 +152,7 @@ def test_wrong_input_is_refused_by_the_name_of_the_field(
     ids=["broken UTF-8", "broken JSON", "50 MB"],
 )
 def test_a_body_that_cannot_be_read_is_refused(demo: Stack, content: bytes, status: int) -> None:
-    response = httpx.post(f"{demo.http}/v1/completions", content=content, timeout=60)
+    response = httpx.post(f"{demo.http}/v1/completions", content=content, timeout=HANG_S)
     assert response.status_code == status
     assert response.json()["error"]["param"] == "body"
 
@@ -174,7 +175,7 @@ def test_wrong_input_over_grpc_is_an_invalid_argument(demo: Stack) -> None:
     with demo.inference() as stub:
         for field, request in requests.items():
             with pytest.raises(grpc.RpcError) as error:
-                stub.Generate(request, timeout=60)
+                stub.Generate(request, timeout=HANG_S)
             is_unknown = field == "model"
             code = grpc.StatusCode[("INVALID_ARGUMENT", "NOT_FOUND")[is_unknown]]
             assert error.value.code() is code
@@ -184,13 +185,13 @@ def test_wrong_input_over_grpc_is_an_invalid_argument(demo: Stack) -> None:
 def test_a_request_that_is_too_large_is_not_even_received(demo: Stack) -> None:
     prompt = inference_pb2.Prompt(text="x" * 50_000_000)
     with demo.inference() as stub, pytest.raises(grpc.RpcError, match="larger than max") as error:
-        stub.Generate(inference_pb2.GenerateRequest(prompt=prompt), timeout=60)
+        stub.Generate(inference_pb2.GenerateRequest(prompt=prompt), timeout=HANG_S)
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_a_full_pool_says_when_to_come_back(demo: Stack, client: openai.OpenAI) -> None:
     body = {"prompt": "x", "n": 3, "max_tokens": 900, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{demo.http}/v1/completions", json=body, timeout=60) as busy:
+    with httpx.stream("POST", f"{demo.http}/v1/completions", json=body, timeout=HANG_S) as busy:
         lines = busy.iter_lines()  # kept: the response is closed with its iterator
         next(lines)
         with pytest.raises(openai.RateLimitError) as error:
@@ -198,7 +199,7 @@ def test_a_full_pool_says_when_to_come_back(demo: Stack, client: openai.OpenAI) 
         assert int(error.value.response.headers["retry-after"]) >= 1
         with demo.inference() as stub, pytest.raises(grpc.RpcError) as refused:
             stub.Generate(
-                inference_pb2.GenerateRequest(prompt=inference_pb2.Prompt(text="y")), timeout=60
+                inference_pb2.GenerateRequest(prompt=inference_pb2.Prompt(text="y")), timeout=HANG_S
             )
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert client.models.list().data[0].id == "demo"

@@ -18,6 +18,7 @@ from services.scheduler.pipeline.engine_master import EngineMaster
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from tests.checkpoints import Oracle
 from tests.gathering import gather
+from tests.limits import HANG_S
 from tests.scheduler.core.workload import build
 
 pytestmark = [pytest.mark.thorough, pytest.mark.asyncio(loop_scope="module")]
@@ -61,7 +62,7 @@ class Run:
 
     async def __aenter__(self) -> "Run":
         pipeline = await gather(
-            StaticStages(self.addresses), term=Unopposed(), pipeline_id="p", timeout_s=60
+            StaticStages(self.addresses), term=Unopposed(), pipeline_id="p", timeout_s=HANG_S
         )
         self.engine = EngineMaster(
             pipeline,
@@ -82,7 +83,7 @@ class Run:
         batch = scheduler.select()
         assert batch is not None
         await self.engine.run(batch)
-        await asyncio.wait_for(self.news.wait(), 30)
+        await asyncio.wait_for(self.news.wait(), HANG_S)
         self.news.clear()
         for result in self.engine.take_results():
             scheduler.apply(result.iteration, result.token_ids)
@@ -115,7 +116,7 @@ async def test_a_deposed_master_loses_its_pipeline_to_the_newer_one(addresses: l
         assert len(await old.generate(2)) == 2
         async with Run(addresses) as new:
             assert new.engine.pipeline.epoch == old.engine.pipeline.epoch + 1
-            await asyncio.wait_for(old.news.wait(), 30)
+            await asyncio.wait_for(old.news.wait(), HANG_S)
             with pytest.raises(PipelineLost, match="not the current epoch"):
                 old.engine.take_results()
             assert len(await new.generate(3)) == 3

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from orcinus.v1 import watch_pb2
 
+from tests.limits import HANG_S
 from tests.system.stack import IterationRecords, Stack, serving
 
 Record = watch_pb2.IterationEvent
@@ -115,7 +116,9 @@ def test_a_client_that_leaves_frees_its_memory_within_an_iteration(one_stage: St
 
 def _stream_and_hang_up(stack: Stack, watch: IterationRecords, alone: int) -> None:
     body = {"prompt": [5, 6, 7], "max_tokens": 3000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{stack.http}/v1/completions", json=body, timeout=30) as response:
+    with httpx.stream(
+        "POST", f"{stack.http}/v1/completions", json=body, timeout=HANG_S
+    ) as response:
         lines = response.iter_lines()
         while not next(lines).startswith("data:"):
             pass

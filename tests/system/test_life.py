@@ -17,6 +17,7 @@ import psutil
 import pytest
 from orcinus.v1 import inference_pb2
 
+from tests.limits import HANG_S
 from tests.system.conftest import write_model
 from tests.system.stack import ROOT, Stack, serving
 
@@ -37,7 +38,9 @@ def healing(model: Path) -> Iterator[Stack]:
 def stream_until_it_breaks(stack: Stack) -> dict[str, object]:
     """The error that ends a stream: its last event, or the answer if it ends before the first."""
     body = {**BODY, "stream": True}
-    with httpx.stream("POST", f"{stack.http}/v1/completions", json=body, timeout=60) as response:
+    with httpx.stream(
+        "POST", f"{stack.http}/v1/completions", json=body, timeout=HANG_S
+    ) as response:
         *_, last = (line for line in response.iter_lines() if line)
     error: dict[str, object] = json.loads(last.removeprefix("data:"))["error"]
     return error
@@ -51,7 +54,7 @@ def call_until_it_breaks(stack: Stack) -> grpc.StatusCode:
     )
     with stack.inference() as stub:
         with pytest.raises(grpc.RpcError) as error:
-            stub.Generate(request, timeout=60)
+            stub.Generate(request, timeout=HANG_S)
         code: grpc.StatusCode = error.value.code()
         return code
 
@@ -221,7 +224,7 @@ def run_local(*arguments: str) -> subprocess.CompletedProcess[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
 

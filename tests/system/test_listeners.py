@@ -25,6 +25,7 @@ import pytest
 from services.common.address import Address
 from tests.certificates import Authority, mount
 from tests.k8s.manifests import environment, rendered
+from tests.limits import HANG_S
 from tests.listeners import Listener, table
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
@@ -76,7 +77,7 @@ class Deployment:
     def get(self, path: str) -> int:
         """Returns the status of an answer to a client without a key; 0 if there is none yet."""
         try:
-            return httpx.get(f"{self.frontend}{path}", verify=False, timeout=10).status_code
+            return httpx.get(f"{self.frontend}{path}", verify=False, timeout=HANG_S).status_code
         except httpx.TransportError:
             return 0
 

@@ -16,6 +16,7 @@ from orcinus.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.exposition import Samples
 from tests.generation_options import generation_options
+from tests.limits import HANG_S
 from tests.system.stack import Stack, serving
 
 pytestmark = [pytest.mark.system, pytest.mark.thorough]
@@ -137,7 +138,7 @@ async def load(stack: Stack) -> Clients:
     text = "The model is sharded across"
     some: dict[str, Any] = {"prompt": text, "temperature": 0.8}
     room = asyncio.Semaphore(POOL // 3)
-    async with httpx.AsyncClient(base_url=stack.http, timeout=60, limits=NO_LIMITS) as http:
+    async with httpx.AsyncClient(base_url=stack.http, timeout=HANG_S, limits=NO_LIMITS) as http:
         clients = Clients(stack, http)
 
         async def one(call: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from services.common import rpc
 from tests.frontend.conftest import InferenceClient
+from tests.limits import HANG_S
 from tests.system.conftest import tokens
 from tests.system.stack import Stack
 from tests.ways import OTHER_WAYS, over_http
@@ -53,7 +54,7 @@ class Clients:
 async def test_a_real_engine_answers_both_protocols_alike(one_stage: Stack, case: str) -> None:
     body = {**CASES[case], "return_token_ids": True}
     async with (
-        httpx.AsyncClient(base_url=one_stage.http, timeout=60) as http,
+        httpx.AsyncClient(base_url=one_stage.http, timeout=HANG_S) as http,
         rpc.connect(one_stage.grpc) as channel,
     ):
         clients = Clients(http, InferenceClient(channel))

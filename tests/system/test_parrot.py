@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.limits import HANG_S
 from tests.parrot import Parrot, write_parrot
 from tests.system.answer_cases import CASES, Case
 from tests.system.stack import Stack, serving
@@ -39,7 +40,7 @@ def streamed(stack: Stack, body: dict[str, Any]) -> tuple[str, str, str]:
     """The content, the arguments of the calls and the reason of the end, each joined."""
     content, arguments, reason = "", "", ""
     url = f"{stack.http}/v1/chat/completions"
-    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as response:
+    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=HANG_S) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 (choice,) = json.loads(line.removeprefix("data: "))["choices"]

@@ -7,13 +7,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.limits import HANG_S
 from tests.system.stack import ROOT, Stack
 
 
 def order(stack: Stack, stage_index: int, *options: str) -> subprocess.CompletedProcess[str]:
     address = stack.stage_addresses()[stage_index]
     command = [sys.executable, "-m", "services.worker.profile", address, *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)
 
 
 def test_a_profile_of_a_stage_that_serves(two_stages: Stack, profiles: Path) -> None:

@@ -16,6 +16,7 @@ import httpx
 from orcinus_client import Client
 
 from tests.faults.linked_tree import Link
+from tests.limits import HANG_S
 from tests.stream_content import together
 from tests.system.stack import ROOT, Stack
 
@@ -136,7 +137,7 @@ async def test_streams_go_on_when_the_link_to_a_scheduler_that_lives_is_cut(
                     have_begun.release()
             return chunks
 
-        async with httpx.AsyncClient(timeout=60) as http:
+        async with httpx.AsyncClient(timeout=HANG_S) as http:
             reading = asyncio.gather(*(whole(http, request) for request in REQUESTS))
             for _ in REQUESTS:
                 await have_begun.acquire()

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.limits import HANG_S
 from tests.system.stack import Stack
 
 SCHEMA: dict[str, Any] = {
@@ -68,7 +69,7 @@ def streamed(stack: Stack, body: dict[str, Any]) -> list[tuple[str, str]]:
     """Texts of the answers of a stream, and why each ended."""
     texts, reasons = [""] * body["n"], [""] * body["n"]
     url = f"{stack.http}/v1/completions"
-    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as response:
+    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=HANG_S) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 (choice,) = json.loads(line.removeprefix("data: "))["choices"]

@@ -20,6 +20,7 @@ from orcinus.v1 import inference_pb2, inference_pb2_grpc
 
 from services.common import semconv
 from services.scheduler.settings import SchedulerSettings
+from tests.limits import HANG_S
 from tests.system.conftest import ALL_ITERATIONS_PER_S, tokens, write_model
 from tests.system.stack import Stack, serving
 from tests.trace_receiver import ReceivedSpan, TraceReceiver, trace_receiver
@@ -107,10 +108,10 @@ class Ask:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             if self.stream:
                 request = inference_pb2.GenerateStreamRequest(**message)
-                list(stub.GenerateStream(request, metadata=metadata, timeout=60))
+                list(stub.GenerateStream(request, metadata=metadata, timeout=HANG_S))
             else:
                 stub.Generate(
-                    inference_pb2.GenerateRequest(**message), metadata=metadata, timeout=60
+                    inference_pb2.GenerateRequest(**message), metadata=metadata, timeout=HANG_S
                 )
 
     @property
@@ -384,7 +385,7 @@ def test_a_request_whose_pipeline_is_lost_shows_both_epochs_in_its_trace(model: 
         body = {"prompt": [5, 6], "max_tokens": n_tokens, "ignore_eos": True, "stream": True}
         headers = {"traceparent": f"00-{trace_id}-{CLIENT_SPAN}-01"}
         with httpx.stream(
-            "POST", f"{stack.http}/v1/completions", json=body, headers=headers, timeout=60
+            "POST", f"{stack.http}/v1/completions", json=body, headers=headers, timeout=HANG_S
         ) as response:
             lines = response.iter_lines()
             next(lines)

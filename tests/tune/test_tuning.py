@@ -18,6 +18,7 @@ from services.tune.workload import Workload
 from simulator.costs import IterationWork
 from simulator.outcome import LatencyLimits
 from simulator.workload import mixed_lengths
+from tests.limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "models" / "demo"
@@ -115,8 +116,8 @@ def test_it_takes_its_children_with_it(number: signal.Signals, tmp_path: Path) -
     try:
         children = wait_for_children(tuner.pid, n_at_least=4)
         os.kill(tuner.pid, number)
-        tuner.communicate(timeout=30)
-        _, alive = psutil.wait_procs(children, timeout=20)
+        tuner.communicate(timeout=HANG_S)
+        _, alive = psutil.wait_procs(children, timeout=HANG_S)
     finally:
         tuner.kill()
     assert alive == []

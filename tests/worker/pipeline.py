@@ -29,6 +29,7 @@ from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
 from services.worker.models.weights import LoadFormat, OnProgress
+from tests.limits import HANG_S
 
 T = TypeVar("T")
 
@@ -73,7 +74,7 @@ class RankGroup:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._barrier = threading.Barrier(size, timeout=60)
+        self._barrier = threading.Barrier(size, timeout=HANG_S)
         self._parts: list[tuple[str, Tensor]] = [("", torch.empty(0))] * size
 
     def run(self, work: Callable[["ThreadRank"], T]) -> list[T]:

@@ -18,6 +18,7 @@ from services.worker.channel import (
     RankEnd,
     encode,
 )
+from tests.limits import HANG_S
 
 FRAMES = st.lists(
     st.tuples(st.sampled_from(MessageKind), st.binary(max_size=300)), min_size=1, max_size=20
@@ -51,13 +52,13 @@ async def test_both_ends_understand_each_other_and_notice_the_end() -> None:
     large = bytes(range(256)) * 8192  # more than any socket buffer holds
     controller.send(MessageKind.PLAN, large)
     controller.send(MessageKind.JOIN, b"")
-    assert await asyncio.to_thread(rank.receive, 30) == (MessageKind.PLAN, large)
+    assert await asyncio.to_thread(rank.receive, HANG_S) == (MessageKind.PLAN, large)
     assert rank.receive(30) == (MessageKind.JOIN, b"")
     await asyncio.to_thread(rank.send, MessageKind.REPORT, large)
-    assert await asyncio.wait_for(received.get(), 30) == (MessageKind.REPORT, large)
+    assert await asyncio.wait_for(received.get(), HANG_S) == (MessageKind.REPORT, large)
     assert rank.receive(0.01) is None
     theirs.close()
-    await asyncio.wait_for(closed.wait(), 30)
+    await asyncio.wait_for(closed.wait(), HANG_S)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ async def test_a_controller_hangs_up_on_a_rank_whose_bytes_are_no_frames() -> No
     loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
     await loop.create_connection(lambda: ControllerEnd(lambda *_: None, closed.set), sock=ours)
     theirs.send(HEADER.pack(MessageKind.REPORT, 2**32 - 1))
-    await asyncio.wait_for(closed.wait(), 30)
+    await asyncio.wait_for(closed.wait(), HANG_S)
     assert [type(error) for error in reported] == [BrokenFrame]
     with theirs, pytest.raises(ChannelClosed):
         RankEnd(theirs).receive(30)

@@ -21,7 +21,8 @@ from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.text.tokenizer import Tokenizer
 from tests.fake_scheduler import FakeRequest, FakeScheduler, keeps_quiet, rejects, says
 from tests.frontend import checkpoints
-from tests.frontend.conftest import TIMEOUT_S, connected, soon
+from tests.frontend.conftest import connected, soon
+from tests.limits import HANG_S
 
 TOKENIZER = Tokenizer(checkpoints.byte_level())
 A, B = TOKENIZER.to_tokens("ab", add_special_tokens=False)
@@ -37,7 +38,7 @@ class Desk:
     refusals: Refusals
 
     async def until(self, n_in_flight: int) -> None:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             while self.service.n_in_flight != n_in_flight:
                 await asyncio.sleep(0.005)
 
@@ -141,7 +142,7 @@ async def test_answer_that_meets_a_full_pool_later_has_its_turn() -> None:
 
     scheduler.behaviour = full_at_first
     async with (
-        desk(scheduler, resume_s=TIMEOUT_S, max_answers_at_once=1) as at,
+        desk(scheduler, resume_s=HANG_S, max_answers_at_once=1) as at,
         at.service.open(answers(3)) as generation,
     ):
         assert len(await soon(generation.complete())) == 3

@@ -17,6 +17,7 @@ from services.frontend.request.refusals import Refusal
 from tests.fake_scheduler import FakeRequest, FakeScheduler
 from tests.frontend.conftest import Site, running, soon
 from tests.http2_client import Http2Client, framed
+from tests.limits import HANG_S
 
 DESCRIBE = "/orcinus.v1.InferenceService/DescribeModel"
 GENERATE = "/orcinus.v1.InferenceService/Generate"
@@ -77,7 +78,7 @@ async def test_a_flood_of_pings_ends_its_connection(tmp_path: Path) -> None:
         taking = asyncio.ensure_future(take_answers())
         writer.write(PREFACE + frame(SETTINGS))
         with pytest.raises(ConnectionError):
-            await asyncio.wait_for(flood(), 30)
+            await asyncio.wait_for(flood(), HANG_S)
         await asyncio.gather(taking, return_exceptions=True)
         writer.close()
         assert site.frontend._refusals[Refusal.HEAD_TOO_LARGE] == 1
@@ -90,7 +91,7 @@ async def test_a_flood_of_resets_leaves_nothing(tmp_path: Path) -> None:
             client.reset(client.call(GENERATE, b"\x12\x03\x0a\x01x"))
         await client._writer.drain()
         await check_honest(site)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             while site.frontend._service.n_in_flight:
                 await asyncio.sleep(0.01)
 
@@ -133,7 +134,7 @@ async def test_calls_beyond_the_streams_of_a_connection_wait(tmp_path: Path) -> 
     async with running(tmp_path, FakeScheduler(answer)) as site:
         prompt = inference_pb2.Prompt(text="x")
         request = inference_pb2.GenerateRequest(prompt=prompt)
-        calls = [site.inference.generate(request) for _ in range(3 * rpc.MAX_STREAMS)]
+        calls = [site.inference.generate(request) for _ in range(rpc.MAX_STREAMS + 50)]
         answers = await soon(asyncio.gather(*calls))
         assert len(answers) == len(calls)
 
@@ -156,7 +157,7 @@ async def test_a_connection_that_says_nothing_is_closed(tmp_path: Path) -> None:
     async with running(tmp_path, head_limit_s=0.2, idle_limit_s=0.3) as site:
         host, _, port = site.frontend.grpc_address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             while await reader.read(1000):  # the server's settings come first
                 pass
         writer.close()
@@ -173,7 +174,7 @@ async def test_streams_that_nobody_reads_take_no_more_than_a_window(tmp_path: Pa
         client.send(stream, framed(b""))
         await client.wait_messages(stream, 1)
         n_bytes = 0
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             for _ in range(50):
                 while (window := client.h2.local_flow_control_window(stream)) > 0:
                     client.send(stream, b"x" * min(window, 16384))

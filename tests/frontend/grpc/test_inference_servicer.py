@@ -21,8 +21,9 @@ from tests.fake_scheduler import (
     says,
 )
 from tests.frontend import checkpoints
-from tests.frontend.conftest import TIMEOUT_S, Site
+from tests.frontend.conftest import Site
 from tests.generation_options import generation_options
+from tests.limits import HANG_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -288,7 +289,7 @@ async def test_deadline_ends_the_call_and_the_request(site: Site, is_stream: boo
         call = site.inference.generate(whole(text("x")), timeout=0.5)
     error = await failure(call)
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         (request,) = await site.scheduler.wait_requests()
         await request.cancelled.wait()
 
@@ -301,7 +302,7 @@ async def test_client_that_cancels_ends_the_request(site: Site, is_stream: bool)
         if is_stream
         else site.inference.generate(whole(text("x")))
     )
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         (request,) = await site.scheduler.wait_requests()
         call.cancel()
         await request.cancelled.wait()
@@ -321,7 +322,7 @@ async def test_services_are_described_by_reflection(site: Site, version: str) ->
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
     )
-    call: Any = ask(timeout=TIMEOUT_S)
+    call: Any = ask(timeout=HANG_S)
     await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
     listed = {item.name for item in (await call.read()).list_services_response.service}
     assert listed == {

@@ -23,8 +23,9 @@ from services.frontend.grpc.transfers import (
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
 from tests.fake_scheduler import keeps_quiet, says, stalls_after
-from tests.frontend.conftest import TIMEOUT_S, Site, running, soon
+from tests.frontend.conftest import Site, running, soon
 from tests.http2_client import Http2Client, framed
+from tests.limits import HANG_S
 
 GENERATE, STREAM, TOKENIZE = (
     f"/orcinus.v1.InferenceService/{method}"
@@ -56,7 +57,7 @@ def refused(frontend: Frontend, reason: Refusal) -> int:
 
 
 async def until(is_true: Any) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         while not is_true():
             await asyncio.sleep(0.01)
 
@@ -77,7 +78,7 @@ async def test_a_message_that_stops_half_way_is_given_up(tmp_path: Path) -> None
 async def test_slow_uploads_do_not_hold_up_honest_calls(tmp_path: Path) -> None:
     # Room for two messages at a time, which forty want.
     async with (
-        running(tmp_path, max_in_flight_bytes=200_000, body_limit_s=2 * TIMEOUT_S) as site,
+        running(tmp_path, max_in_flight_bytes=200_000, body_limit_s=2 * HANG_S) as site,
         Http2Client.connected(site.frontend.grpc_address) as slow,
     ):
         for _ in range(40):
@@ -149,7 +150,7 @@ async def test_a_client_that_reads_slowly_gets_all_of_it(tmp_path: Path) -> None
         site.scheduler.behaviour = says(*site.tokens("abcdefgh"))
         stream = slow.call(STREAM, generate())
         began = asyncio.get_running_loop().time()
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             while not slow.answers[stream].is_over:
                 slow.open_window(stream, 20)  # several times for each message
                 await asyncio.sleep(0.05)
@@ -199,8 +200,8 @@ async def test_few_of_the_messages_of_streams_are_written_in_a_pass() -> None:
         MemoryBudget(2**30, refusals=refusals),
         refusals,
         max_message_bytes=2**20,
-        receive_limit_s=TIMEOUT_S,
-        send_limit_s=TIMEOUT_S,
+        receive_limit_s=HANG_S,
+        send_limit_s=HANG_S,
         clock=lambda: 0.0,  # else a pass that took long would allow the next one more
     )
     calls = [Writes(passes) for _ in range(3 * WRITES_AT_ONCE)]

@@ -7,8 +7,7 @@ import pytest
 from services.common import errors
 from services.frontend.grpc.turns import Turns
 from services.frontend.request.refusals import Refusal, Refusals
-
-TIMEOUT_S = 30.0
+from tests.limits import HANG_S
 
 
 class Receiver:
@@ -67,7 +66,7 @@ async def test_a_turn_that_lasts_goes_to_one_who_waits() -> None:
     slow = [Receiver(turns) for _ in range(2)]
     await settled()
     honest = Receiver(turns)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         await honest.has_turn.wait()
         with pytest.raises(errors.PoolFull):
             await slow[0].task
@@ -82,7 +81,7 @@ async def test_a_turn_lasts_while_nobody_waits() -> None:
     await asyncio.sleep(0.1)  # longer than it may while others wait
     assert not slow.task.done()
     slow.end.set()
-    await asyncio.wait_for(slow.task, TIMEOUT_S)
+    await asyncio.wait_for(slow.task, HANG_S)
 
 
 async def test_every_one_of_many_gets_a_turn() -> None:
@@ -90,7 +89,7 @@ async def test_every_one_of_many_gets_a_turn() -> None:
     many = [Receiver(turns) for _ in range(50)]
     for receiver in many:
         receiver.end.set()
-    await asyncio.wait_for(asyncio.gather(*(receiver.task for receiver in many)), TIMEOUT_S)
+    await asyncio.wait_for(asyncio.gather(*(receiver.task for receiver in many)), HANG_S)
 
 
 async def test_beyond_the_bound_the_one_that_has_waited_longest_is_refused() -> None:
@@ -138,7 +137,7 @@ async def test_nobody_keeps_a_turn_for_long_while_others_wait() -> None:
     first = Receiver(turns)
     await settled()
     second, third = Receiver(turns), Receiver(turns)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         await third.has_turn.wait()
         await second.has_turn.wait()
     await cancel(first, second, third)

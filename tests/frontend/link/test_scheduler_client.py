@@ -41,9 +41,10 @@ from tests.fake_scheduler import (
     says,
     stalls_after,
 )
-from tests.frontend.conftest import TIMEOUT_S, client_of, connected, soon, start_all
+from tests.frontend.conftest import client_of, connected, soon, start_all
 from tests.frontend.fake_dns import fake_dns
 from tests.frontend.scheduler_process import hurried, scheduler_process
+from tests.limits import HANG_S
 
 Inbox = asyncio.Queue[Event]
 
@@ -226,7 +227,7 @@ async def test_closing_ends_requests_as_unavailable() -> None:
         client.close()
         (last,) = await until_last(inbox)
         assert isinstance(last, Failed)
-        submit(client, inbox, "held", hold_s=TIMEOUT_S)
+        submit(client, inbox, "held", hold_s=HANG_S)
         (last,) = await until_last(inbox)
         assert isinstance(last, Failed)
         assert last.error.message == STOPPING
@@ -252,7 +253,7 @@ async def test_client_follows_the_scheduler_that_leads() -> None:
         inbox: Inbox = asyncio.Queue()
         for leader, token_id in [(first, 7), (second, 8)] * 2:
             await leader.lead()
-            submit(client, inbox, hold_s=TIMEOUT_S)
+            submit(client, inbox, hold_s=HANG_S)
             assert OutputTokens("r", (token_id,), 0) in await until_last(inbox)
             await leader.stand_by()
             await until_shut(client)
@@ -265,7 +266,7 @@ async def test_client_turns_to_another_scheduler_when_the_leader_dies() -> None:
     first, second = FakeScheduler(keeps_quiet), FakeScheduler(says(8), is_leading=False)
     async with client_of(await start_all(first, second)) as client:
         inbox: Inbox = asyncio.Queue()
-        submit(client, inbox, hold_s=TIMEOUT_S)
+        submit(client, inbox, hold_s=HANG_S)
         assert await soon(inbox.get()) == Accepted("r")
         await first.stop()
         await second.lead()
@@ -327,7 +328,7 @@ async def test_scheduler_that_stands_still_is_noticed() -> None:
     ):
         await soon(client.pipeline.wait_open())
         process.send_signal(signal.SIGSTOP)
-        async with asyncio.timeout(30):  # 0.25 s to ping, 0.2 s to wait
+        async with asyncio.timeout(HANG_S):  # 0.25 s to ping, 0.2 s to wait
             while client.pipeline.is_open:
                 await client.pipeline.wait_change()
 
@@ -341,7 +342,7 @@ async def test_what_runs_goes_on_when_submissions_are_closed_and_others_wait() -
         scheduler.close()
         await until_shut(client)
         waiting: Inbox = asyncio.Queue()
-        submit(client, waiting, "later", hold_s=TIMEOUT_S)
+        submit(client, waiting, "later", hold_s=HANG_S)
         request.last_token(7, scheduler_pb2.COMPLETION_REASON_LENGTH)
         *_, last = await until_last(running)
         assert last == Completed("r", FinishReason.LENGTH)
@@ -357,7 +358,7 @@ async def test_request_without_tokens_is_submitted_again_when_its_stream_is_lost
     scheduler = FakeScheduler(keeps_quiet)
     async with connected(scheduler) as client:
         inbox: Inbox = asyncio.Queue()
-        submit(client, inbox, hold_s=TIMEOUT_S)
+        submit(client, inbox, hold_s=HANG_S)
         assert await soon(inbox.get()) == Accepted("r")
         scheduler.behaviour = says(7)
         scheduler.drop_connections()
@@ -375,7 +376,7 @@ async def test_request_without_tokens_is_submitted_again_when_its_stream_is_lost
 async def goes_on_after(loss: Callable[[FakeScheduler], None]) -> FakeScheduler:
     """Loses a scheduler after one token, and checks that the request goes on after it."""
     scheduler = FakeScheduler(stalls_after(7))
-    async with connected(scheduler, resume_s=TIMEOUT_S) as client:
+    async with connected(scheduler, resume_s=HANG_S) as client:
         inbox: Inbox = asyncio.Queue()
         submit(client, inbox)
         assert [await soon(inbox.get()) for _ in range(2)] == [
@@ -404,7 +405,7 @@ async def test_request_with_tokens_goes_on_after_them_when_its_scheduler_leads_n
 
 async def test_losses_in_a_row_are_told_to_the_next_scheduler_until_there_are_two_tokens() -> None:
     scheduler = FakeScheduler(keeps_quiet)
-    async with connected(scheduler, resume_s=TIMEOUT_S) as client:
+    async with connected(scheduler, resume_s=HANG_S) as client:
         inbox: Inbox = asyncio.Queue()
         submit(client, inbox)
         (first,) = await soon(scheduler.wait_requests())
@@ -556,7 +557,7 @@ async def test_scheduler_that_does_not_say_where_tokens_belong_is_left() -> None
         request._send(scheduler_pb2.ConnectResponse(tokens=[update]))
 
     scheduler = FakeScheduler(forgets)
-    async with connected(scheduler, resume_s=TIMEOUT_S) as client:
+    async with connected(scheduler, resume_s=HANG_S) as client:
         inbox: Inbox = asyncio.Queue()
         submit(client, inbox)
         await soon(scheduler.wait_requests(1))
@@ -576,7 +577,7 @@ async def test_request_that_takes_schedulers_along_gets_no_more_time() -> None:
         *_, last = await until_last(inbox)
         assert isinstance(last, Failed)
         assert isinstance(last.error, errors.Unavailable)
-        assert 0.4 < asyncio.get_running_loop().time() - began < TIMEOUT_S
+        assert 0.4 < asyncio.get_running_loop().time() - began < HANG_S
         assert len(scheduler.requests) > MAX_EXTENSIONS
 
 
@@ -595,7 +596,7 @@ async def test_request_that_fails_as_unavailable_is_tried_again_with_pauses(
     async with connected(scheduler) as client:
         inbox: Inbox = asyncio.Queue()
         began = asyncio.get_running_loop().time()
-        submit(client, inbox, hold_s=TIMEOUT_S)
+        submit(client, inbox, hold_s=HANG_S)
         await soon(scheduler.wait_requests(3))
         scheduler.behaviour = says(7)
         assert (await until_last(inbox))[-1] == Completed("r", FinishReason.LENGTH)
@@ -617,7 +618,7 @@ async def test_other_refusals_are_final(
     scheduler = FakeScheduler(rejects(reason))
     async with connected(scheduler) as client:
         inbox: Inbox = asyncio.Queue()
-        submit(client, inbox, hold_s=TIMEOUT_S)
+        submit(client, inbox, hold_s=HANG_S)
         (last,) = await until_last(inbox)
         assert isinstance(last, Failed)
         assert isinstance(last.error, error)
@@ -639,7 +640,7 @@ async def test_refusals_for_a_keys_limits_say_when_to_come_back_and_are_counted(
     async with client_of(await scheduler.start(), refusals=refusals) as client:
         await soon(client.pipeline.wait_open())
         inbox: Inbox = asyncio.Queue()
-        submit(client, inbox, hold_s=TIMEOUT_S)
+        submit(client, inbox, hold_s=HANG_S)
         (last,) = await until_last(inbox)
         assert isinstance(last, Failed)
         assert isinstance(last.error, errors.PoolFull)
@@ -657,7 +658,7 @@ async def test_request_that_was_held_waits_for_room_in_a_full_pool(why: str) -> 
     async with connected(scheduler) as client:
         loop = asyncio.get_running_loop()
         inbox: Inbox = asyncio.Queue()
-        until = loop.time() + TIMEOUT_S
+        until = loop.time() + HANG_S
         if why == "held":
             scheduler.close()
             await until_shut(client)
@@ -715,7 +716,7 @@ async def test_request_that_is_cancelled_while_it_is_held_is_never_sent() -> Non
     async with client_of(await scheduler.start()) as client:
         await soon(scheduler.wait_connections(1))
         inbox: Inbox = asyncio.Queue()
-        submit(client, inbox, "held", hold_s=TIMEOUT_S)
+        submit(client, inbox, "held", hold_s=HANG_S)
         client.cancel("held")
         scheduler.open()
         await soon(client.pipeline.wait_open())
@@ -731,7 +732,7 @@ async def test_request_for_one_model_is_not_submitted_to_another() -> None:
         scheduler.close()
         await until_shut(client)
         inbox: Inbox = asyncio.Queue()
-        submit(client, inbox, hold_s=TIMEOUT_S)
+        submit(client, inbox, hold_s=HANG_S)
         other = scheduler_pb2.PipelineDescription()
         other.CopyFrom(PIPELINE)
         other.model = "another-model"

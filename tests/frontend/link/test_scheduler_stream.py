@@ -8,7 +8,8 @@ from orcinus.v1 import scheduler_pb2
 
 from services.common import rpc
 from services.frontend.link.scheduler_stream import AHEAD_BYTES, SERVICE, STREAM_OPTIONS
-from tests.frontend.conftest import TIMEOUT_S, soon
+from tests.frontend.conftest import soon
+from tests.limits import HANG_S
 
 N_MESSAGES = 500
 MESSAGE = scheduler_pb2.ConnectResponse(
@@ -46,7 +47,7 @@ async def test_a_scheduler_runs_ahead_by_few_iterations() -> None:
         call: Any = channel.stream_stream(rpc.method_path(SERVICE, "Connect"))()
         assert await soon(call.read())
         n_before = -1
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             while flood.n_sent > n_before:
                 n_before = flood.n_sent
                 await asyncio.sleep(0.3)

@@ -24,6 +24,7 @@ from tests.fake_scheduler import (
 )
 from tests.frontend.conftest import Site, running, soon
 from tests.frontend.test_public_access import ALICE, ALICE_METADATA, key_file
+from tests.limits import HANG_S
 from tests.recorded_spans import (
     PARENT_ID,
     TRACE_ID,
@@ -52,7 +53,7 @@ async def site(tmp_path: Path, spans: RecordedSpans) -> AsyncIterator[Site]:
 
 
 async def until(spans: RecordedSpans, n_spans: int) -> tuple[ReadableSpan, ...]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         while len(spans.all()) < n_spans:
             await asyncio.sleep(0.01)
     return spans.all()

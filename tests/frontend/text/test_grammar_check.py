@@ -19,6 +19,7 @@ from services.frontend.request.refusals import Refusals
 from services.frontend.text import grammar_checker as checker
 from services.frontend.text.grammar_check import MAX_VERDICTS, MAX_WAITING, GrammarCheck
 from tests.frontend.conftest import soon
+from tests.limits import HANG_S
 
 TOKENIZER = Path("models/demo/tokenizer.json")
 DEMO = ServedPipeline(
@@ -165,7 +166,7 @@ async def test_a_process_that_is_gone_is_replaced_and_leaves_no_verdict() -> Non
     await check("start: /a/")
     process = checkers()[-1]
     process.kill()
-    process.wait(timeout=30)
+    process.wait(timeout=HANG_S)
     with pytest.raises(errors.PoolFull):
         await check("start: /ab/")
     assert check.verdicts == [""]

@@ -11,6 +11,7 @@ from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.text.text_threads import MAX_WAITING_CHARACTERS, TextThreads
 from tests.frontend.conftest import soon
+from tests.limits import HANG_S
 
 
 class Work:
@@ -34,7 +35,7 @@ def work() -> Iterator[Work]:
 
 
 async def until_begun(work: Work) -> None:
-    assert await soon(asyncio.to_thread(work.has_begun.wait, 30))
+    assert await soon(asyncio.to_thread(work.has_begun.wait, HANG_S))
 
 
 def begin(

@@ -34,6 +34,7 @@ from tests.fake_kubernetes import (
     fake_kubernetes,
     write_kubeconfig,
 )
+from tests.limits import HANG_S
 
 LIMIT_S = 30
 SELECTOR = "app=worker"
@@ -444,7 +445,7 @@ async def test_a_process_that_was_stopped_learns_that_another_leads_when_it_wake
     )
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_S):
             assert await process.stdout.readline() == b"leads\n"
             process.send_signal(signal.SIGSTOP)
             standby = cluster.elector("standby")

@@ -19,6 +19,7 @@ from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from services.worker.channel import MessageKind
 from tests.fakes import FakeStage, fake_stages
 from tests.gathering import gather
+from tests.limits import HANG_S
 from tests.scheduler.core.workload import Arrival, build, request_for
 
 
@@ -43,7 +44,7 @@ class Master:
 
     async def __aenter__(self) -> "Master":
         stages = StaticStages([stage.address for stage in self.stages])
-        pipeline = await gather(stages, term=Unopposed(), pipeline_id="p", timeout_s=30)
+        pipeline = await gather(stages, term=Unopposed(), pipeline_id="p", timeout_s=HANG_S)
         self.engine = EngineMaster(
             pipeline,
             wake=self.news.set,
@@ -59,7 +60,7 @@ class Master:
         await self.engine.close()
 
     async def results(self) -> list[worker_pb2.IterationResult]:
-        await asyncio.wait_for(self.news.wait(), 30)
+        await asyncio.wait_for(self.news.wait(), HANG_S)
         self.news.clear()
         return self.engine.take_results()
 
@@ -101,7 +102,7 @@ async def test_batches_go_round_the_pipeline_and_come_back_from_the_last_stage()
         assert list(first.n_new_blocks) == [2, 2]
         assert len(first.token_ids) == 10
         assert [a.row for a in second.admissions] == [2]
-        await asyncio.wait_for(_until(lambda: len(master.timings) == 4), 30)
+        await asyncio.wait_for(_until(lambda: len(master.timings) == 4), HANG_S)
         assert sorted(master.timings) == [(0, 1), (0, 2), (1, 1), (1, 2)]
 
 
@@ -114,7 +115,7 @@ async def test_the_last_stage_compiles_a_grammar() -> None:
         assert (grammar.digest, grammar.grammar) == (b"d", "start: /d/")
         assert list(grammar.kept_digests) == [b"k", b"d"]
         stages[1].rank.compile(grammar)
-        await asyncio.wait_for(master.news.wait(), 30)
+        await asyncio.wait_for(master.news.wait(), HANG_S)
         assert grammars.take() == (b"d", "")
         assert grammars.take() is None
 
@@ -126,7 +127,7 @@ async def test_a_grammar_that_is_not_compiled_in_time_ends_no_epoch() -> None:
             engine._stubs[0], 1, wake=master.news.set, on_lost=engine._lose, limit_s=0.1
         )
         grammars.begin(DueGrammar(b"d", b"start: /d/", ()))
-        await asyncio.wait_for(master.news.wait(), 30)
+        await asyncio.wait_for(master.news.wait(), HANG_S)
         assert grammars.take() == (b"d", "not compiled within 0.1 s")
         assert engine.take_results() == []
         late = await stages[0].rank.next_grammar()
@@ -134,7 +135,7 @@ async def test_a_grammar_that_is_not_compiled_in_time_ends_no_epoch() -> None:
         master.news.clear()
         engine.grammars.begin(DueGrammar(b"d", b"start: /d/", ()))
         stages[0].rank.compile(await stages[0].rank.next_grammar())
-        await asyncio.wait_for(master.news.wait(), 30)
+        await asyncio.wait_for(master.news.wait(), HANG_S)
         assert engine.grammars.take() == (b"d", "")
 
 
@@ -236,7 +237,7 @@ async def test_an_iteration_that_takes_too_long_for_its_size_ends_the_epoch() ->
         assert batch is not None
         await master.engine.run(batch)
         await asyncio.sleep(2)  # twice as long, while nothing is known of this machine
-        await asyncio.wait_for(stages[0].rank.has_plan.wait(), 30)
+        await asyncio.wait_for(stages[0].rank.has_plan.wait(), HANG_S)
         stages[0].rank.answer(stages[0].rank.plans[0])
         [result] = await master.results()
         for _ in range(50):  # many more like it
@@ -353,7 +354,7 @@ async def test_log_probabilities_of_several_reports_come_with_their_iteration() 
             stages[0].controller.on_message(0, MessageKind.REPORT, report.SerializeToString())
         [result] = await master.results()
         assert list(result.logprobs) == [first, second]
-        await asyncio.wait_for(stages[0].rank.has_plan.wait(), 30)
+        await asyncio.wait_for(stages[0].rank.has_plan.wait(), HANG_S)
         [plan] = map(worker_pb2.RunIterationsRequest.FromString, stages[0].rank.plans)
         [admission] = plan.admissions
         assert (admission.n_logprobs, admission.n_prompt_logprobs) == (4, 0)

@@ -11,6 +11,7 @@ from orcinus.v1 import watch_pb2
 from services.common.watch_json import HEADER
 from services.scheduler.replay import DIFFERENT, SAME, UNUSABLE, main
 from services.scheduler.watching.recording import Recording, RecordingFull, recorded
+from tests.limits import HANG_S
 from tests.scheduler.watching.play import Play
 
 
@@ -69,7 +70,7 @@ async def test_a_recording_ends_at_its_limit_and_says_so(
         play.open()
         play.submit("a", max_new_tokens=50, speculation=None)
         play.run(30)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             while play.watching.is_watched:
                 play.watching.drain()
                 await asyncio.sleep(0.01)
@@ -88,7 +89,7 @@ async def test_a_full_disk_ends_the_recording_and_nothing_else(
     path.symlink_to("/dev/full")
     async with recorded(play.watching, path):
         play.open()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             while play.watching.is_watched:
                 play.watching.drain()
                 await asyncio.sleep(0.01)

@@ -12,6 +12,7 @@ from services.scheduler.pipeline.shortfall import UnfitWorker
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching.watcher import Watcher
 from services.scheduler.watching.watching import Watching
+from tests.limits import HANG_S
 from tests.scheduler.watching.play import Play, kinds, told
 
 
@@ -19,7 +20,7 @@ async def pools_until(watcher: Watcher, n_generated: int) -> list[watch_pb2.Pool
     """What is told of the pool, until the first of it has so many tokens."""
     pools: list[watch_pb2.PoolEvent] = []
     while not pools or list(pools[-1].n_generated_tokens) != [n_generated]:
-        events = await asyncio.wait_for(told(watcher), 30)
+        events = await asyncio.wait_for(told(watcher), HANG_S)
         pools += [event.pool for event in events if event.HasField("pool")]
     return pools
 

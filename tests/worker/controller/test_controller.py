@@ -18,6 +18,7 @@ from services.worker.channel import MessageKind
 from services.worker.controller.controller import Controller
 from services.worker.controller.plan_relay import PlanRelay
 from tests.fakes import TRAITS, FakeStage, describe_stage, fake_stage, fake_stages, fake_worker
+from tests.limits import HANG_S
 from tests.worker.controller.recording_rank import RecordingRank
 
 
@@ -42,7 +43,7 @@ async def join(stages: list[FakeStage], epoch: int) -> None:
 
     async def one(index: int) -> None:
         async with rpc.connect(stages[index].address) as channel:
-            await stub_of(channel).JoinPipeline(joining(epoch, index, members), timeout=30)
+            await stub_of(channel).JoinPipeline(joining(epoch, index, members), timeout=HANG_S)
 
     await asyncio.gather(*(one(index) for index in range(len(stages))))
 
@@ -66,7 +67,7 @@ async def test_a_plan_reaches_the_last_stage_while_every_rank_is_held_up() -> No
             plans = stub_of(channel).RunIterations(metadata=rpc.epoch_metadata(1))
             for iteration in (1, 2):
                 await plans.write(plan(iteration))
-            await asyncio.wait_for(stages[2].rank.has_plan.wait(), 30)
+            await asyncio.wait_for(stages[2].rank.has_plan.wait(), HANG_S)
             await plans.done_writing()
             await plans
         sent = [plan(iteration).SerializeToString() for iteration in (1, 2)]
@@ -116,12 +117,12 @@ async def test_a_worker_is_free_until_a_stage_is_assigned_to_it() -> None:
         )
         assert await refused_with(lambda: join([worker], epoch=1)) is grpc.StatusCode.UNAVAILABLE
         await assign(channel, 1, epoch=2)
-        await asyncio.wait_for(worker.controller.loading.wait(), 30)
+        await asyncio.wait_for(worker.controller.loading.wait(), HANG_S)
         description = await stub_of(channel).Describe(worker_pb2.DescribeRequest())
         assert (description.stage_index, description.n_stages) == (1, 2)
         assert description.state == worker_pb2.WORKER_STATE_READY
         assert (description.epoch, description.is_fixed) == (2, False)
-        await stub_of(channel).JoinPipeline(joining(3, 1, [worker.address] * 2), timeout=30)
+        await stub_of(channel).JoinPipeline(joining(3, 1, [worker.address] * 2), timeout=HANG_S)
 
 
 async def test_an_assignment_of_an_older_term_is_aborted() -> None:
@@ -154,7 +155,7 @@ async def test_a_worker_that_is_about_to_end_says_so_at_once_and_takes_nothing_m
         watch = stub.WatchStage(worker_pb2.WatchStageRequest(), metadata=metadata)
         await watch.wait_for_connection()
         await stage.controller.end()
-        assert await asyncio.wait_for(watch.read(), 30) is grpc.aio.EOF
+        assert await asyncio.wait_for(watch.read(), HANG_S) is grpc.aio.EOF
         for call in (
             lambda: stub.Describe(worker_pb2.DescribeRequest()),
             lambda: stub.AssignStage(worker_pb2.AssignStageRequest(epoch=2, n_stages=1)),
@@ -289,7 +290,7 @@ async def test_a_new_epoch_ends_the_streams_of_the_old_one() -> None:
         await watch.wait_for_connection()
         plans = stub_of(channel).RunIterations(metadata=metadata)
         await plans.write(plan(1))
-        await asyncio.wait_for(stages[1].rank.has_plan.wait(), 30)
+        await asyncio.wait_for(stages[1].rank.has_plan.wait(), HANG_S)
         await join(stages, epoch=2)
         assert await refused_with(watch.read) is grpc.StatusCode.ABORTED
         assert await refused_with(lambda: plans) is grpc.StatusCode.ABORTED
@@ -347,4 +348,4 @@ async def test_a_join_does_not_wait_for_a_rank_that_was_lost_on_the_way_out_of_a
         pipeline_id="p", epoch=1, members=["nobody"], tp_size=1
     )
     with pytest.raises(Unavailable, match="rank 0 exited with status -9"):
-        await asyncio.wait_for(controller.join(request), 30)
+        await asyncio.wait_for(controller.join(request), HANG_S)

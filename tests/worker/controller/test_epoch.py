@@ -8,6 +8,7 @@ from orcinus.v1 import worker_pb2
 from services.common.errors import StaleEpoch, Unavailable
 from services.worker.channel import MessageKind
 from services.worker.controller.epoch import Epoch
+from tests.limits import HANG_S
 from tests.worker.controller.recording_rank import RecordingRank
 
 
@@ -66,7 +67,7 @@ async def test_an_epoch_is_joined_when_all_ranks_have() -> None:
     await asyncio.sleep(0)
     assert not task.done()
     epoch.note_joined(1, b"3")
-    await asyncio.wait_for(task, 30)
+    await asyncio.wait_for(task, HANG_S)
 
 
 async def test_a_rank_that_cannot_join_says_why() -> None:
@@ -75,7 +76,7 @@ async def test_a_rank_that_cannot_join_says_why() -> None:
     epoch.note_not_joined(0, b"2 of another epoch")
     epoch.note_not_joined(1, b"3 nobody answers")
     with pytest.raises(Unavailable, match="rank 1: nobody answers"):
-        await asyncio.wait_for(task, 30)
+        await asyncio.wait_for(task, HANG_S)
 
 
 async def test_nobody_waits_for_ranks_that_are_lost() -> None:
@@ -83,7 +84,7 @@ async def test_nobody_waits_for_ranks_that_are_lost() -> None:
     task = await joining(epoch, 3)
     epoch.give_up("rank 0 exited")
     with pytest.raises(Unavailable, match="rank 0 exited"):
-        await asyncio.wait_for(task, 30)
+        await asyncio.wait_for(task, HANG_S)
     again = await joining(epoch, 4)
     assert not again.done(), "the next attempt begins without the old reason"
     again.cancel()
@@ -95,5 +96,5 @@ async def test_a_newer_epoch_ends_the_wait_for_an_older_one() -> None:
     new = await joining(epoch, 4)
     epoch.note_joined(0, b"4")
     with pytest.raises(StaleEpoch):
-        await asyncio.wait_for(old, 30)
-    await asyncio.wait_for(new, 30)
+        await asyncio.wait_for(old, HANG_S)
+    await asyncio.wait_for(new, HANG_S)

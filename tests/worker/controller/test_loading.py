@@ -4,6 +4,7 @@ import asyncio
 
 from services.worker.controller.loading import Loading
 from tests.fakes import describe_stage
+from tests.limits import HANG_S
 
 
 async def test_progress_of_all_ranks_is_added_up() -> None:
@@ -26,7 +27,7 @@ async def test_a_stage_has_the_memory_that_every_rank_has_when_all_have_loaded()
         await asyncio.sleep(0)
         assert not waiting.done()
         loading.note_loaded(tp_rank, description.SerializeToString())
-    await asyncio.wait_for(waiting, 30)
+    await asyncio.wait_for(waiting, HANG_S)
     described = loading.describe()
     assert described is not None
     assert (described.model, described.n_kv_blocks, described.n_state_rows) == ("fake", 60, 6)

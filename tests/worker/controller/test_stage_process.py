@@ -24,6 +24,7 @@ from tests import checkpoints
 from tests.addresses import free_address
 from tests.certificates import Authority
 from tests.checkpoints import Oracle
+from tests.limits import HANG_S
 from tests.worker.engine.plans import decode, prefill
 
 pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
@@ -78,13 +79,13 @@ class Stage:
     async def describe(self) -> worker_pb2.DescribeResponse:
         await self.child.wait_for("ready")
         description: worker_pb2.DescribeResponse = await self.stub.Describe(
-            worker_pb2.DescribeRequest(), timeout=30
+            worker_pb2.DescribeRequest(), timeout=HANG_S
         )
         return description
 
     async def says(self, service: str) -> bool:
         request = health_pb2.HealthCheckRequest(service=service)
-        response: health_pb2.HealthCheckResponse = await self.health.Check(request, timeout=30)
+        response: health_pb2.HealthCheckResponse = await self.health.Check(request, timeout=HANG_S)
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     @property
@@ -138,7 +139,7 @@ class Pipeline:
     async def join(self) -> None:
         """Forms the next epoch."""
         self.epoch += 1
-        described = await self.stages[0].stub.Describe(worker_pb2.DescribeRequest(), timeout=30)
+        described = await self.stages[0].stub.Describe(worker_pb2.DescribeRequest(), timeout=HANG_S)
         self.rendezvous = described.rendezvous_address
         await asyncio.gather(*(self.join_one(index) for index in range(len(self.stages))))
 
@@ -167,7 +168,7 @@ class Pipeline:
         """The first token after the prompt."""
         watch = await self.reports(N_STAGES - 1)
         plans = await self.send_plan()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             while not (report := await watch.read()).HasField("result"):
                 assert not report.HasField("failure"), report
         plans.cancel()
@@ -223,7 +224,7 @@ async def test_epochs_leave_nothing_behind(whole: Pipeline) -> None:
     for _ in range(14):
         await whole.join()
         await whole.generate()
-    async with asyncio.timeout(30):  # what an epoch had may go a moment after it
+    async with asyncio.timeout(HANG_S):  # what an epoch had may go a moment after it
         while any(now > then + 2 for then, now in zip(early, used(), strict=True)):
             await asyncio.sleep(0.1)
 
@@ -234,7 +235,7 @@ async def test_a_busy_stage_gives_signs_of_life_as_an_idle_one_does(whole: Pipel
     first.suspend()  # so that the next one waits for its activations
     try:
         await whole.send_plan()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             for _ in range(2):
                 assert (await watch.read()).HasField("heartbeat")
     finally:
@@ -283,12 +284,12 @@ async def test_a_stopped_rank_ends_its_stage_and_no_other(whole: Pipeline) -> No
     assert await stage.says(LIVENESS)
     rank = stage.rank
     rank.suspend()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         while not (report := await watch.read()).HasField("failure"):
             assert report.HasField("heartbeat")
         assert "no sign of life for 5 s" in report.failure.reason
         assert await stage.child.obituary() == f"stage 1: {report.failure.reason}"
-    gone, _ = await asyncio.to_thread(psutil.wait_procs, [rank], timeout=30)
+    gone, _ = await asyncio.to_thread(psutil.wait_procs, [rank], timeout=HANG_S)
     assert gone == [rank]
     assert not stage.process.is_running() or not stage.process.children()
     for neighbour in (whole.stages[0], whole.stages[2]):
@@ -309,11 +310,11 @@ async def test_a_rank_whose_main_thread_hangs_ends_its_stage(model: Path) -> Non
         await whole.join()
         watch = await whole.reports(0)
         plans = await whole.send_plan()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             while not (report := await watch.read()).HasField("result"):
                 assert report.HasField("heartbeat")
         await plans.write(decode([*PROMPT, 1], epoch=whole.epoch))
-        async with asyncio.timeout(30):  # a little of which a busy machine may take
+        async with asyncio.timeout(HANG_S):  # a little of which a busy machine may take
             while not (report := await watch.read()).HasField("failure"):
                 assert report.HasField("heartbeat")
             assert "rank 0: it hangs: it computes iteration 2 for" in report.failure.reason
@@ -387,13 +388,14 @@ async def test_with_certificates_only_the_right_roles_reach_a_stage_and_plans_pa
             async with connect(stages.stages[0].address) as channel:
                 stub = worker_pb2_grpc.WorkerServiceStub(channel)
                 with pytest.raises(grpc.aio.AioRpcError) as refusal:
-                    await stub.Describe(worker_pb2.DescribeRequest(), timeout=30)
+                    await stub.Describe(worker_pb2.DescribeRequest(), timeout=HANG_S)
                 assert refusal.value.code() is refused_with
 
 
 async def assign(stage: Stage, index: int, epoch: int) -> None:
     await stage.stub.AssignStage(
-        worker_pb2.AssignStageRequest(epoch=epoch, stage_index=index, n_stages=N_STAGES), timeout=30
+        worker_pb2.AssignStageRequest(epoch=epoch, stage_index=index, n_stages=N_STAGES),
+        timeout=HANG_S,
     )
 
 
@@ -401,7 +403,7 @@ async def assign(stage: Stage, index: int, epoch: int) -> None:
 async def test_a_worker_without_a_stage_loads_the_one_it_is_assigned(model: Path) -> None:
     worker = await Stage.start(model, None)
     try:
-        described = await worker.stub.Describe(worker_pb2.DescribeRequest(), timeout=30)
+        described = await worker.stub.Describe(worker_pb2.DescribeRequest(), timeout=HANG_S)
         assert described.state == worker_pb2.WORKER_STATE_FREE
         [rank] = worker.process.children()
         assert await worker.says(STARTUP)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import HANG_S
 from tests.worker.engine.engine_core import CONFIG, sampled_tokens
 
 ROOT = Path(__file__).parents[3]
@@ -42,7 +43,7 @@ def run_on_bare_machine(program: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_S,
         check=False,
     )
 

@@ -11,6 +11,7 @@ import torch
 from kernels.weights.linear import Quantization
 from services.worker.settings import PipelinePlace, WorkerSettings
 from tests.checkpoints import SMALL, write_checkpoint
+from tests.limits import HANG_S
 from tests.worker.pipeline import Pipeline, Span, needs_int8
 
 N_REQUESTS = 40
@@ -84,7 +85,7 @@ def test_on_a_gpu_it_needs_triton_and_is_refused_before_anything_is_read(tmp_pat
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_S,
         check=False,
     )
     assert "UnsupportedModel: quantization int8 needs Triton on a GPU" in ran.stderr

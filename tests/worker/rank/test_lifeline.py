@@ -11,6 +11,7 @@ from services.common.iteration_limit import IterationLimit
 from services.worker.channel import MessageKind, RankEnd
 from services.worker.rank.activity import Activity
 from services.worker.rank.lifeline import Lifeline
+from tests.limits import HANG_S
 
 
 @dataclass
@@ -58,10 +59,10 @@ def test_it_gives_signs_of_life_and_passes_orders_on_until_the_controller_is_gon
         world.lifeline.attach(orders.put)
         world.controller.send(MessageKind.LEAVE, b"7")
         world.controller.send(MessageKind.LEAVE, b"8")
-        assert [orders.get(timeout=30) for _ in range(3)] == [6, 7, 8]
+        assert [orders.get(timeout=HANG_S) for _ in range(3)] == [6, 7, 8]
         assert world.controller.receive(30) == (MessageKind.HEARTBEAT, b"")
         world.socket.close()
-        assert orders.get(timeout=30) is None
+        assert orders.get(timeout=HANG_S) is None
 
 
 def test_a_grammar_does_not_wait_for_the_iteration_that_the_main_thread_computes() -> None:
@@ -70,7 +71,7 @@ def test_a_grammar_does_not_wait_for_the_iteration_that_the_main_thread_computes
         world.activity.exchange(3, epoch=7)
         world.lifeline.attach(lambda _: None, grammars.put)
         world.controller.send(MessageKind.PREPARE_GRAMMAR, b"grammar")
-        assert grammars.get(timeout=30) == b"grammar"
+        assert grammars.get(timeout=HANG_S) == b"grammar"
 
 
 def test_a_main_thread_that_hangs_is_told_to_the_controller_and_ends_the_rank() -> None:
@@ -78,7 +79,7 @@ def test_a_main_thread_that_hangs_is_told_to_the_controller_and_ends_the_rank() 
         world.activity.turn()
         reason = world.until_failure()
         assert reason == "it hangs: it turns for more than 0.6 s"
-        assert world.hangs.get(timeout=30) == reason
+        assert world.hangs.get(timeout=HANG_S) == reason
 
 
 def test_a_rank_that_waits_for_others_hangs_only_when_their_epoch_is_over() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from services.worker.channel import MessageKind, RankEnd
 from services.worker.settings import PipelinePlace
+from tests.limits import HANG_S
 
 pytestmark = pytest.mark.system
 
@@ -60,7 +61,7 @@ def test_only_a_bug_leaves_a_traceback(
         assert channel.receive(60) == (MessageKind.TRAITS, b"")
         channel.send(MessageKind.PLACE, PipelinePlace(0, 1).to_bytes())
         assert channel.receive(60) == (kind, reason.encode())
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=HANG_S)
     finally:
         process.kill()
         process.communicate()

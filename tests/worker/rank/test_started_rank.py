@@ -24,6 +24,7 @@ from services.worker.rank.data_plane.rendezvous import join
 from services.worker.rank.data_plane.transport import RankPlace, Transport
 from services.worker.settings import PipelinePlace, RankSettings, WorkerSettings
 from tests.checkpoints import SMALL, Oracle, write_checkpoint
+from tests.limits import HANG_S
 from tests.worker.engine.plans import prefill
 
 HOST = "127.0.0.1"
@@ -209,7 +210,7 @@ def neighbour(address: str, epoch: int, *, stage_index: int) -> Transport:
         rendezvous_address=address,
         data_host=HOST,
         device=torch.device("cpu"),
-        timeout_s=30,
+        timeout_s=HANG_S,
     )
 
 

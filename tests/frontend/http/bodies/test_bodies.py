@@ -15,14 +15,15 @@ from services.frontend.http.bodies.reader import parse_body
 from services.frontend.http.openai.chat_request import ChatBody
 from services.frontend.request.refusals import Refusal
 from tests.fake_scheduler import keeps_quiet
-from tests.frontend.conftest import TIMEOUT_S, Site, running, soon
+from tests.frontend.conftest import Site, running, soon
 from tests.frontend.test_public_access import ALICE, locked
+from tests.limits import HANG_S
 
 MEBIBYTE = 2**20
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         while not condition():
             await asyncio.sleep(0.002)
 
@@ -123,7 +124,7 @@ async def test_an_upload_counts_as_an_answer_of_its_key(tmp_path: Path) -> None:
         assert await status_of(reader) == 429
         assert refused(site, Refusal.KEY_IN_FLIGHT) == 1
         await clients.aclose()
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             body = {"prompt": "x", "n": 2}
             while (await site.http.post("/v1/completions", json=body, headers=ALICE)).is_error:
                 await asyncio.sleep(0.01)

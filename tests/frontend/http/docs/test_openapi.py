@@ -31,6 +31,7 @@ from services.frontend.request.output_format import MAX_LENGTH
 from services.frontend.request.pipeline import ServedPipeline
 from tests.fake_scheduler import PIPELINE, keeps_quiet, rejects
 from tests.frontend.conftest import Site
+from tests.limits import HANG_S
 
 on_site = pytest.mark.asyncio(loop_scope="module")
 
@@ -368,7 +369,7 @@ async def test_probes_have_the_documented_shapes(site: Site) -> None:
     site.scheduler.behaviour = keeps_quiet
     site.scheduler.close()
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             while (ready := await site.http.get("/ready")).status_code != 503:
                 await asyncio.sleep(0.01)
         check_answer(ready, "/ready")

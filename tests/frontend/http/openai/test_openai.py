@@ -18,7 +18,8 @@ from tests.fake_scheduler import (
     says,
     stalls_after,
 )
-from tests.frontend.conftest import TIMEOUT_S, Site
+from tests.frontend.conftest import Site
+from tests.limits import HANG_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -200,7 +201,7 @@ async def test_stop_string_cuts_the_answer_and_cancels(site: Site) -> None:
     answer = await complete(site, stop=["STOP"], max_tokens=50)
     assert answer["choices"][0]["text"] == "one "
     assert answer["choices"][0]["finish_reason"] == "stop"
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         await site.scheduler.requests[0].cancelled.wait()
 
 
@@ -529,7 +530,7 @@ async def test_one_refused_answer_cancels_the_others(site: Site) -> None:
     site.scheduler.behaviour = refuse_the_second
     response = await post(site, "completions", prompt="x", n=2)
     assert response.status_code == 429
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         await site.scheduler.requests[0].cancelled.wait()
 
 
@@ -538,7 +539,7 @@ async def test_one_refused_answer_cancels_the_others(site: Site) -> None:
 async def test_client_that_goes_away_cancels(site: Site, stream: bool, n_tokens: int) -> None:
     site.scheduler.behaviour = stalls_after(*site.tokens("ab")[:n_tokens])
     writer = await send_completion(site, stream=stream)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         (request,) = await site.scheduler.wait_requests()
         assert not request.ended.is_set()
         writer.close()
@@ -549,7 +550,7 @@ async def test_client_that_goes_away_cancels(site: Site, stream: bool, n_tokens:
 async def test_client_that_reads_nothing_and_goes_away_cancels(site: Site) -> None:
     site.scheduler.behaviour = keeps_quiet
     writer = await send_completion(site, stream=True)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         (request,) = await site.scheduler.wait_requests()
         for _ in range(20_000):
             request.tokens(*site.tokens("a"))

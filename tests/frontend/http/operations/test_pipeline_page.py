@@ -22,6 +22,7 @@ from tests.exposition import Samples
 from tests.fake_scheduler import FakeScheduler
 from tests.fake_watch import FakeWatch, decision, epoch, iteration, mark
 from tests.frontend.conftest import Site, running, soon
+from tests.limits import HANG_S
 
 EVENTS = "/pipeline/events"
 LOOKER, CLIENT = ({"authorization": f"Bearer {name}"} for name in ("looker", "client"))
@@ -54,7 +55,7 @@ class Stream:
 
     async def wait_end(self) -> None:
         """Waits until the stream ends, with nothing more in it."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             assert [line async for line in self.lines if line] == []
 
 
@@ -347,7 +348,7 @@ async def test_there_are_so_many_viewers_and_a_place_is_given_back(tmp_path: Pat
                 assert answer.status_code == 429
                 assert answer.json()["error"]["code"] == "rate_limit_exceeded"
                 assert int(answer.headers["retry-after"]) >= 1
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(HANG_S):
                 while viewers_of(site):
                     await asyncio.sleep(0.01)
         refused = Samples.of(site.frontend._registry).sum(semconv.REFUSALS, reason="viewers")
@@ -379,7 +380,7 @@ async def test_a_viewer_that_reads_late_skips_what_it_missed(tmp_path: Path) -> 
             host, port = site.frontend.http_address.split(":")
             await loop.sock_connect(slow, (host, int(port)))
             await loop.sock_sendall(slow, f"GET {EVENTS} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(HANG_S):
                 while viewers_of(site) < 2:
                     await asyncio.sleep(0.01)
             n_marks = 40 * MAX_UNSENT_BYTES // 100_000  # more than the system's buffers take
@@ -389,7 +390,7 @@ async def test_a_viewer_that_reads_late_skips_what_it_missed(tmp_path: Path) -> 
             watch.tell(iteration(12345, 7))
             assert (await quick.next())["iteration"] == 12345
             received = b""
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(HANG_S):
                 while b"12345" not in received[-4000:]:
                     received += await loop.sock_recv(slow, 2**16)
         assert received.count(b'"type":"gap"') == 1
@@ -402,7 +403,7 @@ async def test_a_viewer_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
         assert await quick.types(2) == ["here", "epoch"]
         _, writer = await asyncio.open_connection(*site.frontend.http_address.split(":"))
         writer.write(f"GET {EVENTS} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             while viewers_of(site) < 2:
                 await asyncio.sleep(0.01)
             while viewers_of(site) == 2:

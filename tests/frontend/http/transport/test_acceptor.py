@@ -12,6 +12,7 @@ from services.frontend.http.transport import acceptor
 from services.frontend.http.transport.acceptor import Acceptor
 from services.frontend.http.transport.connection_limits import ConnectionPlaces
 from services.frontend.request.refusals import Refusal, Refusals
+from tests.limits import HANG_S
 
 
 class Exhausted(socket.socket):
@@ -50,7 +51,7 @@ async def test_a_lack_of_descriptors_is_said_when_it_begins_and_when_it_is_over(
         )
         accepting.start(10)
         _, writer = await asyncio.open_connection(*listener.getsockname())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             await accepted.wait()
         writer.close()
         accepting.close()

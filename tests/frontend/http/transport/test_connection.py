@@ -36,8 +36,7 @@ from services.frontend.http.transport.server import HttpServer
 from services.frontend.loop_share import MIN_AT_ONCE, LoopShare
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
-
-TIMEOUT_S = 30.0
+from tests.limits import HANG_S
 
 LIMITS: dict[str, Any] = {"max_head_bytes": 4000, "max_headers": 10}
 
@@ -152,13 +151,13 @@ class Client:
 
     async def rest(self) -> bytes:
         """All that comes until the server closes the connection."""
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             return await self.reader.read()
 
     async def chunks(self) -> bytes:
         """The body of one answer that has no length."""
         body = bytearray()
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             head = await self.reader.readuntil(b"\r\n\r\n")
             assert b"transfer-encoding: chunked" in head
             while n_bytes := int(await self.reader.readline(), 16):
@@ -169,7 +168,7 @@ class Client:
 
     async def answer(self) -> tuple[int, bytes]:
         """One answer that has a length."""
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             head = await self.reader.readuntil(b"\r\n\r\n")
             length = re.search(rb"content-length: (\d+)", head)
             assert length is not None, head
@@ -225,13 +224,13 @@ async def serving(**limits: Any) -> AsyncIterator[Site]:
     finally:
         app.go_on.set()
         server.stop()
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             await running
         assert budget.n_bytes == 0
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -423,7 +422,7 @@ async def test_client_that_sends_on_after_a_refusal_is_not_read_from_without_end
         client.writer.write(b"x" * 2**25)
         await until(lambda: bool(site.connections))
         [connection] = site.connections
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             assert status_of(await client.reader.readline()) == 414
         await until(lambda: not site.connections)
         n_dropped: int = connection._n_dropped
@@ -507,7 +506,7 @@ async def test_client_that_goes_ends_its_stream(version: bytes, n_bytes: int) ->
             await until(lambda: site.app.n_requests == 1)
             site.app.read_on.set()
             await client.writer.drain()
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(HANG_S):
                 await client.reader.readuntil(b"\r\n\r\n")
             assert site.app.n_disconnects == 0
         await until(lambda: site.app.n_disconnects == 1)
@@ -516,7 +515,7 @@ async def test_client_that_goes_ends_its_stream(version: bytes, n_bytes: int) ->
 async def test_body_that_cannot_be_ends_the_stream_that_does_not_read_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.frontend.http.transport.connection.GOODBYE_S", 2 * TIMEOUT_S)
+    monkeypatch.setattr("services.frontend.http.transport.connection.GOODBYE_S", 2 * HANG_S)
     head = b"GET /silent-unread HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
     async with serving() as site, site.client() as client:
         await client.send(head + b"ZZZ\r\n")
@@ -739,7 +738,7 @@ async def test_answer_that_nobody_reads_ends_in_time() -> None:
 async def test_reading_a_byte_now_and_then_does_not_help() -> None:
     async with serving(send_limit_s=0.1) as site, site.client(limit=1) as client:
         await client.send(b"GET /big HTTP/1.1\r\n" + HOST + b"\r\n")
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             while not site.refusals[Refusal.UNREAD]:
                 await client.reader.read(1)
                 await asyncio.sleep(0.01)

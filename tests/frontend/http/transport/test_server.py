@@ -23,9 +23,7 @@ from services.frontend.http.transport.gathering_transport import (
 from services.frontend.http.transport.server import HttpServer
 from services.frontend.loop_share import LoopShare
 from tests.certificates import Authority, Pem, mount, serial_number_at
-
-TIMEOUT_S = 30.0
-
+from tests.limits import HANG_S
 
 LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 
@@ -66,7 +64,7 @@ async def serving(directory: Path) -> AsyncIterator[Site]:
         yield Site(f"https://127.0.0.1:{listeners[0].getsockname()[1]}", trust, renew)
     finally:
         server.stop()
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             await running
 
 
@@ -77,11 +75,11 @@ async def test_a_client_has_its_own_address_at_a_socket_of_both_families() -> No
     listeners = address.listen("[::]:0")
     server = HttpServer(say_client, listeners)
     running = asyncio.ensure_future(server.run_until_stopped())
-    async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=HANG_S, trust_env=False) as client:
         for host, url in (("127.0.0.1", "http://127.0.0.1"), ("::1", "http://[::1]")):
             assert (await client.get(f"{url}:{listeners[0].getsockname()[1]}")).text == host
     server.stop()
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(HANG_S):
         await running
 
 
@@ -95,7 +93,7 @@ def test_renewed_certificates_are_shown_and_plaintext_is_refused(
 ) -> None:
     async def main() -> None:
         async with serving(tmp_path) as site:
-            async with httpx.AsyncClient(verify=site.trust, timeout=TIMEOUT_S) as client:
+            async with httpx.AsyncClient(verify=site.trust, timeout=HANG_S) as client:
                 assert (await client.get(site.url)).text == "https"
                 with pytest.raises(httpx.TransportError):
                     await client.get(site.url.replace("https", "http"))
@@ -116,7 +114,7 @@ def test_clients_with_idle_connections_do_not_hold_up_the_end(
 ) -> None:
     async def main() -> None:
         # This client does nothing by itself: it does not look at connections between its calls.
-        with httpx.Client(timeout=TIMEOUT_S, verify=False) as client:
+        with httpx.Client(timeout=HANG_S, verify=False) as client:
             async with serving(tmp_path) as site:
                 await asyncio.to_thread(client.get, site.url)
 

@@ -12,7 +12,8 @@ import pytest
 from orcinus.v1 import inference_pb2
 
 from services.frontend.http.transport.unix_socket import listen_unix
-from tests.frontend.conftest import TIMEOUT_S, InferenceClient, running, soon
+from tests.frontend.conftest import InferenceClient, running, soon
+from tests.limits import HANG_S
 
 
 async def test_the_api_is_served_there_too(tmp_path: Path) -> None:
@@ -20,7 +21,7 @@ async def test_the_api_is_served_there_too(tmp_path: Path) -> None:
     async with running(tmp_path, http_socket=path) as site:
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
         transport = httpx.AsyncHTTPTransport(uds=str(path))
-        async with httpx.AsyncClient(transport=transport, timeout=TIMEOUT_S) as client:
+        async with httpx.AsyncClient(transport=transport, timeout=HANG_S) as client:
             body = {"prompt": "x", "max_tokens": 2, "stream": True}
             answer = await client.post("http://localhost/v1/completions", json=body)
         assert answer.text.endswith("data: [DONE]\n\n")
@@ -53,7 +54,7 @@ async def test_limits_hold_for_both_together(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"http_socket": path, "max_connections": 1, "max_head_bytes": 1000}
     async with running(tmp_path, **settings) as site:
         transport = httpx.AsyncHTTPTransport(uds=str(path))
-        async with httpx.AsyncClient(transport=transport, timeout=TIMEOUT_S) as client:
+        async with httpx.AsyncClient(transport=transport, timeout=HANG_S) as client:
             # The idle connection over TCP gives up its place.
             assert (await site.http.get("/health")).status_code == 200
             assert (await client.get("http://localhost/health")).status_code == 200

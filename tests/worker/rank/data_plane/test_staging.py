@@ -10,6 +10,7 @@ from services.worker.rank.data_plane.rendezvous import join
 from services.worker.rank.data_plane.staging import StagedTransport
 from services.worker.rank.data_plane.transport import RankPlace, Transport
 from services.worker.settings import WorkerSettings
+from tests.limits import HANG_S
 from tests.worker.rank.data_plane.test_transport import CPU, HOST, hidden, rendezvous, together
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -17,7 +18,7 @@ CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
 def staged(address: str, stage: int, tp_rank: int) -> Transport:
     place = RankPlace("p", 1, stage, n_stages=2, tp_rank=tp_rank, tp_size=2)
-    inner = join(place, rendezvous_address=address, data_host=HOST, device=CPU, timeout_s=60)
+    inner = join(place, rendezvous_address=address, data_host=HOST, device=CPU, timeout_s=HANG_S)
     return StagedTransport(inner)
 
 
@@ -70,7 +71,7 @@ def test_a_single_rank_joins_over_nccl_and_leaves() -> None:
                 rendezvous_address=address,
                 data_host=HOST,
                 device=device,
-                timeout_s=30,
+                timeout_s=HANG_S,
             )
             assert peers.tensor_parallel.size == 1
             peers.close()

@@ -20,6 +20,7 @@ from services.worker.rank.data_plane import rendezvous as rendezvous_module
 from services.worker.rank.data_plane.rendezvous import create_rendezvous
 from services.worker.rank.data_plane.rendezvous import join as join_epoch
 from services.worker.rank.data_plane.transport import RankPlace, TransferError, Transport
+from tests.limits import HANG_S
 
 HOST = "127.0.0.1"
 CPU = torch.device("cpu")
@@ -72,7 +73,7 @@ def pipeline(n_stages: int, *, timeout_s: float = 60) -> Iterator[list[Transport
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:
     with ThreadPoolExecutor(len(calls)) as threads:
         futures: list[Future[T]] = [threads.submit(call) for call in calls]
-        return [future.result(timeout=60) for future in futures]
+        return [future.result(timeout=HANG_S) for future in futures]
 
 
 def hidden(iteration: int, n_tokens: int) -> torch.Tensor:
@@ -225,11 +226,11 @@ def test_epochs_on_one_store_do_not_mix() -> None:
 
 
 def test_a_receiver_learns_at_once_that_its_peer_has_left() -> None:
-    with pipeline(2, timeout_s=60) as stages, ThreadPoolExecutor(1) as threads:
+    with pipeline(2, timeout_s=HANG_S) as stages, ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(stages[1].start_receive(torch.empty(1, 8), 1).wait)
         stages.pop(0).close()
         with pytest.raises(TransferError):
-            waiting.result(timeout=30)
+            waiting.result(timeout=HANG_S)
 
 
 def test_a_receiver_gives_up_on_a_silent_peer() -> None:
@@ -264,7 +265,7 @@ def test_what_waits_for_a_silent_peer_is_called_off_at_once(waits_for: str) -> N
         assert not waiting.done()
         mine.abort()
         with pytest.raises(TransferError):
-            waiting.result(timeout=30)
+            waiting.result(timeout=HANG_S)
         with pytest.raises(TransferError):
             work(mine)
         mine.close()
@@ -275,14 +276,14 @@ def test_what_waits_for_a_silent_peer_is_called_off_at_once(waits_for: str) -> N
 
 
 def test_an_abort_reaches_all_connections_even_if_one_is_gone_already() -> None:
-    with pipeline(3, timeout_s=60) as stages, ThreadPoolExecutor(1) as threads:
+    with pipeline(3, timeout_s=HANG_S) as stages, ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(stages[1].start_receive(torch.empty(8), 1).wait)
         stages.pop(2).close()
         time.sleep(0.1)
         assert not waiting.done()
         stages[1].abort()
         with pytest.raises(TransferError):
-            waiting.result(timeout=30)
+            waiting.result(timeout=HANG_S)
 
 
 def test_joining_without_a_rendezvous_is_a_transfer_error(monkeypatch: pytest.MonkeyPatch) -> None:
