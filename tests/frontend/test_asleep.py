@@ -6,7 +6,8 @@ import pytest
 from orcinus.v1 import scheduler_pb2
 
 from tests.fake_scheduler import PIPELINE, FakeScheduler
-from tests.frontend.conftest import TIMEOUT_S, running, soon
+from tests.frontend.conftest import running, soon
+from tests.limits import HANG_S
 
 ASLEEP = scheduler_pb2.SLEEP_STATE_ASLEEP
 STARTING = scheduler_pb2.SLEEP_STATE_STARTING
@@ -44,7 +45,7 @@ async def test_a_wrong_request_does_not_wake_the_model(tmp_path: Path) -> None:
 
 
 async def test_a_stream_is_held_with_comments_until_the_model_serves(tmp_path: Path) -> None:
-    async with running(tmp_path, asleep(), wake_s=TIMEOUT_S, comment_s=0.05) as site:
+    async with running(tmp_path, asleep(), wake_s=HANG_S, comment_s=0.05) as site:
         async with site.http.stream("POST", "/v1/completions", json=STREAM) as stream:
             lines = stream.aiter_lines()
             await soon(site.scheduler.wait_demand(1))
@@ -58,12 +59,12 @@ async def test_a_stream_is_held_with_comments_until_the_model_serves(tmp_path: P
 
 
 async def test_a_request_is_not_held_for_longer_than_a_start_may_take(tmp_path: Path) -> None:
-    async with running(tmp_path, asleep(), wake_s=0.1, hold_s=TIMEOUT_S) as site:
+    async with running(tmp_path, asleep(), wake_s=0.1, hold_s=HANG_S) as site:
         answer = await site.http.post("/v1/completions", json={**STREAM, "stream": False})
         assert answer.status_code == 503
 
 
-@pytest.mark.parametrize("hold_s", [0.0, TIMEOUT_S], ids=["not ready", "still ready"])
+@pytest.mark.parametrize("hold_s", [0.0, HANG_S], ids=["not ready", "still ready"])
 async def test_a_frontend_that_loses_the_scheduler_of_a_sleeping_model_is_ready_for_a_while(
     tmp_path: Path, hold_s: float
 ) -> None:
