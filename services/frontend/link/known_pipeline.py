@@ -19,8 +19,9 @@ STOPPING = "the server is stopping"
 NO_PIPELINE = "no pipeline at the moment; try again"
 
 ModelState = Literal["serving", "asleep", "starting", "unavailable"]
-"""State of a model: a pipeline serves it; there are no workers, and the first request starts some;
-workers are being started because of a request; or there is no pipeline although there should be."""
+"""State of a model. `serving`: a pipeline serves it. `asleep`: there are no workers, and the first
+request starts some. `starting`: workers are being started because of a request, or no pipeline has
+served yet. `unavailable`: the pipeline was lost."""
 
 _SLEEPING: dict[SleepState, ModelState] = {
     SleepState.SLEEP_STATE_ASLEEP: "asleep",
@@ -58,7 +59,9 @@ class KnownPipeline:
     @property
     def state(self) -> ModelState:
         """State of the model."""
-        return "serving" if self.is_open else self._sleeping or "unavailable"
+        if self.is_open:
+            return "serving"
+        return self._sleeping or ("starting" if self._last is None else "unavailable")
 
     @property
     def is_sleeping(self) -> bool:

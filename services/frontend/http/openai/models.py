@@ -26,9 +26,10 @@ class Model(TypedDict):
     max_model_len: int
     """Largest number of tokens of a prompt and its output together."""
     state: ModelState
-    """`serving`: requests get tokens. `asleep`: no pipeline serves the model, and the first request
-    starts one. `starting`: one is being started because of a request. `unavailable`: there is no
-    pipeline, for another reason. A request waits while the model is not `serving`."""
+    """`serving`: requests to the model get tokens. `asleep`: no pipeline serves the model, and the
+    first request starts one. `starting`: one is being started because of a request, or none has
+    served the model since this server started. `unavailable`: the pipeline of the model was lost.
+    Requests to a model that is not `serving` wait for a pipeline for a while."""
 
 
 @answer_object
