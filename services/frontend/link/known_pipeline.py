@@ -112,7 +112,7 @@ class KnownPipeline:
         return math.inf if is_taking else self._last_open + hold_s
 
     async def wait_open(self, until: float | None = None) -> ServedPipeline:
-        """Waits for a pipeline and returns it.
+        """Waits for a pipeline and returns it. A task that waits here wakes a model that is asleep.
 
         Raises:
             Unavailable: no pipeline came by the time `until`, or this process is stopping.
