@@ -112,7 +112,8 @@ class Leader:
             pipeline_id=self._settings.pipeline_id,
             limit_s=self._settings.start_timeout_s,
             max_pipelines=self._settings.max_pipelines,
-            needs_none=lambda: self._fleet.is_serving or self._is_asleep,
+            # A model that is asleep needs no pipeline, for as long as it sleeps.
+            is_serving=lambda: self._fleet.is_serving or self._is_asleep,
             connect=self._connect,
             on_shortfall=self._on_shortfall,
             on_wanted=self._on_wanted,

@@ -62,7 +62,7 @@ class FormingTimeout:
             )
 
     def begin_anew(self) -> None:
-        """Gives the whole time from now on, since no pipeline has to form."""
+        """Gives the whole time from now on, since a pipeline serves."""
         self._since, self._trouble = self._clock(), ""
 
     def note_loss(self, loss: PipelineLost, *, was_open: bool) -> None:
@@ -127,20 +127,19 @@ class Former:
         pipeline_id: str,
         limit_s: float,
         max_pipelines: int | None = None,
-        needs_none: Callable[[], bool],
+        is_serving: Callable[[], bool],
         connect: rpc.Connect = rpc.connect,
         on_shortfall: OnShortfall = lambda _: None,
         on_wanted: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`limit_s` limits the time without a pipeline, and `needs_none` returns whether none has
-        to form: one serves already, or the model is asleep. `max_pipelines` limits the number of
-        pipelines. `on_wanted` is called with the number of pipelines that the known workers
-        allow."""
+        """`limit_s` limits the time without any pipeline that serves, and `is_serving` returns
+        whether one does. `max_pipelines` limits the number of pipelines. `on_wanted` is called with
+        the number of pipelines that the known workers allow."""
         self._free = FreeWorkers(stages)
         self._term = term
         self._pipeline_id = pipeline_id
         self._max_pipelines = max_pipelines
-        self._needs_none = needs_none
+        self._is_serving = is_serving
         self._on_wanted = on_wanted
         self._timeout = FormingTimeout(limit_s)
         self._call = RollCall(
@@ -159,8 +158,7 @@ class Former:
         members are not free until `note_end` is called.
 
         Raises:
-            Unavailable: no pipeline has formed in `limit_s`, although one had to. The error says
-                what was missing.
+            Unavailable: no pipeline has served for `limit_s`. The error says what was missing.
             LeadershipLost: another scheduler leads.
         """
         members: list[Member] | None = None
@@ -221,7 +219,7 @@ class Former:
         return n_pipelines if self._max_pipelines is None else min(n_pipelines, self._max_pipelines)
 
     def _check_time(self) -> None:
-        if self._needs_none():
+        if self._is_serving():
             self._timeout.begin_anew()
         else:
             is_joining = self._free.n_pipelines > 0
