@@ -64,13 +64,14 @@ class Scene:
         address: str,
         stop: asyncio.Event,
         registry: CollectorRegistry,
+        service: SchedulerService,
         leading: asyncio.Task[None],
     ) -> None:
         self.leading = leading
         self.stages = stages
         self.stop = stop
         self.registry = registry
-        self.address = address
+        self.service = service
         self._channel = rpc.connect(address)
         self._stream = scheduler_pb2_grpc.SchedulerServiceStub(self._channel).Connect()
 
@@ -187,7 +188,7 @@ async def scene(
     await server.start()
     leading = asyncio.create_task(leads.lead(Unopposed(), stop))
     await asyncio.sleep(0)  # it leads from its first step on
-    it = Scene(stages, address, stop, registry, leading)
+    it = Scene(stages, address, stop, registry, service, leading)
     try:
         yield it
         stop.set()
