@@ -21,8 +21,7 @@ SETTINGS = {
     "max_pipelines": 2,
     "lease_name": LEASE,
     "pod_name": "scheduler-0",
-    "sleep_after_s": 2,
-    "scale_down_after_s": 2,
+    "sleep_after_s": 5,
 }
 
 
@@ -73,7 +72,8 @@ async def test_a_model_sleeps_and_a_request_wakes_it_also_after_all_else_has_res
         scheduler = await cluster.start_scheduler(**SETTINGS)
         frontend = await cluster.start_frontend()
         # Nobody knows the model yet: a pipeline starts once, and goes when there are no requests.
-        await until(lambda: deployment.n_workers == 2)
+        await cluster.until_serving()
+        assert deployment.n_workers == 2
         first = await complete(cluster)
         await until(lambda: deployment.n_workers == 0)
         await until_state(cluster, "asleep")
@@ -88,5 +88,4 @@ async def test_a_model_sleeps_and_a_request_wakes_it_also_after_all_else_has_res
         assert ready.status_code == 200
         assert deployment.n_workers == 0
         assert (await complete(cluster))["text"] == first["text"]
-        assert await state(cluster) == "serving"
         await until(lambda: deployment.n_workers == 0)
