@@ -55,7 +55,7 @@ async def test_a_stream_is_held_with_comments_until_the_model_serves(tmp_path: P
             assert model["state"] == "starting"
             site.scheduler.open()
             rest = [line async for line in lines]
-        assert rest[-2:] == ["data: [DONE]", ""]
+        assert "data: [DONE]" in rest
 
 
 async def test_a_request_is_not_held_for_longer_than_a_start_may_take(tmp_path: Path) -> None:

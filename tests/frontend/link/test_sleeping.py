@@ -8,7 +8,7 @@ from orcinus.v1 import scheduler_pb2
 
 from services.common import errors
 from services.frontend.link.scheduler_client import SchedulerClient
-from tests.fake_scheduler import PIPELINE, FakeScheduler
+from tests.fake_scheduler import PIPELINE, FakeScheduler, keeps_quiet
 from tests.frontend.conftest import client_of, connected, soon
 
 ASLEEP = scheduler_pb2.SLEEP_STATE_ASLEEP
@@ -67,7 +67,7 @@ async def test_the_number_of_held_requests_is_told_while_the_model_sleeps() -> N
 
 
 async def test_requests_that_a_lost_scheduler_had_wake_the_model_at_the_next_one() -> None:
-    scheduler = FakeScheduler()
+    scheduler = FakeScheduler(keeps_quiet)
     async with connected(scheduler, resume_s=60.0) as client:
         submission = scheduler_pb2.Submission(
             request_id="a", prompt_token_ids=[1], max_new_tokens=8
