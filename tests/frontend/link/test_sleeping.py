@@ -40,8 +40,9 @@ async def test_a_model_that_never_served_makes_no_frontend_ready() -> None:
     scheduler = FakeScheduler(pipeline=None)
     scheduler.sleep = scheduler_pb2.Sleep(state=STARTING)
     async with client_of(await scheduler.start()) as client:
-        await until_state(client, "starting")
-        assert client.pipeline.is_sleeping
+        while not client.pipeline.is_sleeping:
+            await soon(client.pipeline.wait_change())
+        assert client.pipeline.state == "starting"
         assert client.pipeline.hold_deadline(60.0) == -math.inf
         with pytest.raises(errors.Unavailable):
             _ = client.pipeline.last
