@@ -9,6 +9,7 @@ running requests finish. Requests that still run `END_S` seconds before `drain_s
 second signal comes, end as unavailable.
 
 The frontend is ready while there is a pipeline, and for `hold_s` seconds after a pipeline is lost.
+It is also ready while the model is asleep or starts, if the model has ever been served.
 So the frontend stays ready if another scheduler takes the lead, or a pipeline forms again, within
 that time. While the frontend lingers, clients and Kubernetes get different answers about readiness.
 `/ready` and the health service of the API say that the frontend is not ready, since their clients
@@ -95,7 +96,7 @@ class Frontend:
         self._budget = MemoryBudget(settings.max_in_flight_bytes, refusals=self._refusals)
         self._metrics = FrontendMetrics(self._registry)
         self._serving = ServingWatch(
-            trouble=lambda: "" if self._scheduler.pipeline.is_open else "no pipeline",
+            trouble=lambda: self._scheduler.pipeline.trouble,
             details=lambda: self._scheduler.pipeline.shortfall,
             n_waiting=lambda: self._scheduler.n_requests + self._service.n_waiting,
         )
@@ -132,6 +133,7 @@ class Frontend:
                 max_in_flight=settings.max_in_flight,
                 max_answers_at_once=settings.max_answers_at_once,
                 hold_s=settings.hold_s,
+                wake_s=settings.wake_s,
                 max_request_s=settings.max_request_s,
                 strict_max_tokens=settings.strict_max_tokens,
                 texts=TextLimits(
@@ -299,8 +301,8 @@ class Frontend:
         self._listeners.close()
 
     async def wait_ready(self) -> None:
-        """Waits until requests can be answered."""
-        await self._scheduler.pipeline.wait_open()
+        """Waits until requests can be answered, at once or after the model has been woken."""
+        await self._service.wait_taking(True)
 
     async def _announce(self) -> None:
         """Waits until requests can be answered, then reports to the launcher the addresses of the

@@ -16,6 +16,8 @@ class ServiceLimits:
     """Largest number of answers of one call that the scheduler has at once."""
     hold_s: float = 0.0
     """Seconds that a request waits for a pipeline when there is none."""
+    wake_s: float = 0.0
+    """Seconds that a request waits for a pipeline while the model is asleep or starts."""
     max_request_s: float = 0.0
     """Seconds that a request may take; 0 sets no limit."""
     strict_max_tokens: bool = False

@@ -8,6 +8,7 @@ from typing_extensions import TypedDict
 from services.common import errors
 from services.frontend.http.protocol.answer_object import answer_object
 from services.frontend.http.protocol.api import Api
+from services.frontend.link.known_pipeline import ModelState
 
 
 @answer_object
@@ -24,6 +25,11 @@ class Model(TypedDict):
     """Always `orcinus`."""
     max_model_len: int
     """Largest number of tokens of a prompt and its output together."""
+    state: ModelState
+    """`serving`: requests to the model get tokens. `asleep`: no pipeline serves the model, and the
+    first request starts one. `starting`: one is being started because of a request, or none has
+    served the model since this server started. `unavailable`: the pipeline of the model was lost.
+    Requests to a model that is not `serving` wait for a pipeline for a while."""
 
 
 @answer_object
@@ -60,4 +66,5 @@ def _model(api: Api, name: str) -> Model:
         "created": api.service.model_created,
         "owned_by": "orcinus",
         "max_model_len": api.service.describe().max_model_len,
+        "state": api.service.model_state,
     }
