@@ -5,8 +5,8 @@
 First prints, for each element type with and without quantized weights, and for int4 also with exact
 inputs of products, the bits per byte that the engine needs for documents which the demo model was
 not trained on, counted as in `models.train_demo`. The share of tokens whose argmax for the next
-token equals float32's is beside them. Then prints the milliseconds of one layer's matrices, with the shapes of
-`benchmarks.make_model`'s llama-125m, whose weights come from memory.
+token equals float32's is beside them. Then prints the milliseconds of one layer's matrices, with
+the shapes of `benchmarks.make_model`'s llama-125m, whose weights come from memory.
 """
 
 import argparse
