@@ -35,8 +35,12 @@ def rounded(x: Tensor, size: int) -> Tensor:
     """The inputs [n_tokens, n_in] as a product in groups of `size` takes them, in float32. A block
     ends with its group."""
     out = torch.empty(x.shape)
-    for group, of_group in zip(x.float().split(size, 1), out.split(size, 1), strict=True):
-        for block, of_block in zip(group.split(BLOCK, 1), of_group.split(BLOCK, 1), strict=True):
+    for group, of_group in zip(
+        torch.split(x.float(), size, 1), torch.split(out, size, 1), strict=True
+    ):
+        for block, of_block in zip(
+            torch.split(group, BLOCK, 1), torch.split(of_group, BLOCK, 1), strict=True
+        ):
             largest = block.abs().amax(1, keepdim=True)
             steps = torch.where(largest > 1e-30, 127 / largest, 0.0)
             of_block[:] = (block * steps).round() * (largest / 127)
