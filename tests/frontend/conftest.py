@@ -20,6 +20,7 @@ from services.frontend.frontend import Frontend
 from services.frontend.grpc.inference_servicer import SERVICE
 from services.frontend.link.backoff import Backoff
 from services.frontend.link.scheduler_client import SchedulerClient
+from services.frontend.models.served_model import ServedModel
 from services.frontend.request.refusals import Refusals
 from services.frontend.settings import FrontendSettings
 from services.frontend.text.tokenizer import Tokenizer
@@ -141,6 +142,11 @@ class Site:
     def url(self) -> str:
         """Where the OpenAI API is."""
         return f"http://{self.frontend.http_address}"
+
+    @property
+    def model(self) -> ServedModel:
+        """The first model that the frontend serves."""
+        return next(iter(self.frontend._models))
 
     def tokens(self, text: str) -> tuple[int, ...]:
         """Tokens of a text, for the fake scheduler to say."""

@@ -61,8 +61,10 @@ async def call_each(channel: Any, **call: Any) -> dict[str, grpc.StatusCode]:
         request = inference_pb2.GenerateRequest(prompt=prompt).SerializeToString()
         if method.name == "Tokenize":
             request = inference_pb2.TokenizeRequest(prompt=prompt).SerializeToString()
+        if method.name in ("Detokenize", "DescribeModel"):
+            request = b""
         answer = make(rpc.method_path(SERVICE, method.name))(
-            b"" if method.name == "DescribeModel" else request,
+            request,
             timeout=HANG_S,
             **call,
         )

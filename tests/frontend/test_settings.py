@@ -16,7 +16,7 @@ def test_command_line_sets_what_it_names() -> None:
     settings = FrontendSettings.load(
         "frontend", [*NEEDED, "--http-address", "0.0.0.0:0", "--drain-s", "5", "--ready-fd=7"]
     )
-    assert settings.model == Path("models/x")
+    assert settings.models[0].path == Path("models/x")
     assert (settings.http_address, settings.drain_s, settings.ready_fd) == ("0.0.0.0:0", 5.0, 7)
 
 
@@ -80,7 +80,7 @@ def test_the_limit_on_characters_follows_the_context(
     if context is not None:
         (tmp_path / "config.json").write_text(f'{{"max_position_embeddings": {context}}}')
     settings = FrontendSettings(model=tmp_path, scheduler="host:1", **given)  # type: ignore[arg-type]
-    assert settings.n_prompt_characters == n_characters
+    assert settings.n_prompt_characters(settings.models[0].path) == n_characters
     less = FrontendSettings(model=tmp_path, scheduler="host:1", max_prompt_characters=7)
     part = "max_prompt_characters"
     assert settings.memory_parts()[part] >= less.memory_parts()[part] > 0
