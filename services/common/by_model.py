@@ -34,10 +34,18 @@ def _pairs_in(value: object) -> object:
 
 
 def _pair(item: object) -> object:
-    if isinstance(item, tuple | list):
-        return item
-    named = _NAMED.fullmatch(item) if isinstance(item, str) else None
-    return ("", item) if named is None else (named["name"], named["value"])
+    match item:
+        case tuple() | list():
+            return item
+        case str():
+            return pair_in(item)
+    return ("", item)
+
+
+def pair_in(text: str) -> tuple[str, str]:
+    """Returns the name and the value of `NAME=VALUE`. The name is empty if the text has none."""
+    named = _NAMED.fullmatch(text)
+    return ("", text) if named is None else (named["name"], named["value"])
 
 
 def _without_repetition(pairs: tuple[tuple[str, Value], ...]) -> tuple[tuple[str, Value], ...]:

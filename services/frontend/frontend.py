@@ -260,7 +260,7 @@ class Frontend:
         self._listeners.close()
 
     async def wait_ready(self) -> None:
-        """Waits until requests to every model can be answered, or could be at some time."""
+        """Waits until requests to at least one model can be answered."""
         await self._models.wait_open()
 
     async def _announce(self) -> None:

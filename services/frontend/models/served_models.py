@@ -122,9 +122,8 @@ class ServedModels:
                 await asyncio.gather(*waits)
 
     async def wait_open(self) -> None:
-        """Waits until every model has been served by a pipeline."""
-        for model in self._models:
-            await model.scheduler.pipeline.wait_open()
+        """Waits until a pipeline of any model serves."""
+        await first_of(*(model.scheduler.pipeline.wait_open() for model in self._models))
 
     def reason_against_serving(self) -> str:
         """Returns the reason why no model gives tokens to new requests. The result is empty if at
