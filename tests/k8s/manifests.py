@@ -160,8 +160,9 @@ class Manifests:
         return [found for found in self.workloads() if found.labels[NAME] == "orcinus"]
 
     def workload(self, component: str) -> "Workload":
-        """The one of our services of that name."""
-        (found,) = (item for item in self.services() if item.labels[COMPONENT] == component)
+        """The one of our services of that name; of several deployments, that of the first."""
+        found, *others = (item for item in self.services() if item.labels[COMPONENT] == component)
+        assert found.labels[INSTANCE] not in {item.labels[INSTANCE] for item in others}
         return found
 
 
