@@ -84,3 +84,37 @@ def test_the_limit_on_characters_follows_the_context(
     less = FrontendSettings(model=tmp_path, scheduler="host:1", max_prompt_characters=7)
     part = "max_prompt_characters"
     assert settings.memory_parts()[part] >= less.memory_parts()[part] > 0
+
+
+TWO = ["--model=a=/a,b=/b", "--scheduler=a=h:1,b=h:2"]
+
+
+def test_each_model_has_its_own_settings() -> None:
+    settings = FrontendSettings.load("frontend", [*TWO, "--tool-parser=hermes,b=none"])
+    assert [
+        (model.names, model.path, model.scheduler, model.tool_parser, model.reasoning_parser)
+        for model in settings.models
+    ] == [
+        (("a",), Path("/a"), "h:1", "hermes", "auto"),
+        (("b",), Path("/b"), "h:2", "none", "auto"),
+    ]
+    one = FrontendSettings.load("frontend", ["--model=/a", "--scheduler=h:1"])
+    assert [model.names for model in one.models] == [()]
+    assert sum(settings.memory_parts().values()) > sum(one.memory_parts().values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--model=a=/a,b=/b", "--scheduler=h:1"], "scheduler: the model a has no address"),
+        ([*TWO, "--scheduler=c=h:3"], "scheduler: `model` has no model named c"),
+        ([*TWO, "--tool-parser=c=none"], "tool_parser: `model` has no model named c"),
+        ([*TWO, "--served-model-name=x"], "served_model_name: not together with a NAME"),
+        ([*TWO, "--model=/c"], "model: several models need a name each"),
+        ([*TWO, "--model=a=/c"], "model: has several values for the model a"),
+        (["--model=/a", "--scheduler=a=h"], "scheduler: 'h' is not host:port"),
+    ],
+)
+def test_models_whose_settings_do_not_match_are_refused(arguments: list[str], reason: str) -> None:
+    with pytest.raises(SystemExit, match=f"^error: {re.escape(reason)}"):
+        FrontendSettings.load("frontend", arguments)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.frontend.settings import FrontendSettings
 from services.local.__main__ import announce, shape_of
 from services.local.launcher import Launcher, LocalAddresses, share_cpus
 from services.local.settings import LocalSettings
@@ -122,3 +123,71 @@ def test_the_numbers_of_pipelines_and_stages_are_printed() -> None:
 def test_a_further_setting_without_name_or_value_is_refused(option: str) -> None:
     with pytest.raises(SystemExit, match=r"^error: frontend: must be NAME=VALUE"):
         LocalSettings.load("local", ["--model=model", f"--frontend={option}"])
+
+
+async def test_each_of_several_models_has_workers_of_its_own() -> None:
+    arguments = ["--model=a=/a", "--model=b=/b", "--stages=2"]
+    settings = LocalSettings.load("local", arguments)
+    launcher = Launcher(settings)
+    options = [launcher.worker_options(index) for index in range(settings.n_workers)]
+    assert [(str(each["model"]), each["stage-index"]) for each in options] == [
+        *(("/a", 0), ("/a", 1)),
+        *(("/b", 0), ("/b", 1)),
+    ]
+    assert share_cpus(settings, 4, [0, 1, 2, 3]) == (1, [[0], [1], [2], [3]])
+    assert shape_of(settings) == "2 stages each"
+
+
+async def test_the_frontend_is_told_the_scheduler_of_each_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for models, addresses in (
+        (["a=/a", "b=./b"], ["127.0.0.1:5", "127.0.0.1:6"]),
+        (["./odd=name"], ["127.0.0.1:5"]),
+    ):
+        settings = LocalSettings.load("local", [f"--model={model}" for model in models])
+        options = Launcher(settings).frontend_options(*addresses)
+        given = [f"--{name}={options[name]}" for name in ("model", "scheduler")]
+        told = FrontendSettings.load("frontend", given).models
+        assert [model.scheduler for model in told] == addresses
+        assert [model.path for model in told] == [path.absolute() for _, path in settings.model]
+        assert [model.names for model in told] == [
+            (name,) if name else () for name, _ in settings.model
+        ]
+
+
+def test_the_example_for_several_models_names_one(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = LocalSettings.load("local", ["--model=a=/a", "--model=b=/b"])
+    addresses = LocalAddresses("127.0.0.1:81", "127.0.0.1:82", {})
+    announce(settings, addresses)
+    out = capsys.readouterr().out
+    assert out.startswith("Orcinus serves a and b on 1 stage each: OpenAI http://127.0.0.1:81/v1")
+    [line] = [line for line in out.splitlines() if line.startswith("Try: ")]
+    assert json.loads(shlex.split(line)[-1])["model"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--model=a=/a", "--model=/b"], "model: several models need a name each"),
+        (["--model=a=/a", "--served-model-name=x"], "served_model_name: not together"),
+    ],
+)
+def test_models_without_a_name_each_are_refused(arguments: list[str], reason: str) -> None:
+    with pytest.raises(SystemExit, match=f"^error: {reason}"):
+        LocalSettings.load("local", arguments)
+
+
+async def test_a_model_that_is_lost_for_good_ends_the_others_only_if_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for fail_fast in (False, True):
+        settings = LocalSettings(model="a=/a,b=/b", fail_fast=fail_fast)
+        launcher = Launcher(settings)
+        launcher._has_started = True
+        launcher._lose_model(1, "b: stage 0 hung")
+        assert launcher.death.done() is fail_fast
+        launcher._lose_model(0, "a: stage 0 hung")
+        assert launcher.death.done()
+    assert "b: stage 0 hung; b is not served any more" in capsys.readouterr().err

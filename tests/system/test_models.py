@@ -12,6 +12,7 @@ import pytest
 from orcinus.v1 import inference_pb2
 
 from tests.generation_options import generation_options
+from tests.limits import HANG_S
 from tests.system.conftest import write_model
 from tests.system.stack import Stack, serving
 
@@ -19,8 +20,6 @@ pytestmark = pytest.mark.system
 
 PROMPT = [3, 4, 5, 6]
 N_TOKENS = 48
-HANG_S = 120.0
-"""Timeout of everything that a test waits for, in seconds."""
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,9 @@ from tests.exposition import Samples
 from tests.fake_scheduler import PIPELINE, FakeScheduler, echo, keeps_quiet, says, stalls_after
 from tests.fake_watch import FakeWatch, epoch
 from tests.frontend import checkpoints
-from tests.frontend.conftest import TIMEOUT_S, Site, in_front_of, soon
+from tests.frontend.conftest import Site, in_front_of, soon
 from tests.generation_options import generation_options
+from tests.limits import HANG_S
 
 BIG_CONTEXT, SMALL_CONTEXT = 128, 64
 HELLO = [{"role": "user", "content": "hello"}]
@@ -54,7 +55,7 @@ class Fleet:
 
     async def wait_state(self, name: str, state: str) -> None:
         """Waits until the frontend says that a model is in a state."""
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             while self.model(name).state != state:
                 await asyncio.sleep(0.01)
 
@@ -275,7 +276,7 @@ async def test_a_change_of_the_keys_takes_a_model_away(tmp_path: Path) -> None:
     file = keys(tmp_path, one=["small"])
     async with fleet(tmp_path, api_keys_file=file) as it:
         keys(tmp_path, one=["big"])
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             while [
                 model["id"]
                 for model in (await it.http.get("/v1/models", headers=as_key("one"))).json()["data"]
@@ -312,13 +313,13 @@ async def test_losing_one_model_leaves_the_other_as_it_is(tmp_path: Path) -> Non
             assert [line async for line in lines if line][-1] == "data: [DONE]"
         await it.schedulers["small"].stand_by()
         await it.wait_state("small", "unavailable")
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             while (await it.http.get("/ready")).status_code != 503:
                 await asyncio.sleep(0.01)
         assert "none of 2 models" in (await it.http.get("/serving")).json()["reason"]
         await it.schedulers["big"].lead()
         await it.wait_state("big", "serving")
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             while (await it.http.get("/ready")).status_code != 200:
                 await asyncio.sleep(0.01)
 
@@ -359,7 +360,7 @@ async def test_a_stream_is_resumed_at_its_own_model(tmp_path: Path) -> None:
 
 
 async def test_requests_of_a_lost_model_wait_and_go_on(tmp_path: Path) -> None:
-    async with fleet(tmp_path, hold_s=TIMEOUT_S, resume_s=TIMEOUT_S) as it:
+    async with fleet(tmp_path, hold_s=HANG_S, resume_s=HANG_S) as it:
         said = it.tokens("big", "hello w")
         it.schedulers["big"].behaviour = stalls_after(said[0])
         body = {"prompt": "hello", "max_tokens": len(said), "model": "big"}
