@@ -1,8 +1,14 @@
 """The overlay `fleet`: two models, each a deployment of its own, behind the same frontends."""
 
+import re
+
+import pytest
+from pydantic import ByteSize, TypeAdapter
+
 from services.frontend.settings import FrontendSettings
 from tests.k8s.manifests import COMPONENT, INSTANCE, Manifests, Workload, environment, rendered
 from tests.k8s.test_policy import may_reach
+from tests.k8s.test_render import VERSIONS, validate
 
 FLEET = "overlays/fleet"
 NAMES = ("demo", "demo-b")
@@ -36,6 +42,34 @@ def test_the_frontends_serve_both_models_by_the_services_of_their_schedulers() -
         host, _, port = model.scheduler.rpartition(":")
         assert services[host]["spec"]["selector"][INSTANCE] == instance
         assert services[host]["spec"]["ports"][0]["port"] == int(port)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_knows_every_field(version: str) -> None:
+    for item in rendered(FLEET).objects:
+        validate(item, version)
+
+
+def test_every_object_is_named_once_and_belongs_to_one_deployment() -> None:
+    objects = rendered(FLEET).objects
+    identities = [(item["kind"], item["metadata"]["name"]) for item in objects]
+    assert len(set(identities)) == len(identities)
+    for item in objects:
+        if item["kind"] != "Namespace":
+            metadata = item["metadata"]
+            assert metadata["namespace"] == "orcinus"
+            is_of_second = re.search("-b(-|$)", metadata["name"]) and "to-b" not in metadata["name"]
+            instance = "orcinus-b" if is_of_second else "orcinus"
+            assert metadata["labels"][INSTANCE] == instance, metadata["name"]
+
+
+def test_the_memory_of_a_frontend_is_enough_for_both_models() -> None:
+    frontend, settings = _frontend()
+    limit = TypeAdapter(ByteSize).validate_python(
+        frontend.container["resources"]["limits"]["memory"].replace("Mi", "MiB")
+    )
+    with_page = settings.model_copy(update={"page": True})
+    assert sum(with_page.memory_parts().values()) < limit
 
 
 def test_variables_come_before_those_that_use_them() -> None:

@@ -20,7 +20,15 @@ from services.frontend.api_keys import hash_of
 from services.frontend.models.served_model import ServedModel
 from services.frontend.text.tokenizer import Tokenizer
 from tests.exposition import Samples
-from tests.fake_scheduler import PIPELINE, FakeScheduler, echo, keeps_quiet, says, stalls_after
+from tests.fake_scheduler import (
+    PIPELINE,
+    FakeScheduler,
+    echo,
+    keeps_quiet,
+    rejects,
+    says,
+    stalls_after,
+)
 from tests.fake_watch import FakeWatch, epoch
 from tests.frontend import checkpoints
 from tests.frontend.conftest import Site, in_front_of, soon
@@ -332,7 +340,8 @@ async def test_a_full_pool_refuses_calls_of_its_own_model_only(tmp_path: Path) -
         async with it.http.stream(
             "POST", "/v1/completions", json=body | {"model": "big", "stream": True}
         ):
-            await it.schedulers["big"].wait_requests()
+            full = scheduler_pb2.REJECTION_REASON_POOL_FULL
+            it.schedulers["big"].behaviour = rejects(full)  # unless the frontend knows it still
             refused = await soon(it.http.post("/v1/completions", json=body | {"model": "big"}))
             taken = await soon(it.http.post("/v1/completions", json=body | {"model": "small"}))
         assert (refused.status_code, taken.status_code) == (429, 200)
@@ -340,7 +349,7 @@ async def test_a_full_pool_refuses_calls_of_its_own_model_only(tmp_path: Path) -
 
 async def test_a_stream_is_resumed_at_its_own_model(tmp_path: Path) -> None:
     async with fleet(tmp_path) as it:
-        said = it.tokens("small", "hello w")
+        said = it.tokens("small", "hello hello hello")
         it.schedulers["small"].behaviour = says(*said)
         request = inference_pb2.GenerateStreamRequest(
             model="small",
