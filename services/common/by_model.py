@@ -69,6 +69,11 @@ ByModel = Annotated[
 """Type of a setting that may have a value for each model: pairs of name and value."""
 
 
+def for_all(value: Value) -> tuple[tuple[str, Value], ...]:
+    """Returns a setting that has one value for all models."""
+    return (("", value),)
+
+
 def names_in(pairs: tuple[tuple[str, Value], ...]) -> tuple[str, ...]:
     """Returns the names of the models that have a value of their own."""
     return tuple(name for name, _ in pairs if name)

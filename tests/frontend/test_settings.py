@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from services.common.by_model import for_all
 from services.frontend.settings import FrontendSettings
 from services.scheduler.settings import SchedulerSettings
 from tests.listeners import cells_under
@@ -79,9 +80,10 @@ def test_the_limit_on_characters_follows_the_context(
 ) -> None:
     if context is not None:
         (tmp_path / "config.json").write_text(f'{{"max_position_embeddings": {context}}}')
-    settings = FrontendSettings(model=tmp_path, scheduler="host:1", **given)  # type: ignore[arg-type]
+    model, scheduler = for_all(tmp_path), for_all("host:1")
+    settings = FrontendSettings(model=model, scheduler=scheduler, **given)  # type: ignore[arg-type]
     assert settings.n_prompt_characters(settings.models[0].path) == n_characters
-    less = FrontendSettings(model=tmp_path, scheduler="host:1", max_prompt_characters=7)
+    less = FrontendSettings(model=model, scheduler=scheduler, max_prompt_characters=7)
     part = "max_prompt_characters"
     assert settings.memory_parts()[part] >= less.memory_parts()[part] > 0
 
