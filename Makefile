@@ -23,15 +23,16 @@ PROTO_BASELINE := protos/baseline.txtpb
 SOURCES := services simulator kernels benchmarks clients examples models tests
 
 # Tests that stand side by side stay in one worker, so that most systems that they share start once. Each worker takes
-# ten seconds to begin.
-TEST_WORKERS ?= 3
+# half a minute of a processor to begin.
+TEST_WORKERS ?= 2
 IN_PARALLEL  := -n $(TEST_WORKERS) --dist worksteal
 
 # Examples that the thorough tests try of each property.
 EXAMPLES ?= 100
 
-# The largest number of cases of each test that a run has, where it is to have a sample of them: it counts for every target
-# that runs tests. They are drawn by SAMPLE_SEED, by default the commit, so that each commit tries others.
+# The largest number of cases of each test that a run has, and of each folder of tests of whole systems, where it is to
+# have a sample of them: it counts for every target that runs tests. They are drawn by SAMPLE_SEED, by default the commit,
+# so that each commit tries others.
 SAMPLE      ?=
 SAMPLE_SEED ?= $(shell git rev-parse --short HEAD)
 ifneq ($(SAMPLE),)
@@ -130,7 +131,7 @@ tune: setup  ## Find the best settings for MODEL on this machine, in three minut
 
 ##@ Changing it
 
-test: setup  ## Run the tests, TEST_WORKERS (3) at a time; ARGS goes to pytest
+test: setup  ## Run the tests, TEST_WORKERS (2) at a time; ARGS goes to pytest
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 # A sample has no more examples of properties than the default tests.
@@ -293,8 +294,7 @@ deploy:  ## Apply k8s/overlays/OVERLAY (demo) to the cluster of kubectl's contex
 	kubectl apply --server-side --force-conflicts -k build/deploy
 	@$(wait_serving)
 
-# A pipeline takes only stages of one build, so there is no way from one to the next but through none: all at once.
-rollout-workers:  ## Replace all workers at once; streams pause while the new ones load
+rollout-workers:  ## Replace the workers, a pipeline at a time; streams go on
 	$(IN_NAMESPACE) rollout restart $(call workload,worker)
 	@$(wait_serving)
 

@@ -1,26 +1,37 @@
 """A sample of the cases of each test, for a run that has no time for all of them.
 
-`SAMPLE=8` keeps at most eight cases of each parametrised test. They are drawn by `SAMPLE_SEED`, so
-that a run can be repeated, and so that runs of different seeds try different cases.
+`SAMPLE=8` keeps at most eight cases of each parametrised test. Tests of whole systems, most of
+which start processes for each case and take half a minute of a processor, are sampled by folder: at
+most eight cases of each folder are kept. Cases are drawn by `SAMPLE_SEED`, so that a run can be
+repeated, and so that runs of different seeds try different cases.
 """
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 
-def drawn_cases(cases: Iterable[str], size: int, seed: str) -> set[str]:
-    """Returns the cases to run: of each test at most `size`, drawn by `seed`.
+def group_of(case: str, *, is_of_system: bool) -> str:
+    """Returns the name of the cases of which a sample has a limited number: the test of a case, or
+    the test's folder if the case is of a whole system.
 
-    `cases` are pytest's node IDs, in which a test's name ends where its parameters begin.
+    `case` is pytest's node ID, in which a test's name ends where its parameters begin.
     """
-    cases_of_tests = defaultdict(list)
-    for case in cases:
-        cases_of_tests[case.partition("[")[0]].append(case)
+    if is_of_system:
+        return case.partition("::")[0].rpartition("/")[0]
+    return case.partition("[")[0]
+
+
+def drawn_cases(groups: Mapping[str, str], size: int, seed: str) -> set[str]:
+    """Returns the cases to run: of each group at most `size`, drawn by `seed`. `groups` has the
+    group of each case."""
+    cases_of_groups = defaultdict(list)
+    for case, group in groups.items():
+        cases_of_groups[group].append(case)
 
     def place(case: str) -> bytes:
         return hashlib.sha256(f"{seed} {case}".encode()).digest()
 
     return {
-        case for of_test in cases_of_tests.values() for case in sorted(of_test, key=place)[:size]
+        case for of_group in cases_of_groups.values() for case in sorted(of_group, key=place)[:size]
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.case_sample import drawn_cases
+from tests.case_sample import drawn_cases, group_of
 from tests.environments import PROXIES
 
 # Speed is measured in `benchmarks/`; a busy machine must not fail a test of behaviour. A property
@@ -20,7 +20,8 @@ settings.register_profile("orcinus", deadline=None, max_examples=15)
 settings.register_profile("thorough", deadline=None, max_examples=N_EXAMPLES)
 settings.load_profile("orcinus")
 
-# How many cases of each test run, where not all of them do, and what these are drawn by.
+# How many cases of each test run, or of each folder of tests of whole systems, where not all of
+# them do, and what these are drawn by.
 SAMPLE = int(os.environ.get("SAMPLE") or 0)
 SAMPLE_SEED = os.environ.get("SAMPLE_SEED", "")
 
@@ -71,7 +72,13 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves a sample of the cases that the options select, if one is asked for."""
     if SAMPLE:
-        drawn = drawn_cases((item.nodeid for item in items), SAMPLE, SAMPLE_SEED)
+        groups = {
+            item.nodeid: group_of(
+                item.nodeid, is_of_system=item.get_closest_marker("system") is not None
+            )
+            for item in items
+        }
+        drawn = drawn_cases(groups, SAMPLE, SAMPLE_SEED)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in drawn])
         items[:] = [item for item in items if item.nodeid in drawn]
 

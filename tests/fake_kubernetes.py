@@ -206,6 +206,22 @@ class FakeKubernetes:
         }
         return web.json_response(self.lease)
 
+    async def patch_pod(self, request: web.Request) -> web.Response:
+        """Changes the annotations of a pod, by a merge patch."""
+        answer = await self._begin(request, "patch")
+        if answer is not None:
+            return answer
+        item = self.pods.get(request.match_info["name"])
+        if item is None:
+            return _status(404, "pods not found")
+        if request.content_type != "application/merge-patch+json":
+            return _status(415, "the body of the request was in an unknown format")
+        patch = await request.json()
+        annotations = item["metadata"].get("annotations", {}) | patch["metadata"]["annotations"]
+        metadata = item["metadata"] | {"annotations": annotations}
+        self._publish("MODIFIED", item | {"metadata": metadata})
+        return web.json_response(item)
+
     async def get_pods(self, request: web.Request) -> web.StreamResponse:
         """Lists or watches pods."""
         is_watch = request.query.get("watch", "").lower() == "true"
@@ -304,6 +320,7 @@ async def fake_kubernetes(tls: ssl.SSLContext | None = None) -> AsyncIterator[Fa
     app.router.add_get(lease, api.get_lease)
     app.router.add_put(lease, api.put_lease)
     app.router.add_get(f"/api/v1/namespaces/{NAMESPACE}/pods", api.get_pods)
+    app.router.add_patch(f"/api/v1/namespaces/{NAMESPACE}/pods/{{name}}", api.patch_pod)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)

@@ -53,6 +53,7 @@ class FakeRank:
     n_stages: int = 1
     answers: bool = False
     block_size: int = 4
+    joins: bool = True
     plans: list[bytes] = field(default_factory=list)
     has_plan: asyncio.Event = field(default_factory=asyncio.Event)
     grammars: asyncio.Queue[worker_pb2.PrepareGrammarRequest] = field(default_factory=asyncio.Queue)
@@ -71,7 +72,8 @@ class FakeRank:
         """Takes a message of the controller."""
         if kind is MessageKind.JOIN:
             request = worker_pb2.JoinPipelineRequest.FromString(payload)
-            self.controller.on_message(0, MessageKind.JOINED, str(request.epoch).encode())
+            if self.joins:
+                self.controller.on_message(0, MessageKind.JOINED, str(request.epoch).encode())
         elif kind is MessageKind.PLAN:
             self.plans.append(payload)
             self.has_plan.set()

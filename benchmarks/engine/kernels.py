@@ -185,7 +185,7 @@ def token_cases(n: int, storage: Storage, dtype: torch.dtype) -> Iterator[Case]:
 
 
 def seconds_per_layer(call: Callable[[int], object]) -> float:
-    """Returns the mean seconds of a layer in one round over all layers."""
+    """Calls `call` once with the index of each layer, and returns the mean seconds of a call."""
     start = time.perf_counter()
     for layer in range(N_LAYERS):
         call(layer)

@@ -203,7 +203,8 @@ def slower(costs: LinearCosts, factor: float) -> LinearCosts:
 
 
 def speed(costs: LinearCosts, iterations: Sequence[MeasuredIteration]) -> float:
-    """Returns the measured compute time of all iterations, divided by the expected time."""
+    """Returns the measured compute time of all iterations, divided by the time that `costs`
+    predicts for them: at 2.0, the machine took twice as long as predicted."""
     bare = dataclasses.replace(costs, gap_s=0.0)
     taken_s = sum(sum(each.stages_s) for each in iterations)
     expected_s = sum(

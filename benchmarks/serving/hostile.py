@@ -47,8 +47,9 @@ COLUMNS = (
     f"{'attacked':>8} {'all':>5} {'own':>5}  answers, refusals, and what is wrong"
 )
 MAX_RATIO = 2.0
-"""Largest allowed ratio of the 99th percentile of honest gaps in an attack on the same frontend to
-the percentile in an attack on a second frontend."""
+"""Largest allowed slowdown of honest clients: the 99th percentile of the gaps between their tokens
+while their own frontend is attacked, divided by this percentile while another frontend of the same
+scheduler is attacked."""
 MAX_STALL_S = 0.25
 UNDISTURBED_S = 4.0
 ATTACK_S = 5.0

@@ -141,7 +141,7 @@ def report(runs: list[Run]) -> str:
 def line_of(run: Run) -> str:
     """Returns the figures of one run as a line of text."""
     kind = "optimistic" if run.is_optimistic else "reserving"
-    return f"{kind:>10}: {run.tokens_per_s:8.1f} tokens/s, {run.n_preemptions} put down"
+    return f"{kind:>10}: {run.tokens_per_s:8.1f} tokens/s, {run.n_preemptions} preempted"
 
 
 def ratio(runs: list[Run]) -> float:
@@ -165,7 +165,7 @@ def draw(path: Path, runs: list[Run]) -> None:
         colour = "C1" if run.is_optimistic else "C0"
         label = "optimistic" if run.is_optimistic else "reserving"
         bars = axes.bar(index, run.tokens_per_s, color=colour, label=label if index < 2 else None)
-        axes.bar_label(bars, [f"{run.n_preemptions} put down"], fontsize=8)
+        axes.bar_label(bars, [f"{run.n_preemptions} preempted"], fontsize=8)
     axes.set_xticks([])
     axes.set_xlabel("runs, in their order")
     axes.set_ylabel("throughput (tokens/s)")

@@ -50,7 +50,8 @@ def minutes(given: Sequence[str]) -> dict[str, str]:
     return figures
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], root: Path = ROOT) -> int:
+    """Prints what the arguments ask for about the repository `root`. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.structure",
         description=benchmarks.structure.__doc__,
@@ -68,8 +69,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--docstrings", type=int, metavar="N", help="print N docstrings instead")
     parser.add_argument("--seed", type=int, default=0, help="seed of the docstrings (0)")
     options = parser.parse_args(arguments)
-    trees = {revision: tree_of(ROOT, revision) for revision in options.rev}
-    trees = trees or {"working tree": working_tree(ROOT)}
+    trees = {revision: tree_of(root, revision) for revision in options.rev}
+    trees = trees or {"working tree": working_tree(root)}
     if options.docstrings is not None:
         for name, tree in trees.items():
             drawn = sample(tree, options.docstrings, seed=options.seed)

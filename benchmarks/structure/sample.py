@@ -6,24 +6,25 @@ from typing import NamedTuple
 
 from benchmarks.structure.tree import Tree, docstrings, parse, under
 
-FOLDERS = ("services", "kernels")
+FOLDERS = ("services", "kernels", "simulator", "benchmarks")
 
 
 class Drawn(NamedTuple):
-    """A docstring and the place where it stands."""
+    """A docstring, the place where it stands, and the definition that it describes."""
 
     path: str
     line: int
     text: str
+    definition: str
 
 
 def sample(tree: Tree, n: int, *, seed: int) -> list[Drawn]:
-    """Returns `n` docstrings of services and kernels, or all if there are fewer, by place.
+    """Returns `n` docstrings of the folders `FOLDERS`, or all if there are fewer, by place.
 
     The same tree and seed give the same docstrings.
     """
     found = [
-        Drawn(path, docstring.first_line, docstring.text)
+        Drawn(path, docstring.first_line, docstring.text, docstring.definition)
         for path, source in sorted(under(tree, FOLDERS, ".py").items())
         for docstring in docstrings(parse(source))
     ]
@@ -31,8 +32,8 @@ def sample(tree: Tree, n: int, *, seed: int) -> list[Drawn]:
 
 
 def listed(drawn: Sequence[Drawn]) -> str:
-    """Returns docstrings as a list to mark."""
+    """Returns docstrings below their definitions, as a list to mark."""
     return "\n\n".join(
-        f"[ ] {number}. {path}:{line}\n{text}"
-        for number, (path, line, text) in enumerate(drawn, start=1)
+        "\n".join(filter(None, (f"[ ] {number}. {path}:{line}", definition, text)))
+        for number, (path, line, text, definition) in enumerate(drawn, start=1)
     )

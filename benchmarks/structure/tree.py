@@ -24,11 +24,13 @@ _C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
 class Docstring(NamedTuple):
-    """A docstring and its lines in the file."""
+    """A docstring, its lines in the file, and the code of the definition that it describes, which
+    is empty for a module."""
 
     first_line: int
     last_line: int
     text: str
+    definition: str
 
 
 def working_tree(root: Path) -> Tree:
@@ -95,7 +97,21 @@ def docstrings(module: ast.Module) -> Iterator[Docstring]:
                 is_documented = before is None or isinstance(before, ast.Assign | ast.AnnAssign)
                 if is_documented and (text := _text_of(statement)) is not None:
                     last = statement.end_lineno or statement.lineno
-                    yield Docstring(statement.lineno, last, text)
+                    yield Docstring(statement.lineno, last, text, _definition_of(before or node))
+
+
+def _definition_of(node: ast.AST) -> str:
+    """Returns the code of a definition without its body; empty for a module."""
+    match node:
+        case ast.ClassDef():
+            return f"class {node.name}({', '.join(map(ast.unparse, node.bases))})"
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            returned = ast.unparse(node.returns) if node.returns else "None"
+            return f"def {node.name}({ast.unparse(node.args)}) -> {returned}"
+        case ast.Assign() | ast.AnnAssign():
+            return ast.unparse(node)
+        case _:
+            return ""
 
 
 def _text_of(node: ast.stmt) -> str | None:

@@ -5,24 +5,18 @@ queries of one span with the keys that the tile attends to, or with a part of th
 computes one item for one group of query heads that share a K/V head. Each token of a tile has one
 row for each head of the group, so that a decode of a model with grouped queries fills the 16 rows
 of the matrix unit. If the heads are too many for one tile, they form several groups. The program
-loops over the keys with the running softmax of FlashAttention (Dao et al., 2022), in base 2. Tiles
-have two sizes, one for decodes and one for longer spans. Both sizes run in one launch, so that
-neither waits for the other.
+loops over the keys (`attention_walk`). Tiles have two sizes, one for decodes and one for longer
+spans. Both sizes run in one launch, so that neither waits for the other.
 
 Bytes: each tile reads 2 * n_kv_heads * head_dim elements per token of context, which limits
 decodes. FLOPs: 4 * n_heads * head_dim per pair of a query and a key, which limits prompts.
 
-The keys of a sequence lie in blocks that may be anywhere in storage. A step of the loop loads the
-block ids of its keys and gathers whole rows of a head. Only keys to which a query of the tile
-attends are read, so unused storage may contain any bits. Large tiles compute masks only in steps
-that contain the causal diagonal, the edge of the window or the last key.
+Only keys to which a query of the tile attends are read, so unused storage may contain any bits.
+Large tiles compute masks only in steps that contain the causal diagonal, the edge of the window or
+the last key.
 
 If an item has only a part of a tile's keys, the program writes its float32 result and the log of
-its sum of weights. A second small launch combines the parts (Dao et al., Flash-Decoding, 2023).
-
-Values may be the first elements of the keys, as in latent attention. They are then loaded once, as
-keys, and the other elements of the keys get a second product, so that the tiles of both products
-have sizes that are powers of two.
+its sum of weights. A second small launch combines the parts (`attention_parts`).
 
 The sink of a head is added to the sum of weights after all keys of a row: at the end of an item
 with all keys, or when parts are combined.
@@ -39,15 +33,11 @@ from torch import Tensor
 
 from kernels.forms.attention import PLAIN, AttentionForm
 from kernels.ops import AttentionPlan
-from kernels.triton.attention_plan import (
-    N_COLUMNS,
-    N_DIVIDED_COLUMNS,
-    Column,
-    DividedColumn,
-    items_for,
-)
+from kernels.triton.attention_parts import NO_PEAK, combine_parts, sink_weights
+from kernels.triton.attention_plan import N_COLUMNS, Column, items_for
+from kernels.triton.attention_walk import walk
 
-# The columns of the tables, as constants for kernels.
+# The columns of the table of items, as constants for kernels.
 _ROW = tl.constexpr(Column.ROW.value)
 _N_QUERIES = tl.constexpr(Column.N_QUERIES.value)
 _POSITION = tl.constexpr(Column.POSITION.value)
@@ -56,126 +46,6 @@ _KEY_END = tl.constexpr(Column.KEY_END.value)
 _SPAN = tl.constexpr(Column.SPAN.value)
 _PART = tl.constexpr(Column.PART.value)
 _ITEM_STRIDE = tl.constexpr(N_COLUMNS)
-_DIVIDED_ROW = tl.constexpr(DividedColumn.ROW.value)
-_DIVIDED_PART = tl.constexpr(DividedColumn.PART.value)
-_DIVIDED_STEP = tl.constexpr(DividedColumn.STEP.value)
-_DIVIDED_N_PARTS = tl.constexpr(DividedColumn.N_PARTS.value)
-_DIVIDED_STRIDE = tl.constexpr(N_DIVIDED_COLUMNS)
-
-# A number below every score. It is finite so that the difference of two of them is 0, not NaN.
-_NO_PEAK = tl.constexpr(-1e30)
-
-# Number of parts of a token that a step of `_combine_kernel` combines.
-_N_PARTS = 16
-
-_LOG2_E = tl.constexpr(math.log2(math.e))
-
-
-@triton.jit
-def _masked(scores, keys, positions, last_key, window, HAS_WINDOW: tl.constexpr):
-    """Returns `scores` [ROWS, KEYS] with minus infinity for keys to which a row must not attend."""
-    is_seen = keys[None, :] <= tl.minimum(positions, last_key)[:, None]
-    if HAS_WINDOW:
-        is_seen &= keys[None, :] > (positions - window)[:, None]
-    return tl.where(is_seen, scores, float("-inf"))
-
-
-@triton.jit
-def _walk(
-    totals,
-    sums,
-    peaks,
-    q,
-    q_rest,
-    positions,
-    begin,
-    end,
-    inner_begin,
-    inner_end,
-    last_key,
-    keys_of_head,
-    values_of_head,
-    table,
-    window,
-    scale,
-    soft_cap,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SOFT_CAP: tl.constexpr,
-    HAS_INNER: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TOKEN_STRIDE: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    DIMS: tl.constexpr,
-    REST_DIM: tl.constexpr,
-    REST_DIMS: tl.constexpr,
-    KEYS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Computes attention to the keys [begin, end). Keys after `last_key` are not read.
-
-    Returns the updated `totals` (weighted sums of values), `sums` of weights and `peaks` (largest
-    scores) of each row. All rows attend to all keys in [inner_begin, inner_end), so steps within
-    this range need no mask. Steps with and without a mask share one loop, because in two loops
-    ptxas would wait for each matrix instruction (wgmma).
-    """
-    dims = tl.arange(0, DIMS)
-    is_dim = (dims < VALUE_DIM)[None, :]
-    some_keys = keys_of_head + dims[None, :]
-    some_values = values_of_head + dims[None, :]
-    # Past the end the last key is read again, with a weight of zero. Block ids are loaded one step
-    # ahead, so that the loads of keys and values need not wait for them.
-    stored = tl.minimum(begin + tl.arange(0, KEYS), last_key).to(tl.uint32)
-    blocks = tl.load(table + stored // BLOCK_SIZE)
-    for first in tl.range(begin, end, KEYS, num_stages=STAGES):
-        keys = first + tl.arange(0, KEYS)
-        in_block = (stored % BLOCK_SIZE).to(tl.int32) * TOKEN_STRIDE
-        places = (blocks.to(tl.int64) * (BLOCK_SIZE * TOKEN_STRIDE) + in_block)[:, None]
-        stored = tl.minimum(keys + KEYS, last_key).to(tl.uint32)
-        blocks = tl.load(table + stored // BLOCK_SIZE)
-        if VALUE_DIM == DIMS:
-            k = tl.load(some_keys + places)  # [KEYS, DIMS]
-        else:
-            k = tl.load(some_keys + places, mask=is_dim, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # [ROWS, KEYS]
-        if REST_DIM > 0:
-            rest_dims = tl.arange(0, REST_DIMS)[None, :]
-            some_rest = keys_of_head + VALUE_DIM + rest_dims + places
-            rest = tl.load(some_rest, mask=rest_dims < REST_DIM, other=0.0)  # [KEYS, REST_DIMS]
-            scores = tl.dot(q_rest, tl.trans(rest), scores, input_precision="ieee")
-        if HAS_SOFT_CAP:
-            # tanh(x) = 1 - 2 / (exp(2 x) + 1). `scale` and `soft_cap` include the factors that
-            # base 2 needs.
-            scores = soft_cap - 2.0 * soft_cap / (tl.exp2(scores * scale) + 1.0)
-        else:
-            scores *= scale
-        if HAS_INNER:
-            if (first < inner_begin) | (first + KEYS > inner_end):
-                scores = _masked(scores, keys, positions, last_key, window, HAS_WINDOW)
-        else:
-            scores = _masked(scores, keys, positions, last_key, window, HAS_WINDOW)
-        new_peaks = tl.maximum(peaks, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_peaks[:, None])
-        shrink = tl.exp2(peaks - new_peaks)
-        peaks = new_peaks
-        sums = sums * shrink + tl.sum(weights, 1)
-        totals *= shrink[:, None]
-        if REST_DIM > 0:
-            v = k
-        elif VALUE_DIM == DIMS:
-            v = tl.load(some_values + places)
-        else:
-            v = tl.load(some_values + places, mask=is_dim, other=0.0)
-        totals = tl.dot(weights.to(v.dtype), v, totals, input_precision="ieee")
-    return totals, sums, peaks
-
-
-@triton.jit
-def _sink_weights(sinks, peaks):
-    """Returns the weights of sinks, relative to the weight 1 of the key with the score `peaks`.
-
-    Weights are limited to 2^126. Beside such a weight, the weights of keys are negligible anyway.
-    """
-    return tl.exp2(tl.minimum(tl.load(sinks) * _LOG2_E - peaks, 126.0))
 
 
 @triton.jit
@@ -239,7 +109,7 @@ def _attend(
     last_key = tl.maximum(end - 1, 0)
     totals = tl.zeros((ROWS, DIMS), tl.float32)
     sums = tl.zeros((ROWS,), tl.float32)
-    peaks = tl.full((ROWS,), _NO_PEAK, tl.float32)
+    peaks = tl.full((ROWS,), NO_PEAK, tl.float32)
     if HAS_WINDOW:
         begin = tl.maximum(begin, position - window + 1)
     # All rows see the keys in [inner_begin, inner_end), so these need no mask.
@@ -248,7 +118,7 @@ def _attend(
     if HAS_WINDOW:
         inner_begin = position + n_queries - window
     # fmt: off
-    totals, sums, peaks = _walk(
+    totals, sums, peaks = walk(
         totals, sums, peaks, tile, rest, positions, begin, end, inner_begin, inner_end, last_key,
         keys_of_head, values_of_head, table, window, scale, soft_cap,
         HAS_WINDOW, HAS_SOFT_CAP, IS_LARGE,
@@ -263,7 +133,7 @@ def _attend(
     places = ((row + tokens) * (N_GROUPS * GROUP_SIZE) + heads).to(tl.int64)
     if part < 0:
         if HAS_SINKS:
-            totals *= (safe_sums / (safe_sums + _sink_weights(sinks + heads, peaks)))[:, None]
+            totals *= (safe_sums / (safe_sums + sink_weights(sinks + heads, peaks)))[:, None]
         where = out + places[:, None] * VALUE_DIM + dims[None, :]
         tl.store(where, totals.to(out.dtype.element_ty), mask=is_element)
     else:
@@ -352,53 +222,6 @@ def _attention_kernel(
     # fmt: on
 
 
-@triton.jit
-def _combine_kernel(
-    out,
-    parts,
-    log_sums,
-    sinks,
-    divided,
-    HAS_SINKS: tl.constexpr,
-    N_HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    DIMS: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """Combines the partial results of one head of one token whose keys are divided among several
-    items."""
-    program = tl.program_id(0)
-    head = program % N_HEADS
-    token = divided + (program // N_HEADS) * _DIVIDED_STRIDE
-    row = tl.load(token + _DIVIDED_ROW).to(tl.int64)
-    first_part = tl.load(token + _DIVIDED_PART).to(tl.int64)
-    step = tl.load(token + _DIVIDED_STEP)
-    n_parts = tl.load(token + _DIVIDED_N_PARTS)
-    dims = tl.arange(0, DIMS)
-    is_dim = dims < VALUE_DIM
-    total = tl.zeros((DIMS,), tl.float32)
-    sum_ = tl.full((), 0.0, tl.float32)
-    peak = tl.full((), _NO_PEAK, tl.float32)
-    for begin in tl.range(0, n_parts, PARTS):
-        places = begin + tl.arange(0, PARTS)
-        part_rows = (first_part + places * step) * N_HEADS + head
-        logs = tl.load(log_sums + part_rows, mask=places < n_parts, other=float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(logs, 0))
-        shrink = tl.exp2(peak - new_peak)
-        weights = tl.exp2(logs - new_peak)
-        wheres = parts + part_rows[:, None] * VALUE_DIM + dims[None, :]
-        is_stored = (places < n_parts)[:, None] & is_dim[None, :]
-        values = tl.load(wheres, mask=is_stored, other=0.0)  # [PARTS, DIMS]
-        total = total * shrink + tl.sum(weights[:, None] * values, 0)
-        sum_ = sum_ * shrink + tl.sum(weights, 0)
-        peak = new_peak
-    if n_parts > 0:
-        if HAS_SINKS:
-            sum_ += _sink_weights(sinks + head, peak)
-        where = out + (row * N_HEADS + head) * VALUE_DIM + dims
-        tl.store(where, (total / sum_).to(out.dtype.element_ty), mask=is_dim)
-
-
 def attention(
     q: Tensor,
     key_cache: Tensor,
@@ -472,17 +295,5 @@ def attention(
         num_warps=small.n_warps if large is None else large.n_warps,
     )
     if items.divided is not None:
-        _combine_kernel[(len(items.divided) * n_heads,)](
-            out,
-            parts,
-            log_sums,
-            log_sums if sinks is None else sinks,
-            items.divided,
-            HAS_SINKS=sinks is not None,
-            N_HEADS=n_heads,
-            VALUE_DIM=value_dim,
-            DIMS=n_dims,
-            PARTS=_N_PARTS,
-            num_warps=2,
-        )
+        combine_parts(out, parts, log_sums, sinks, items.divided)
     return out

@@ -117,7 +117,8 @@ def _stretched(
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Returns the key of the rotary settings, and the settings, which both keys may hold."""
+    """Returns the key under which `config.json` has the rotary settings, and the settings. If the
+    file has both keys, `rope_parameters` is preferred, and `rope_scaling` adds what it lacks."""
     both = [config.get(key) for key in ("rope_scaling", "rope_parameters")]
     old, new = (rope if isinstance(rope, dict) else {} for rope in both)
     return "rope_parameters" if new else "rope_scaling", {**old, **new}

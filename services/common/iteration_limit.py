@@ -71,20 +71,22 @@ class IterationLimit:
         self._by_tokens.learn(work.n_tokens, elapsed_s)
         self._by_attended.learn(work.n_attended, elapsed_s)
 
-    def multiple_s(self, work: IterationSize) -> float | None:
-        """Returns `MULTIPLE` times the expected seconds of an iteration, or None if iterations of
-        this size are not known."""
+    def expected_s(self, work: IterationSize) -> float | None:
+        """Returns the expected seconds of an iteration, or None before any iteration has been
+        measured."""
         by_tokens = self._by_tokens.expected_s(work.n_tokens)
         by_attended = self._by_attended.expected_s(work.n_attended)
         if by_tokens is None or by_attended is None:
             return None
-        return MULTIPLE * (by_tokens + by_attended)
+        return by_tokens + by_attended
 
     def of(self, work: IterationSize) -> float:
         """Returns the seconds that an iteration may take."""
-        multiple_s = self.multiple_s(work)
-        if multiple_s is None:
+        expected_s = self.expected_s(work)
+        if expected_s is None:
             multiple_s = FIRST_S + FIRST_TOKEN_S * work.n_tokens
+        else:
+            multiple_s = MULTIPLE * expected_s
         return min(self.floor_s + multiple_s, self.ceiling_s)
 
 

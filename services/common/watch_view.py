@@ -7,7 +7,7 @@ A viewer keeps the changes and draws them; all sums are computed here. A change 
 `watch_json.py` with fields that are derived from earlier events:
 
     epoch       has `term`: in a new term, the numbers of requests begin anew; and `text`: the label
-                of the epoch
+                of the epoch, which stays the same if the event is repeated
     iteration   has `n_generated`: each request's number of output tokens after the iteration;
                 `first_tokens`: pairs of a request and the seconds from its arrival to its first
                 token; and `memory`: the number of K/V slots of the pipeline for each use, all slots
@@ -46,10 +46,11 @@ class _Request:
     last_token_at: float | None = None
 
     def add_tokens(self, n_new: int, *, end_position: int) -> None:
-        """Records the `n_new` new tokens of a span. The span ran the tokens before `end_position`.
+        """Records that a span has brought `n_new` new tokens. The span ends after `end_position`
+        tokens of the request, from which the number of earlier output tokens follows.
 
-        The number of earlier tokens is computed from the position, since iterations that were in
-        flight when the watch began have no events.
+        Tokens cannot simply be counted, since iterations that were in flight when the watch began
+        have no events.
         """
         if self.n_prompt_tokens:
             n_before = end_position - self.n_prompt_tokens
@@ -63,6 +64,7 @@ class View:
 
     def __init__(self) -> None:
         self._epochs: dict[int, watch_pb2.EpochEvent] = {}  # the last one of each pipeline
+        self._labels: dict[int, str] = {}  # the label of that epoch
         self._term: int | None = None
         self._requests: dict[int, _Request] = {}
         self._ended: deque[tuple[float, int]] = deque()
@@ -101,6 +103,10 @@ class View:
 
     def _epoch(self, event: watch_pb2.EpochEvent) -> Json:
         term = event.epoch // EPOCHS_PER_TERM
+        known = self._epochs.get(event.pipeline)
+        if known is not None and known.epoch == event.epoch:
+            self._epochs[event.pipeline] = event
+            return {"term": term, "text": self._labels[event.pipeline]}
         text = f"{event.epoch}, {event.model} on {event.n_stages} stages"
         if event.pipeline:
             text += f": pipeline {event.pipeline} serves"
@@ -112,6 +118,7 @@ class View:
             self._ended.clear()
             self._epochs.clear()
         self._epochs[event.pipeline] = event
+        self._labels[event.pipeline] = text
         return {"term": term, "text": text}
 
     def _take_request(self, at: float, event: watch_pb2.RequestEvent) -> None:

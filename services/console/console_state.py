@@ -226,6 +226,10 @@ class ConsoleState:
             self.requests.clear()
             self.pipelines.clear()
         self.epoch = {key: _printable(it) for key, it in event.items() if key not in ("t", "type")}
+        known = self.pipelines.get(_pipeline_of(event))
+        if known is not None and known.epoch["epoch"] == event["epoch"]:
+            known.epoch = self.epoch
+            return
         self._mark(float(event["t"]), "epoch", str(event["text"]))
         slots = KvSlots(free=int(event["n_slots"]))
         self.pipelines[_pipeline_of(event)] = ServingPipeline(self.epoch, slots)

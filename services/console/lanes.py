@@ -20,7 +20,8 @@ class Cell:
 
     iteration: DrawnIteration
     is_first: bool
-    """Whether the cell to the left shows no iteration, or another one."""
+    """Whether the iteration begins in this cell: the cell to the left shows another iteration or
+    none."""
 
 
 def window_for(iterations: Sequence[DrawnIteration], n_cells: int) -> float:

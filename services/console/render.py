@@ -126,6 +126,7 @@ def _lanes(state: ConsoleState, screen: Screen, *, width: int, now: float) -> It
 def _heading(number: int, pipeline: ServingPipeline) -> Text:
     """Returns the line above the lanes of one of several pipelines."""
     text = f"  epoch {pipeline.epoch.get('epoch')}  {pipeline.n_running} running"
+    text += "  draining" * bool(pipeline.epoch.get("is_draining"))
     return Text(f"pipeline {number}", style="bold").append(text, style="dim not bold")
 
 
@@ -253,6 +254,6 @@ def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
 def _marks(state: ConsoleState) -> Iterator[Text]:
     for mark in state.marks:
         ago = max(0.0, state.now - mark.t)
-        is_bad = mark.kind in ("lost", "suspects", "unfit", "gap", "away")
+        is_bad = mark.kind in ("lost", "suspects", "unfit", "unformed", "gap", "away")
         line = Text(f"{f'{ago:.0f} s ago':>9}  ", style="dim")
         yield line.append(str(mark), style="bold red" if is_bad else "bold")

@@ -41,9 +41,9 @@ compiling, which the frontend limits (`grammar_checker`). The schemas of 200 too
 symbols."""
 
 RENEWAL_LIMIT_S = 5.0
-"""Timeout in seconds for a grammar that is compiled again. After it the rank ends, which is before
-other ranks would regard the rank as hung. Nearly every grammar takes less than a tenth of a second
-of processor time, and the slowest 1.6 s (`grammar_checker`)."""
+"""Timeout in seconds for compiling a grammar again. A rank whose grammar takes longer ends. The
+timeout is shorter than the time after which other ranks regard a rank as hung. Nearly every grammar
+takes less than a tenth of a second of processor time, and the slowest 1.6 s (`grammar_checker`)."""
 
 MAX_RENEWALS = 2
 """Largest number of grammars that may be compiled again in one iteration because their lexers are

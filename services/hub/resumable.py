@@ -108,7 +108,8 @@ class LargeFile:
                 on_progress(len(piece))
 
     def _check(self, part: Path) -> None:
-        """Removes the file and raises SourceError if the digest of its content does not match."""
+        """Compares the digest of the file's content with the digest that the source announced. If
+        they differ, removes the file and raises SourceError."""
         with part.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != self.sha256:

@@ -286,5 +286,6 @@ def _credentials(environment: Mapping[str, str]) -> "S3Config":
 
 
 def _kind(error: Exception) -> str:
-    """Returns a description of an error in a file of secrets that does not quote the file."""
+    """Returns a description of an error that was found in a file of secrets. The description does
+    not quote the file."""
     return f"no {error}" if isinstance(error, KeyError) else type(error).__name__

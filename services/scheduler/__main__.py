@@ -27,6 +27,7 @@ from services.common.serving import ServingWatch
 from services.common.telemetry import configure_logging
 from services.common.tracing import Tracing
 from services.scheduler.building import BuildScheduler
+from services.scheduler.cluster.deletion_costs import DeletionCosts
 from services.scheduler.cluster.leader_elector import RENEWAL, LeaderElector
 from services.scheduler.cluster.leader_watch import LeaderWatch
 from services.scheduler.cluster.leadership import LeadershipLost
@@ -41,6 +42,8 @@ from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.observing.pace import Pace
 from services.scheduler.observing.progress import IterationProgress
 from services.scheduler.observing.request_observer import RequestObservers
+from services.scheduler.pipeline.deletion_order import costs_of
+from services.scheduler.pipeline.forming import OnMembers
 from services.scheduler.pipeline.shortfall import Shortfall, UnfitWorker
 from services.scheduler.pipeline.spare_watch import SpareWatch
 from services.scheduler.service import CALLERS, SchedulerService
@@ -103,6 +106,7 @@ class SchedulerProcess:
         self._metrics.ask_serving(self._serving.reason_against)
         self._metrics.ask_queued(lambda: self._control.backlog.work.n_prompt_tokens)
         self._elector: LeaderElector | None = None
+        self._on_members: OnMembers = lambda serving, draining: None
         self._has_handed_over = asyncio.Event()
         self._port = 0
 
@@ -140,7 +144,11 @@ class SchedulerProcess:
                 n_stages=self._settings.n_stages or 1,
                 port=self._settings.worker_port,
             )
-            await process.first_of(pods.run(), self._serve_in_turn(client, pods))
+            namespace = self._settings.namespace
+            costs = DeletionCosts(pods.pods, partial(client.set_deletion_cost, namespace))
+            if self._settings.pod_deletion_cost:
+                self._on_members = lambda *pipelines: costs.note(costs_of(*pipelines))
+            await process.first_of(pods.run(), costs.run(), self._serve_in_turn(client, pods))
 
     async def _serve_in_turn(self, client: "KubernetesClient", pods: PodDirectory) -> None:
         """Waits until this scheduler is elected, and then leads as long as it holds the lease."""
@@ -216,6 +224,7 @@ class SchedulerProcess:
             hand_over=hand_over,
             on_shortfall=self._note_shortfall,
             on_wanted=self._metrics.note_wanted,
+            on_members=self._on_members,
         )
         announcing = asyncio.create_task(self._announce(leader))
         await self._health.set_serving(True)

@@ -17,6 +17,7 @@ from services.scheduler.core.policies import Policy, PolicyOptions
 from services.scheduler.core.policies.registry import POLICIES
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.pipeline.fit import build_of, traits_of
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.settings import SchedulerSettings
 
@@ -46,6 +47,7 @@ def build_scheduler(
         pipeline_depth=depth,
         token_hand_off=has_one_stage,
         drafter=drafter,
+        build=build_of(traits_of(pipeline.first)),
     )
 
 

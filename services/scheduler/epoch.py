@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_observer import IterationObservers
+from services.scheduler.pipeline.drain import Drain
 from services.scheduler.pipeline.engine_master import EngineMaster
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.serving_loop import ServingLoop
@@ -19,3 +20,4 @@ class Epoch:
     engine: EngineMaster
     loop: ServingLoop
     observers: IterationObservers
+    drain: Drain

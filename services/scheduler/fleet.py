@@ -33,6 +33,10 @@ class Fleet:
         """The loops of the pipelines that serve."""
         return list(self._loops.values())
 
+    def may_take_over(self, number: int) -> bool:
+        """Returns whether a pipeline other than that of `number` serves and is not late."""
+        return any(one != number and not self._pools[one].is_late for one in self._loops)
+
     def pool_of(self, number: int) -> RequestPool:
         """Returns the pool as the pipeline with a number sees it."""
         while len(self._pools) <= number:

@@ -141,6 +141,12 @@ class FrontendStream:
             loop = asyncio.get_running_loop()
             self._acceptance_timer = loop.call_later(ACCEPTANCE_S, self._has_mail.set)
 
+    def note_build(self, request: Request) -> None:
+        """Tells the frontend which build of the workers makes the tokens of a request."""
+        if request.build:
+            self._outbox.builds.add(request_id=request.request_id, build=request.build)
+            self._note_bytes(UPDATE_BYTES)
+
     def reject(self, request_id: str, error: OrcinusError) -> None:
         rejection = self._outbox.rejected.add(
             request_id=request_id, reason=_rejection_reason(error), message=error.message

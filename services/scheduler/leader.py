@@ -1,17 +1,22 @@
 """A leading scheduler: it forms pipelines out of the workers, and serves each to its end.
 
-gather stages → join an epoch → serve → (lost) → gather stages → …
+gather stages → join an epoch → serve → (lost, or drained) → gather stages → …
 
 Several pipelines may serve at the same time, as many as there are workers for. All take their
 requests from one pool, which outlives them. When a pipeline loses a stage, its requests wait in the
 pool again, at their old places, and any pipeline may admit them: it runs their tokens again as a
-prefill and then generates further tokens. Frontends stay connected. They are told when no pipeline
-serves, and when one serves again. Stages that were not lost keep their weights.
+prefill and then generates further tokens. So do the requests of a pipeline that is late, which goes
+on as soon as it can. Frontends stay connected. They are told when no pipeline serves, and when one
+serves again. Stages that were not lost keep their weights.
+
+A pipeline drains when a worker of it was told to stop: its requests move to other pipelines, and
+then it ends. If there is no other pipeline, it serves until workers for the next one are ready.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from services.common import rpc
@@ -23,13 +28,15 @@ from services.scheduler.cluster.term import Term
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
 from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.epoch import Epoch
 from services.scheduler.fleet import Fleet
 from services.scheduler.observing.iteration_observer import IterationObservers, ObserveEpoch
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.request_observer import RequestObserver
+from services.scheduler.pipeline.drain import Drain
 from services.scheduler.pipeline.engine_master import EngineMaster
-from services.scheduler.pipeline.forming import Former
+from services.scheduler.pipeline.forming import Former, OnMembers
 from services.scheduler.pipeline.membership import OnShortfall, Pipeline
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from services.scheduler.pipeline.suspicion import Suspicion
@@ -63,10 +70,12 @@ class Leader:
         hand_over: HandOver | None = None,
         on_shortfall: OnShortfall = lambda _: None,
         on_wanted: Callable[[int], None] = lambda _: None,
+        on_members: OnMembers = lambda serving, draining: None,
     ) -> None:
         """`hand_over` is called when this leader is told to stop, if there is another scheduler.
         Otherwise no request is accepted any more while running requests finish. `on_wanted` is
-        called with the number of pipelines that the workers allow."""
+        called with the number of pipelines that the workers allow. `on_members` is that of
+        `Former`."""
         self.has_served = asyncio.Event()
         """Set once the first pipeline serves."""
         self._settings = settings
@@ -81,6 +90,7 @@ class Leader:
         self._hand_over = hand_over or self._close
         self._on_shortfall = on_shortfall
         self._on_wanted = on_wanted
+        self._on_members = on_members
         self._fleet = Fleet(
             RequestPool(
                 max_requests=settings.max_requests,
@@ -109,9 +119,11 @@ class Leader:
             limit_s=self._settings.start_timeout_s,
             max_pipelines=self._settings.max_pipelines,
             is_serving=lambda: self._fleet.is_serving,
+            release=self._release,
             connect=self._connect,
             on_shortfall=self._on_shortfall,
             on_wanted=self._on_wanted,
+            on_members=self._on_members,
         )
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         forming = self._start(self._form(former), "forming")
@@ -132,7 +144,7 @@ class Leader:
         while True:
             pipeline = await former.next()
             try:
-                epoch = self._assemble(pipeline)
+                epoch = self._assemble(pipeline, former)
             except Unavailable as error:  # it has too little memory
                 if not self._fleet.is_serving:
                     raise
@@ -152,7 +164,10 @@ class Leader:
             await epoch.loop.run()
         except PipelineLost as error:
             loss = error
+        else:
+            epoch.scheduler.suspend()  # no request is left; the pipeline admits none any more
         finally:
+            epoch.drain.close()
             was_open = epoch.loop in self._fleet.loops
             self._fleet.close(epoch.pipeline.number)
             # While draining, the next leader has most likely taken the stages: nothing is lost.
@@ -160,21 +175,45 @@ class Leader:
             epoch.observers.closed(loss.message if loss is not None and is_lost else None)
             if loss is not None and is_lost:
                 self._suspend(epoch, loss)
+            elif was_open and not (self._fleet.is_serving or self._is_draining):
+                self._service.suspend((), ())
             await epoch.engine.close()
         if loss is not None:
             former.note_end(epoch.pipeline, loss, was_open=was_open)
+        elif not self._is_draining:
+            log.info("epoch %d has drained", epoch.pipeline.epoch)
+            former.note_left(epoch.pipeline)
+
+    async def _release(self, pipeline: Pipeline) -> None:
+        """Ends a pipeline that drains, since the next one takes over some of its members. Returns
+        when it has ended; that it is lost if it does not return its batches limits the wait."""
+        for task, epoch in list(self._serving.items()):
+            if epoch.pipeline is pipeline:
+                epoch.loop.leave(is_last=True)
+                await asyncio.wait((task,))
+
+    def _begin_drain(
+        self, pipeline: Pipeline, loop: ServingLoop, former: Former, leaving: frozenset[str]
+    ) -> None:
+        loop.leave()
+        former.note_leaving(pipeline, leaving)
+        self._watching.note_draining(pipeline.epoch)
 
     def _suspend(self, epoch: Epoch, loss: PipelineLost) -> None:
         """Lets the requests of a lost pipeline wait for any other. The engine master has logged the
         cause, with addresses that clients must not see."""
-        if loss.is_suspicion:
-            self._suspicion.note()
-        begun, ended = epoch.scheduler.suspend(
-            loss.iteration, is_by_itself=loss.is_by_itself, is_suspicion=loss.is_suspicion
-        )
+        begun, ended = epoch.scheduler.suspend(loss.iteration, is_by_itself=loss.is_by_itself)
         self._service.suspend(begun, ended, is_open=self._fleet.is_serving)
 
-    def _assemble(self, pipeline: Pipeline) -> Epoch:
+    def _release_late(
+        self, scheduler: Scheduler, observers: IterationObservers, reason: str
+    ) -> None:
+        """Lets the requests of a late pipeline wait for any other."""
+        moved, ended = scheduler.release_late()
+        observers.late(reason, moved)
+        self._service.suspend(moved, ended, is_open=True)
+
+    def _assemble(self, pipeline: Pipeline, former: Former) -> Epoch:
         """Creates the parts that serve an epoch. Nothing is started yet."""
         scheduler = self._build(self._settings, pipeline, self._fleet.pool_of(pipeline.number))
         tracer = None if self._traces is None else self._traces.observe(pipeline, scheduler)
@@ -191,7 +230,11 @@ class Leader:
             silence_limit_s=self._settings.silence_limit_s,
             iteration_limit_s=self._settings.iteration_limit_s,
             hang_limit_s=self._settings.hang_limit_s,
-            suspicion_s=lambda: self._suspicion.limit_s if len(self._fleet.loops) > 1 else None,
+            on_leaving=lambda index, leaves_in_s: drain.note(index, leaves_in_s),
+            suspicion=self._suspicion,
+            may_suspect=partial(self._fleet.may_take_over, pipeline.number),
+            on_suspicion=partial(self._release_late, scheduler, observers),
+            on_slow_join=self._watching.note_slow_join,
             connect=self._connect,
             trace_of=None if tracer is None else tracer.trace_of,
         )
@@ -204,7 +247,12 @@ class Leader:
             has_news=has_news,
             grammars=engine.grammars,
         )
-        return Epoch(pipeline, scheduler, engine, loop, observers)
+        drain = Drain(
+            pipeline,
+            on_leaving=partial(self._begin_drain, pipeline, loop, former),
+            on_last=partial(loop.leave, is_last=True),
+        )
+        return Epoch(pipeline, scheduler, engine, loop, observers, drain)
 
     def _open(self, epoch: Epoch) -> None:
         """Tells observers and frontends that requests may come, and takes over the requests in the

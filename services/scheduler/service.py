@@ -142,7 +142,7 @@ class SchedulerService:
                     request.account.charge(1, now)
                 # A request that has its very first token may have been preempted since.
                 if n_generated == 1 or request.n_tokens - request.n_prefill_tokens == 1:
-                    self._observer.first_token(request)
+                    self._note_first_token(request, n_generated)
             if reason is not None:
                 self._note_end(request, reason, update.message)
                 has_ended = True
@@ -220,6 +220,12 @@ class SchedulerService:
                 raise Unavailable("this frontend does not read")
             elif isinstance(error, Exception):
                 raise error
+
+    def _note_first_token(self, request: Request, n_generated: int) -> None:
+        """Notes the first token of a request since its admission, the output's `n_generated`th."""
+        self._observer.first_token(request)
+        if n_generated == 1 or request.left_build is not None:
+            self._connections[request].note_build(request)
 
     def _note_end(self, request: Request, reason: FinishReason, message: str) -> None:
         del self._connections[request]

@@ -92,13 +92,19 @@ class ServingLoop:
         self._is_draining = True
         self._has_news.set()
 
+    def leave(self, *, is_last: bool = False) -> None:
+        """Makes `run` return as soon as other pipelines have the requests. `Scheduler.drain` says
+        which requests they get, and what `is_last` means."""
+        self._scheduler.drain(is_last=is_last)
+        self._has_news.set()
+
     async def run(self) -> None:
-        """Serves until drained.
+        """Serves until drained, or until other pipelines have the requests.
 
         Raises:
             PipelineLost: the epoch is over. Unfinished requests are still in the pool.
         """
-        while not (self._is_draining and self._is_idle):
+        while not (self._scheduler.has_left or (self._is_draining and self._is_idle)):
             await self._send_batches()
             await self._has_news.wait()
             self._has_news.clear()

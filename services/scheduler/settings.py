@@ -1,5 +1,6 @@
 """Settings of the scheduler."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
@@ -68,6 +69,11 @@ class SchedulerSettings(ServerSettings):
 
     worker_port: int = Field(default=50053, ge=1, lt=65536)
     """Port on which the controllers of pods listen."""
+
+    pod_deletion_cost: bool = False
+    """Whether the leader annotates the workers' pods, so that whole pipelines go when Kubernetes
+    reduces the number of workers. Needs the right to patch pods, and workers that are found through
+    Kubernetes."""
 
     lease_name: str | None = None
     """Name of the Kubernetes Lease by which several schedulers elect a leader; the first leader
@@ -233,7 +239,11 @@ class SchedulerSettings(ServerSettings):
     @field_validator("stages")
     @classmethod
     def _check_stages(cls, stages: str) -> str:
-        return ",".join(str(parse(address.strip())) for address in stages.split(",") if address)
+        addresses = [str(parse(address.strip())) for address in stages.split(",") if address]
+        twice = sorted(address for address, n in Counter(addresses).items() if n > 1)
+        if twice:
+            raise ValueError(f"a worker is listed twice: {', '.join(twice)}")
+        return ",".join(addresses)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

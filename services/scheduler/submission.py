@@ -34,6 +34,9 @@ MAX_KNOWN = 256
 MAX_KNOWN_BYTES = 512
 """Largest size in bytes of checked sampling options that are kept."""
 
+MAX_BUILD_LENGTH = 64
+"""Largest number of characters in the name of a build."""
+
 MAX_SALT_LENGTH = 256
 """Largest number of characters of a salt of the prefix cache; frontends have the same limit."""
 
@@ -57,6 +60,8 @@ def check_submission(
         raise InvalidRequest("account", f"cannot have the weight {submission.account.weight}")
     if len(submission.cache_salt) > MAX_SALT_LENGTH:
         raise InvalidRequest("cache_salt", f"exceeds {MAX_SALT_LENGTH} characters")
+    if len(submission.build) > MAX_BUILD_LENGTH:
+        raise InvalidRequest("build", f"exceeds {MAX_BUILD_LENGTH} characters")
     for field in ("n_logprobs", "n_prompt_logprobs"):
         if getattr(submission, field) > MAX_LOGPROBS:
             raise InvalidRequest(field.removeprefix("n_"), f"{MAX_LOGPROBS} at most")
@@ -99,6 +104,7 @@ def to_request(
         speculation=_speculation_of(submission, sampling),
         generated_token_ids=array(TOKEN_ID, submission.generated_token_ids),
         n_losses=submission.n_losses,
+        build=submission.build,
         account=account,
         priority=submission.priority,
         deadline=_deadline_of(submission, now),

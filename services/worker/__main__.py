@@ -45,7 +45,7 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
     controller.name = name_of(endpoints.address)
     pipe.report({"address": endpoints.address, "metrics": endpoints.metrics_address})
     failure = controller.rank_watch.failure
-    tasks = [asyncio.create_task(until_end(controller, stop))]
+    tasks = [asyncio.create_task(until_end(controller, stop, drain_s=settings.drain_s))]
     try:
         place = await place_of(controller, endpoints, tasks[0])
         if place is not None:
@@ -144,19 +144,26 @@ async def has_loaded(
         loading.cancel()
 
 
-async def until_end(controller: Controller, stop: asyncio.Event) -> None:
-    """Waits until a rank is lost, the process is told to stop, or the leader recalls the worker
-    from its stage."""
-    told: list[asyncio.Future[Any]] = [
-        asyncio.create_task(event.wait()) for event in (stop, controller.assignment.is_recalled)
-    ]
+async def until_end(controller: Controller, stop: asyncio.Event, *, drain_s: float) -> None:
+    """Waits until a rank is lost, the leader recalls the worker from its stage, or the process is
+    told to stop. In the last case, waits further until the leader has let go of the stage, but at
+    most `drain_s`."""
+    recalled = asyncio.create_task(controller.assignment.is_recalled.wait())
+    leaving = asyncio.create_task(leave(controller, stop, drain_s=drain_s))
+    ends: list[asyncio.Future[Any]] = [recalled, leaving, controller.rank_watch.failure]
     try:
-        await asyncio.wait(
-            [*told, controller.rank_watch.failure], return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in told:
-            task.cancel()
+        recalled.cancel()
+        leaving.cancel()
+
+
+async def leave(controller: Controller, stop: asyncio.Event, *, drain_s: float) -> None:
+    """Waits until the process is told to stop, and then until no pipeline needs the worker any
+    more, but at most `drain_s`."""
+    await stop.wait()
+    log.info("told to stop: serving for %g s at most, until its pipeline can do without", drain_s)
+    await controller.leave(drain_s)
 
 
 def outcome(controller: Controller, settings: WorkerSettings) -> int:

@@ -53,6 +53,14 @@ def test_a_pipeline_beside_others_is_named_where_it_serves_and_where_it_is_lost(
     assert last(epoch(1), epoch(2, pipeline=1), mark("draining"))["text"] == "draining"
 
 
+def test_an_epoch_that_begins_to_drain_keeps_its_label() -> None:
+    draining = epoch(2, pipeline=1)
+    draining.epoch.is_draining = True
+    before, after = changes(epoch(1), epoch(2, pipeline=1), draining)[1:]
+    assert before["text"] == after["text"]
+    assert (before["is_draining"], after["is_draining"]) == (False, True)
+
+
 def test_an_admission_names_its_pipeline_also_if_it_is_the_first() -> None:
     admitted, waiting = watch_pb2.REQUEST_TURN_ADMITTED, WAITING
     assert last(request(1, admitted))["pipeline"] == 0

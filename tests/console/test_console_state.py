@@ -74,6 +74,16 @@ def test_pipelines_are_kept_apart_and_added_up() -> None:
     assert state.pipelines[0].n_running == 1
 
 
+def test_a_pipeline_that_begins_to_drain_stays_as_it_is_and_says_so() -> None:
+    admitted = request(0.7, 4, "admitted", pipeline=1)
+    state = after(epoch(0.7, 4, pipeline=1), admitted)
+    n_marks, kv = state.n_marks, state.pipelines[0].kv
+    state.feed(told(*STORY, epoch(0.9, is_draining=True))[-1])
+    assert state.pipelines[0].epoch["is_draining"]
+    assert not state.pipelines[1].epoch["is_draining"]
+    assert (state.n_marks, state.pipelines[0].kv) == (n_marks, kv)
+
+
 def test_a_pipeline_that_is_lost_or_leaves_is_not_shown_while_others_serve() -> None:
     lost = mark(0.8, "lost", "gone")
     assert sorted(after(epoch(0.7, 4, pipeline=1), lost).pipelines) == [1]

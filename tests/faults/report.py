@@ -3,9 +3,12 @@
 import bisect
 import itertools
 import json
+import math
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +40,31 @@ class Run:
         return len({event.stream for event in self.events})
 
 
-def longest_pauses(events: Iterable[Event], injected: Sequence[Injected]) -> dict[str, float]:
-    """Returns the longest time between two tokens of a stream that a fault has drawn out, by role
-    and kind of the fault."""
+def pauses_of(events: Iterable[Event], injected: Sequence[Injected]) -> dict[str, list[float]]:
+    """Returns the pauses that faults have drawn out, the shortest first, by role and kind of the
+    fault: for each fault and each stream, the longest time between two tokens of the stream."""
     times: dict[StreamId, list[float]] = defaultdict(list)
     for event in events:
         if isinstance(event, Tokens):
             times[event.stream].append(event.time_s)
     at = [item.time_s for item in injected]
-    longest: dict[str, float] = defaultdict(float)
-    for stream_times in times.values():
+    longest: dict[tuple[str, int, StreamId], float] = defaultdict(float)
+    for stream, stream_times in times.items():
         for before, after in itertools.pairwise(stream_times):
             first, last = bisect.bisect(at, before - UNDER_WAY_S), bisect.bisect(at, after)
             if first < last:
                 name = name_of(injected[first]) if last - first == 1 else SEVERAL
-                longest[name] = max(longest[name], after - before)
-    return dict(longest)
+                key = (name, first, stream)
+                longest[key] = max(longest[key], after - before)
+    pauses: dict[str, list[float]] = defaultdict(list)
+    for (name, _, _), pause_s in sorted(longest.items(), key=itemgetter(1)):
+        pauses[name].append(pause_s)
+    return dict(pauses)
+
+
+def p99(pauses: Sequence[float]) -> float | None:
+    """Returns the 99th percentile of sorted pauses in seconds; None without any."""
+    return round(pauses[math.ceil(0.99 * len(pauses)) - 1], 2) if pauses else None
 
 
 def name_of(injected: Injected) -> str:
@@ -62,7 +74,7 @@ def name_of(injected: Injected) -> str:
 
 def summary(run: Run) -> dict[str, Any]:
     """Returns the report, for JSON."""
-    pauses = longest_pauses(run.events, run.injected)
+    pauses = pauses_of(run.events, run.injected)
     faults: dict[str, Any] = {}
     for name in sorted({name_of(item) for item in run.injected}):
         items = [item for item in run.injected if name_of(item) == name]
@@ -70,7 +82,9 @@ def summary(run: Run) -> dict[str, Any]:
         faults[name] = {
             "n": len(items),
             "phases": {phase: phases[phase] for phase in PHASES},
-            "longest_pause_s": round(pauses[name], 2) if name in pauses else None,
+            "n_pauses": len(pauses.get(name, ())),
+            "p99_pause_s": p99(pauses.get(name, ())),
+            "longest_pause_s": round(pauses[name][-1], 2) if name in pauses else None,
         }
     return {
         "seed": run.seed,
@@ -78,7 +92,8 @@ def summary(run: Run) -> dict[str, Any]:
         "n_faults": len(run.injected),
         "n_recovered": run.n_recovered,
         "n_faults_out_of_phase": sum(not item.in_phase for item in run.injected),
-        "longest_pause_of_several_s": round(pauses.get(SEVERAL, 0.0), 2),
+        "longest_pause_of_several_s": round(max(pauses.get(SEVERAL, (0.0,))), 2),
+        "load": [round(load, 1) for load in os.getloadavg()],
         "n_requests": run.n_requests,
         "n_streams": run.n_streams,
         "n_tokens": sum(len(event.token_ids) for event in run.events if isinstance(event, Tokens)),
@@ -97,20 +112,24 @@ def summary(run: Run) -> dict[str, Any]:
 def table(report: Mapping[str, Any]) -> str:
     """Returns the report as text."""
     head = (
-        f"{'fault':<24}{'n':>5}" + "".join(f"{phase:>17}" for phase in PHASES) + "   longest pause"
+        f"{'fault':<24}{'n':>5}"
+        + "".join(f"{phase:>17}" for phase in PHASES)
+        + f"{'pause, p99':>13}{'longest':>10}"
     )
     lines = [head]
     for name, row in report["faults"].items():
-        pause = row["longest_pause_s"]
         counts = "".join(f"{row['phases'][phase]:>17}" for phase in PHASES)
-        lines.append(
-            f"{name:<24}{row['n']:>5}{counts}   {'-' if pause is None else f'{pause:.1f} s'}"
+        p99_s, longest_s = (
+            "-" if pause is None else f"{pause:.1f} s"
+            for pause in (row["p99_pause_s"], row["longest_pause_s"])
         )
+        lines.append(f"{name:<24}{row['n']:>5}{counts}{p99_s:>13}{longest_s:>10}")
     wrong = report["violations"]
     lines += [
         f"{SEVERAL}: {report['longest_pause_of_several_s']:.1f} s",
         f"{report['n_faults']} faults, {report['n_restarts']} restarts, epochs "
-        f"{report['first_epoch']} to {report['last_epoch']}, in {report['took_s']:.0f} s",
+        f"{report['first_epoch']} to {report['last_epoch']}, in {report['took_s']:.0f} s; load of "
+        f"the machine {report['load'][-1]:g}",
         f"{report['n_streams']} streams of {report['n_requests']} requests, "
         f"{report['n_tokens']} tokens, {report['n_resumed']} resumed by their clients",
         f"{wrong.get('lost', 0)} lost, {wrong.get('changed', 0)} changed, "

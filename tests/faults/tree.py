@@ -133,8 +133,7 @@ class Tree:
 
 def n_serving(scheduler: Samples) -> int:
     """Returns the number of pipelines that serve, by the metrics of the scheduler."""
-    n_formed = scheduler.sum("orcinus_epochs_formed_total")
-    return int(n_formed - scheduler.sum("orcinus_pipeline_losses_total"))
+    return int(scheduler.sum("orcinus_pipelines"))
 
 
 @contextlib.contextmanager

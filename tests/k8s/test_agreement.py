@@ -33,7 +33,7 @@ SETTINGS: Mapping[str, type[ServerSettings]] = {
     "worker": WorkerSettings,
 }
 EXIT_S = 10
-"""Seconds that a scheduler needs to end when it has drained."""
+"""Seconds that a scheduler or a worker needs to end when it has drained."""
 
 
 @cache
@@ -206,8 +206,9 @@ def test_only_what_fetches_has_proxies_and_authorities() -> None:
 @each_composition()
 def test_a_pod_has_the_time_that_its_drain_takes(name: str) -> None:
     manifests = rendered(name)
-    needed = settings(manifests, "scheduler")["drain_s"] + EXIT_S
-    assert manifests.workload("scheduler").pod["terminationGracePeriodSeconds"] >= needed
+    for component in ("scheduler", "worker"):
+        needed = settings(manifests, component)["drain_s"] + EXIT_S
+        assert manifests.workload(component).pod["terminationGracePeriodSeconds"] >= needed
 
 
 @each_composition()

@@ -131,6 +131,7 @@ def test_only_the_scheduler_has_a_token_and_rights_of_its_names(name: str) -> No
     assert not manifests.of("ClusterRole", "ClusterRoleBinding")
     (role,) = manifests.of("Role")
     assert not manifests.of("Lease")  # applied again, it would take the leader's away
+    patches = {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}
     assert role["rules"] == [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
         {
@@ -139,6 +140,7 @@ def test_only_the_scheduler_has_a_token_and_rights_of_its_names(name: str) -> No
             "resourceNames": ["orcinus-scheduler"],
             "verbs": ["get", "create", "update"],
         },
+        *([patches] if name == "pod-deletion-cost" else []),
     ]
     (binding,) = manifests.of("RoleBinding")
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
@@ -404,8 +406,11 @@ def test_rollouts_break_nothing(name: str) -> None:
         assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": one_more}
         assert spec["revisionHistoryLimit"] <= 10
     worker = manifests.workload("worker").item
-    if worker["kind"] == "Deployment":  # all at once, and without waiting for pods of lost nodes
-        rolling = {"maxSurge": 0, "maxUnavailable": "100%"}
+    if worker["kind"] == "Deployment":  # one pipeline more, and without waiting for lost nodes
+        n_stages = int(manifests.config("orcinus-pipeline")["ORCINUS_N_STAGES"])
+        rolling = {"maxSurge": n_stages, "maxUnavailable": 0}
+        if name == "no-surge":
+            rolling = {"maxSurge": 0, "maxUnavailable": n_stages}
         assert worker["spec"]["strategy"] == {"type": "RollingUpdate", "rollingUpdate": rolling}
     else:
         assert worker["spec"]["startupPolicy"] == "LeaderCreated"

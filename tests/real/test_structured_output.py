@@ -59,10 +59,10 @@ def ask(stack: Stack, seed: int) -> str:
 @pytest.mark.parametrize(
     ("n_alone", "n_together"),
     [
-        (4, 16),
+        (2, 8),
         pytest.param(200, 200, marks=(pytest.mark.thorough, pytest.mark.timeout(LONG_TIMEOUT_S))),
     ],
-    ids=["20", "400"],
+    ids=["10", "400"],
 )
 def test_every_sampled_answer_keeps_its_schema(stack: Stack, n_alone: int, n_together: int) -> None:
     alone = [ask(stack, seed) for seed in range(n_alone)]

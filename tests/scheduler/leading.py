@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc
 from prometheus_client import CollectorRegistry
@@ -74,12 +75,16 @@ class Scene:
             if message.is_closed:
                 return completed
 
-    async def submit(self, name: str, *, n_tokens: int, grammar: str | None = None) -> None:
+    async def submit(
+        self, name: str, *, n_tokens: int, grammar: str | None = None, **known: Any
+    ) -> None:
+        """Submits a request; `known` are the tokens that it comes with, and their build."""
         submission = scheduler_pb2.Submission(
             request_id=name,
             prompt_token_ids=[1, 2, 3],
             max_new_tokens=n_tokens,
             sampling=sampling_pb2.SamplingParams(temperature=0, grammar=grammar),
+            **known,
         )
         await self._stream.write(scheduler_pb2.ConnectRequest(submission=submission))
 
@@ -107,6 +112,13 @@ class Scene:
         found: dict[str, int] = {}
         while len(found) < count:
             found |= {end.request_id: end.reason for end in (await self.read()).completed}
+        return found
+
+    async def builds(self, count: int) -> list[scheduler_pb2.RequestBuild]:
+        """The next `count` messages about the build that makes a request's tokens."""
+        found: list[scheduler_pb2.RequestBuild] = []
+        while len(found) < count:
+            found += (await self.read()).builds
         return found
 
     async def hang_up(self) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,12 +17,14 @@ from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.fleet import Fleet
 from services.scheduler.leader import Leader
 from services.scheduler.observing.request_observer import RequestObservers
-from services.scheduler.pipeline import forming
+from services.scheduler.pipeline import forming, joining
 from services.scheduler.pipeline.asked_worker import AskedWorker
+from services.scheduler.pipeline.fit import build_of, traits_of
 from services.scheduler.service import SchedulerService
 from services.scheduler.settings import SchedulerSettings
 from tests.exposition import Samples
 from tests.fakes import FakeStage, fake_stage, fake_worker
+from tests.limits import HANG_S
 from tests.scheduler.leading import LIMIT_S, MovingStages, Scene, scene
 
 
@@ -43,9 +45,15 @@ async def formed(it: Scene, count: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def two_pipelines() -> AsyncIterator[tuple[Scene, FakeStage, FakeStage]]:
+async def two_pipelines(
+    *, hang_limit_s: float = 9.0
+) -> AsyncIterator[tuple[Scene, FakeStage, FakeStage]]:
     """A leader that serves with two pipelines of one stage each."""
-    async with scene(1) as it, fake_stage() as first, fake_stage() as second:
+    async with (
+        scene(1, hang_limit_s=hang_limit_s) as it,
+        fake_stage() as first,
+        fake_stage() as second,
+    ):
         it.stages.add(first.address, second.address)
         await it.until_open()
         await formed(it, 2)
@@ -109,21 +117,82 @@ async def until_suspended(it: Scene) -> scheduler_pb2.ConnectResponse:
             return message
 
 
-async def test_requests_of_a_pipeline_that_is_only_late_go_on_elsewhere_without_blame() -> None:
-    async with two_pipelines() as (it, first, second):
+async def first_tokens(*stages: FakeStage) -> None:
+    """Lets each stage answer its first plan, so that the usual time of an iteration is known, and
+    waits for its second plan."""
+    await until(lambda: all(stage.rank.plans for stage in stages))
+    for stage in stages:
+        stage.rank.answer(stage.rank.plans[0])
+    await until(lambda: all(len(stage.rank.plans) > 1 for stage in stages))
+
+
+def answer_all(stage: FakeStage, *, after: int) -> None:
+    """Lets a stage answer all plans except the first ones, and further plans at once."""
+    stage.rank.answers = True
+    for plan in list(stage.rank.plans[after:]):
+        stage.rank.answer(plan)
+
+
+async def tokens_until_ends(it: Scene, count: int) -> dict[str, list[int]]:
+    """Returns the positions of all tokens that come, by request, until `count` requests end."""
+    positions: defaultdict[str, list[int]] = defaultdict(list)
+    n_ends = 0
+    while n_ends < count:
+        message = await it.read()
+        n_ends += len(message.completed)
+        for update in message.tokens:
+            positions[update.request_id] += range(
+                update.start, update.start + len(update.token_ids)
+            )
+    return dict(positions)
+
+
+async def test_late_pipeline_keeps_its_epoch_while_its_request_goes_on_elsewhere() -> None:
+    async with two_pipelines() as (it, late, other):
         await submitted(it, "a", "b")
-        await until(lambda: first.rank.plans and second.rank.plans)
-        late, other = first, second
-        for stage in (late, other):  # so that the usual time of an iteration is known
-            stage.rank.answer(stage.rank.plans[0])
-        other.rank.answers = True
-        for plan in other.rank.plans[1:]:
-            other.rank.answer(plan)
-        [suspension] = (await until_suspended(it)).suspended
-        assert suspension.n_losses == 0
-        ends = await it.ends(1)
-        assert ends == {suspension.request_id: scheduler_pb2.COMPLETION_REASON_LENGTH}
-        assert Samples.of(it.registry).sum("orcinus_requests_suspected_total") == 0
+        await first_tokens(late, other)
+        epochs = joined(late, other)
+        answer_all(other, after=1)
+        positions = await tokens_until_ends(it, 2)
+        assert positions == {"a": [0, 1, 2], "b": [0, 1, 2]}
+        counted = Samples.of(it.registry)
+        assert counted.sum("orcinus_pipelines_late_total") == 1
+        assert counted.sum("orcinus_requests_moved_total") == 1
+        assert counted.sum("orcinus_requests_suspected_total") == 0
+        n_plans = len(late.rank.plans)
+        await submitted(it, "c")
+        await it.ends(1)
+        assert len(late.rank.plans) == n_plans, "a late pipeline gets no requests"
+        answer_all(late, after=1)
+        async with asyncio.timeout(LIMIT_S):
+            while len(late.rank.plans) == n_plans:  # until its late result has come
+                await submitted(it, "d", "e")
+                assert await tokens_until_ends(it, 2) == {"d": [0, 1, 2], "e": [0, 1, 2]}
+        assert joined(late, other) == epochs
+        assert Samples.of(it.registry).sum("orcinus_pipeline_losses_total") == 0
+
+
+async def test_tokens_that_come_too_late_are_delivered_once() -> None:
+    async with two_pipelines() as (it, late, other):
+        await submitted(it, "a", "b")
+        await first_tokens(late, other)
+        await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines_late_total") == 1)
+        for stage in (late, other):
+            answer_all(stage, after=1)
+        assert await tokens_until_ends(it, 2) == {"a": [0, 1, 2], "b": [0, 1, 2]}
+
+
+async def test_pipeline_that_stays_late_is_given_up_in_the_end() -> None:
+    async with two_pipelines(hang_limit_s=1.5) as (it, late, other):
+        await submitted(it, "a", "b")
+        await first_tokens(late, other)
+        answer_all(other, after=1)
+        assert (await it.ends(2)).keys() == {"a", "b"}
+        await formed(it, 3)
+        counted = Samples.of(it.registry)
+        assert counted.sum("orcinus_pipelines_late_total") == 1
+        assert counted.sum("orcinus_pipeline_losses_total") == 1
+        assert counted.sum("orcinus_requests_suspected_total") == 0
 
 
 async def test_lost_pipeline_forms_again_beside_the_one_that_serves() -> None:
@@ -184,6 +253,38 @@ async def test_workers_of_a_pipeline_that_serves_are_not_asked(
         assert asked[stage.address] == n_asked
 
 
+async def test_worker_that_is_known_by_two_addresses_is_in_one_pipeline_and_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with scene(1) as it, fake_stage(answers=True) as stage:
+        again = stage.address.replace("127.0.0.1", "localhost")
+        it.stages.add(stage.address, again)
+        await formed(it, 1)
+        epochs = joined(stage)
+        await until(lambda: f"at {again} does not fit: it is known by another" in caplog.text)
+        async with fake_stage(answers=True) as other:
+            it.stages.add(other.address)
+            await formed(it, 2)
+            await submitted(it, "a", "b")
+            assert (await it.ends(2)).keys() == {"a", "b"}
+        assert joined(stage) == epochs
+
+
+async def test_stage_that_does_not_join_is_named_and_other_pipelines_go_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "SLOW_JOIN_S", 0.2)
+    async with scene(1) as it, fake_stage(answers=True) as stage, fake_stage() as stuck:
+        it.stages.add(stage.address)
+        await formed(it, 1)
+        stuck.rank.joins = False
+        it.stages.add(stuck.address)
+        await until(lambda: f"does not form: stage 0 at {stuck.address}" in caplog.text)
+        assert Samples.of(it.registry).sum("orcinus_pipelines_forming") == 1
+        await submitted(it, "a", "b")
+        assert (await it.ends(2)).keys() == {"a", "b"}
+
+
 async def test_pipelines_that_never_join_use_up_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forming, "JOIN_TIMEOUT_S", 0.5)
     stages, requests = MovingStages(1), RequestObservers()
@@ -195,6 +296,132 @@ async def test_pipelines_that_never_join_use_up_the_time(monkeypatch: pytest.Mon
             stages.add(stage.address)
         with pytest.raises(Unavailable, match=r"no pipeline within 1 s: .*exited with status -9"):
             await asyncio.wait_for(leader.lead(Unopposed(), asyncio.Event()), LIMIT_S)
+
+
+async def test_requests_of_a_worker_that_leaves_move_and_no_pipeline_is_lost() -> None:
+    async with two_pipelines() as (it, first, second):
+        await submitted(it, "a", "b", n_tokens=20)
+        await until(lambda: first.rank.plans and second.rank.plans)
+        leaving = asyncio.create_task(first.controller.leave(HANG_S))
+        await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines_draining") == 1)
+        for plan in list(first.rank.plans):  # what is in flight is not lost
+            first.rank.answer(plan)
+        await asyncio.wait_for(leaving, HANG_S)
+        second.rank.answers = True
+        for plan in list(second.rank.plans):
+            second.rank.answer(plan)
+        reason = scheduler_pb2.COMPLETION_REASON_LENGTH
+        assert await it.ends(2) == {"a": reason, "b": reason}
+        counted = Samples.of(it.registry)
+        assert counted.sum("orcinus_requests_moved_total") == 1
+        assert counted.sum("orcinus_requests_suspended_total") == 0
+        assert counted.sum("orcinus_pipeline_losses_total") == 0
+        assert counted.sum("orcinus_pipelines") == 1
+
+
+async def test_only_pipeline_serves_until_free_workers_have_formed_another_one() -> None:
+    async with scene(1) as it, fake_stage(answers=True) as old:
+        it.stages.add(old.address)
+        await formed(it, 1)
+        leaving = asyncio.create_task(old.controller.leave(HANG_S))
+        await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines_draining") == 1)
+        await submitted(it, "a")
+        assert (await it.ends(1)).keys() == {"a"}
+        async with fake_stage(answers=True, block_size=8) as new:  # another build
+            it.stages.add(new.address)
+            await formed(it, 2)
+            await asyncio.wait_for(leaving, HANG_S)
+            await submitted(it, "b")
+            assert (await it.ends(1)).keys() == {"b"}
+            assert Samples.of(it.registry).sum("orcinus_pipeline_losses_total") == 0
+
+
+async def test_stage_that_stays_serves_until_the_replacement_of_the_other_has_loaded() -> None:
+    async with (
+        scene(2) as it,
+        fake_stage(0, 2, answers=True) as goes,
+        fake_stage(1, 2) as stays,
+        fake_worker(answers=True) as comes,
+    ):
+        it.stages.add(goes.address, stays.address)
+        await formed(it, 1)
+        await submitted(it, "a", n_tokens=3)
+        await until(lambda: stays.rank.plans)
+        [epoch] = set(joined(goes, stays))
+        leaving = asyncio.create_task(goes.controller.leave(HANG_S))
+        it.stages.add(comes.address)
+        await until(lambda: comes.controller.assignment.place is not None)
+        stays.rank.answers = True
+        for plan in list(stays.rank.plans):
+            stays.rank.answer(plan)
+        await asyncio.wait_for(leaving, HANG_S)
+        await formed(it, 2)
+        assert len(set(joined(comes, stays)) - {epoch}) == 1
+        assert (await it.ends(1)).keys() == {"a"}
+        assert Samples.of(it.registry).sum("orcinus_pipeline_losses_total") == 0
+
+
+async def test_requests_of_the_only_pipeline_wait_when_the_time_of_its_worker_is_over() -> None:
+    async with scene(1) as it, fake_stage() as old:
+        it.stages.add(old.address)
+        await formed(it, 1)
+        await submitted(it, "a", n_tokens=20)
+        await until(lambda: old.rank.plans)
+        leaving = asyncio.create_task(old.controller.leave(0.5))
+        await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines_draining") == 1)
+        for plan in list(old.rank.plans):
+            old.rank.answer(plan)
+        assert await it.until_closed() == []
+        await asyncio.wait_for(leaving, HANG_S)
+        async with fake_stage(answers=True) as new:
+            it.stages.add(new.address)
+            assert (await it.ends(1)).keys() == {"a"}
+            assert Samples.of(it.registry).sum("orcinus_pipeline_losses_total") == 0
+
+
+async def test_request_that_has_to_change_its_build_is_counted() -> None:
+    async with scene(1) as it, fake_stage() as old, fake_stage(block_size=8) as new:
+        it.stages.add(old.address)
+        await formed(it, 1)
+        await submitted(it, "a", n_tokens=20)
+        await until(lambda: old.rank.plans)
+        it.stages.add(new.address)
+        await formed(it, 2)
+        old.rank.answers = True
+        for plan in list(old.rank.plans):
+            old.rank.answer(plan)
+        assert (await it.ends(1)).keys() == {"a"}
+        assert new.rank.plans == [], "a pipeline of its build serves"
+        old.rank.answers = False
+        await submitted(it, "b", n_tokens=20)
+        await until(lambda: new.rank.plans)
+        new.rank.answer(new.rank.plans[0])
+        new.controller.on_exit(0, -signal.SIGKILL)
+        await until_suspended(it)
+        old.rank.answers = True
+        for plan in list(old.rank.plans):
+            old.rank.answer(plan)
+        assert (await it.ends(1)).keys() == {"b"}
+        assert Samples.of(it.registry).sum("orcinus_requests_changed_build_total") == 1
+
+
+async def test_tokens_that_came_from_another_scheduler_are_continued_by_their_build() -> None:
+    async with scene(1) as it, fake_stage(answers=True) as old:
+        it.stages.add(old.address)
+        await formed(it, 1)
+        async with fake_stage(answers=True, block_size=8) as new:
+            it.stages.add(new.address)
+            await formed(it, 2)
+            builds = [build_of(traits_of(one.controller.describe())) for one in (old, new)]
+            for name, build in zip("ab", builds, strict=True):
+                await it.submit(name, n_tokens=5, generated_token_ids=[10], build=build)
+            assert (await it.ends(2)).keys() == {"a", "b"}
+            assert Samples.of(it.registry).sum("orcinus_requests_changed_build_total") == 0
+            await it.submit("c", n_tokens=5, generated_token_ids=[10], build="gone")
+            told = [(one.request_id, one.build) for one in await it.builds(1)]
+            assert told[0][0] == "c"
+            assert told[0][1] in builds
+            assert Samples.of(it.registry).sum("orcinus_requests_changed_build_total") == 1
 
 
 def test_no_pipeline_takes_no_request() -> None:

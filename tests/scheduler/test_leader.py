@@ -382,5 +382,7 @@ def test_fewer_workers_than_stages_are_refused_and_more_are_several_pipelines() 
     with pytest.raises(ValidationError, match="n_stages: 3 stages need as many workers"):
         SchedulerSettings(stages="a:1,b:1", n_stages=3)
     SchedulerSettings(stages="a:1,b:1,c:1,d:1", n_stages=2)
+    with pytest.raises(ValidationError, match="a worker is listed twice: b:1"):
+        SchedulerSettings(stages="a:1, b:1,b:1,c:1", n_stages=2)
     with pytest.raises(ValidationError, match="max_pipelines"):
         SchedulerSettings(n_stages=1, max_pipelines=0)

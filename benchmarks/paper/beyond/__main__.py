@@ -24,7 +24,8 @@ from simulator.workload import mixed_lengths
 LONGER = 5
 BOUNDED_BATCHES = (32, 256)
 OVERLOAD = 1.2
-"""Rate at which orders are compared, divided by the highest throughput of orca(32)."""
+"""Rate of arrivals at which orders of admission are compared, as a multiple of the highest rate
+that the paper's system serves with batches of up to 32 requests."""
 
 
 def limits(gpu: Gpu, load: Load) -> dict[str, Any]:

@@ -117,8 +117,10 @@ def _n_layers(said: Metadata) -> int:
 
 
 def _translated(said: Metadata, names: Mapping[str, str], *, optional: Any = _OPTIONAL) -> Config:
-    """Returns the numbers under the keys `names`, by their names in `config.json`. Missing keys are
-    left out. Raises ValueError if a missing key is not in `optional`."""
+    """Returns the numbers that a file has under the keys of `names`. In the result, each number has
+    the name that `names` gives its key, which is the name in `config.json`. Keys with an empty name
+    are ignored. A key that is missing in the file is left out, or a ValueError if it isn't in
+    `optional`."""
     config: Config = {}
     for key, name in names.items():
         value = said.number(key) if name else None

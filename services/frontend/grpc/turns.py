@@ -90,8 +90,8 @@ class Turns:
         return errors.PoolFull("too many requests are being received; try again")
 
     def _refuse_oldest(self, peer: str) -> None:
-        """Refuses the call that has waited longest. If many calls of `peer` wait, the call is one
-        of these, else one of all calls."""
+        """Refuses the call that has waited longest: of the calls of `peer` if many of them wait,
+        otherwise of all calls."""
         of_peer = self._of_peers.get(peer, {})
         oldest = next(iter(of_peer if len(of_peer) >= self._many else self._waiting))
         self._leave(oldest)

@@ -25,6 +25,7 @@ from services.frontend.link.known_pipeline import NO_PIPELINE, STOPPING, KnownPi
 from services.frontend.link.pool_gate import PoolGate
 from services.frontend.link.scheduler_events import (
     Accepted,
+    Built,
     Event,
     Failed,
     OutputTokens,
@@ -260,6 +261,9 @@ class SchedulerClient:
                 request.is_accepted = True
             case Suspended():
                 request.suspend(event.n_losses)
+                return
+            case Built():
+                request.submission.build = event.build
                 return
             case Failed(error=errors.Unavailable() as error):
                 self._hold(request, error)

@@ -78,6 +78,15 @@ class Suspended:
 
 
 @dataclass(frozen=True, slots=True)
+class Built:
+    """Event: a build of the workers makes the tokens of the request from now on."""
+
+    request_id: str
+    build: str
+    is_last: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
 class Completed:
     """Event: the request is complete."""
 
@@ -97,7 +106,7 @@ class Failed:
     is_last: ClassVar[bool] = True
 
 
-Event = Accepted | PromptLogprobs | OutputTokens | Suspended | Completed | Failed
+Event = Accepted | PromptLogprobs | OutputTokens | Suspended | Built | Completed | Failed
 
 
 def news_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
@@ -109,6 +118,8 @@ def news_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
         yield Accepted(accepted.request_id)
     for rejected in response.rejected:
         yield Failed(rejected.request_id, _rejection_error(rejected), _LIMITS.get(rejected.reason))
+    for built in response.builds:
+        yield Built(built.request_id, built.build)
     for update in response.tokens:
         token_ids = tuple(update.token_ids)
         if update.prompt_logprobs:

@@ -5,7 +5,7 @@
  * @typedef {{t: number, type: "epoch", epoch: number, term: number, text: string, model: string, n_stages: number, tp_size: number,
  *   n_slots: number, block_size: number, max_batch_size: number, max_batch_tokens: number,
  *   pipeline_depth: number, policy: string, order: string, admission: string,
- *   max_requests: number, pipeline?: number}} EpochEvent
+ *   max_requests: number, pipeline?: number, is_draining?: boolean}} EpochEvent
  *
  * @typedef {{t: number, type: "request", number: number, turn: Turn, request_id?: string,
  *   n_prompt_tokens?: number, max_new_tokens?: number, n_generated_tokens?: number,

@@ -365,7 +365,7 @@ function layOut(view) {
   /** @type {Layout} */
   const layout = { lanes: [], headings: [], laneHeight: LANE, height: 0 };
   if (view === null) return layout;
-  /** @type {Pick<EpochEvent, "n_stages" | "pipeline" | "epoch">[]} */
+  /** @type {Pick<EpochEvent, "n_stages" | "pipeline" | "epoch" | "is_draining">[]} */
   const epochs = view.epochs.size ? view.pipelines : [view.epoch ?? { n_stages: 1, epoch: 0 }];
   const nLanes = epochs.reduce((sum, epoch) => sum + epoch.n_stages, 0);
   const areSeveral = epochs.length > 1;
@@ -374,7 +374,8 @@ function layOut(view) {
   for (const epoch of epochs) {
     const pipeline = pipelineOf(epoch);
     if (areSeveral) {
-      layout.headings.push({ text: `Pipeline ${pipeline}, epoch ${epoch.epoch}`, y });
+      const state = epoch.is_draining ? ", draining" : "";
+      layout.headings.push({ text: `Pipeline ${pipeline}, epoch ${epoch.epoch}${state}`, y });
       y += HEADING;
     }
     for (let stage = 0; stage < Math.max(epoch.n_stages, 1); stage++) {

@@ -119,7 +119,8 @@ class KnownEpochs:
         for pipeline, (epoch, _) in list(self._serving.items()):
             if pipeline == change["pipeline"] or _term_of(epoch) != _term_of(change):
                 replaced, its_data = self._serving.pop(pipeline)
-                self._earlier.add(replaced["t"], its_data)
+                if epoch["epoch"] != change["epoch"]:
+                    self._earlier.add(replaced["t"], its_data)
         self._serving[change["pipeline"]] = change, data
 
     def end(self, number: int) -> None:

@@ -43,6 +43,9 @@ SILENCE_LIMIT_S = 150.0
 """Seconds without a line after which a watch is taken for dead: servers send bookmarks every
 minute."""
 
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+"""Annotation of a pod: an integer, by which a ReplicaSet deletes pods with lower values first."""
+
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 
 
@@ -96,6 +99,31 @@ class KubernetesClient:
             return next((_state(item) for item in items if _uid(item) == uid), PodState.GONE)
         except FAILURES as error:
             raise _pods_trouble(f"list pod {name} in namespace {namespace}", error) from error
+
+    async def set_deletion_cost(self, namespace: str, name: str, cost: int) -> None:
+        """Sets the annotation of a pod by which Kubernetes chooses the pods to delete first.
+
+        Raises:
+            PodsUnavailable: the pod could not be changed.
+            PodsRefused: this process may not change pods.
+        """
+        request = await self._api.param_serialize(
+            "PATCH",
+            "/api/v1/namespaces/{namespace}/pods/{name}",
+            path_params={"namespace": namespace, "name": name},
+            header_params={
+                "Accept": "application/json",
+                "Content-Type": "application/merge-patch+json",
+            },
+            body={"metadata": {"annotations": {DELETION_COST: str(cost)}}},
+            auth_settings=["BearerToken"],
+        )
+        try:
+            answer = await self._api.call_api(*request, _request_timeout=self._call_timeout_s)
+            async with answer.response as response:
+                await _checked(response)
+        except FAILURES as error:
+            raise _pods_trouble(f"change pod {name} in namespace {namespace}", error) from error
 
     def pods(self, namespace: str, selector: str) -> "KubernetesPods":
         """Returns the pods that have certain labels."""

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -129,7 +129,8 @@ class PodDirectory:
         self._clock = clock
         self._jitter = jitter
         self._pods: dict[str, Pod] = {}  # by uid: two pods may have one name for a while
-        self._addresses: list[str] = []
+        self._reachable: dict[str, Pod] = {}  # by address
+        self._shared: list[tuple[str, list[str]]] = []  # addresses of several pods, and their names
         self._has_changed = asyncio.Event()  # replaced by a new one at each change
         self._version: str | None = None  # to watch from; None asks for a new list
         self._trouble = ""
@@ -143,7 +144,11 @@ class PodDirectory:
 
     def addresses(self) -> list[str]:
         """Returns the `host:port` of every pod that can be reached, older ones first."""
-        return list(self._addresses)
+        return list(self._reachable)
+
+    def pods(self) -> dict[str, Pod]:
+        """Returns the pods that can be reached, by their addresses, older ones first."""
+        return dict(self._reachable)
 
     async def changed(self) -> None:
         """Waits until the addresses change."""
@@ -195,17 +200,32 @@ class PodDirectory:
         self._update()
 
     def _update(self) -> None:
-        """Updates the addresses: one for each pod that has an IP address and is not ending."""
-        addresses = [
-            str(Address(pod.ip, self._port))
-            for pod in sorted(self._pods.values(), key=lambda pod: (pod.created, pod.name))
-            if pod.ip and not pod.is_terminating and pod.phase not in OVER
-        ]
-        if addresses != self._addresses:
-            self._addresses = addresses
-            log.info("workers: %s", ", ".join(addresses) or "none")
+        """Updates the addresses: one for each pod that has an IP address and is not ending. Pods
+        with one address, as on the network of their node, are one worker: the others cannot listen
+        there."""
+        before = list(self._reachable)
+        pods: dict[str, list[Pod]] = {}  # by address
+        for pod in sorted(self._pods.values(), key=lambda pod: (pod.created, pod.name)):
+            if pod.ip and not pod.is_terminating and pod.phase not in OVER:
+                pods.setdefault(str(Address(pod.ip, self._port)), []).append(pod)
+        self._reachable = {address: sharing[0] for address, sharing in pods.items()}
+        self._note_shared(pods)
+        if list(self._reachable) != before:
+            log.info("workers: %s", ", ".join(self._reachable) or "none")
             self._has_changed.set()
             self._has_changed = asyncio.Event()
+
+    def _note_shared(self, pods: Mapping[str, Sequence[Pod]]) -> None:
+        """Logs each address that several pods have, unless the last update had it too."""
+        shared = [
+            (address, [pod.name for pod in sharing])
+            for address, sharing in pods.items()
+            if len(sharing) > 1
+        ]
+        for address, names in shared:
+            if (address, names) not in self._shared:
+                log.warning("pods %s have one address, %s", ", ".join(names), address)
+        self._shared = shared
 
     def _report(self, trouble: str) -> None:
         """Logs a problem with the pods, unless the problem was the last one logged. An empty text

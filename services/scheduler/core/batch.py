@@ -1,7 +1,7 @@
 """A batch: a set of requests that run one iteration together, and the updates that result."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from services.common.named_tuples import maker
@@ -77,6 +77,14 @@ class Batch:
     def n_sampled(self) -> int:
         """Number of spans after which a token is sampled."""
         return sum(self.columns.is_sampled)
+
+    def with_requests(self, replacements: Mapping[Request, Request]) -> "Batch":
+        """Returns the batch with other requests in place of some of its requests."""
+        spans = [
+            span._replace(request=replacements.get(span.request, span.request))
+            for span in self.spans
+        ]
+        return replace(self, spans=tuple(spans))
 
     def sampled_requests(self, places: Sequence[int]) -> Iterator[Request]:
         """Yields the requests of some of the batch's new tokens. `places` are the indices of these

@@ -21,16 +21,21 @@ class PipelineRoom:
         """The requests that the pipeline has admitted."""
         return self._pool.running
 
+    @property
+    def build(self) -> str:
+        """Name of the build of the pipeline's workers."""
+        return self._pool.build
+
     def fits_ever(self, request: Request) -> bool:
         """Returns whether the empty memory of the pipeline has room for a request."""
         return self._kv_manager.fits_ever(request.max_sequence_len)
 
-    def has_room(self, request: Request, *, n_more: int) -> bool:
-        """Returns whether the pipeline could admit a request now, and `n_more` others. The memory
-        of the others is not looked at. Cached blocks that running requests use are not counted, so
-        the result may be False too often."""
+    def has_room(self, request: Request, *, n_more: int, n_more_blocks: int = 0) -> bool:
+        """Returns whether the pipeline could admit a request now, and `n_more` others, which need
+        `n_more_blocks` blocks. Cached blocks that running requests use are not counted, so the
+        result may be False too often."""
         kv_manager = self._kv_manager
-        if not self._pool.grammars.passes(request):
+        if self._pool.is_late or not self._pool.grammars.passes(request):
             return False
         if self._pool.has_suspects and not request.is_suspect:
             return False  # suspects come first
@@ -38,9 +43,14 @@ class PipelineRoom:
             return False
         if kv_manager.is_owing or not kv_manager.rows.has_free:
             return False
-        n_columns = kv_manager.columns_for(kv_manager.expected_use.n_tokens(request))
-        n_blocks = kv_manager.n_blocks_for(n_columns, request.n_tokens)
+        n_blocks = n_more_blocks + self.n_blocks_for(request)
         return kv_manager.n_reserved_blocks + n_blocks <= kv_manager.n_blocks
+
+    def n_blocks_for(self, request: Request) -> int:
+        """Returns how many blocks the pipeline would reserve for a request without a cache."""
+        kv_manager = self._kv_manager
+        n_columns = kv_manager.columns_for(kv_manager.expected_use.n_tokens(request))
+        return kv_manager.n_blocks_for(n_columns, request.n_tokens)
 
     def n_uncached_tokens(self, request: Request) -> int:
         """Returns how many tokens of a request are not in the prefix cache of the pipeline."""

@@ -14,76 +14,95 @@ without room is never waited for. So no pipeline is idle while a request waits t
 with one bounded exception: the request is left to a busy pipeline as long as the tokens before its
 first token are fewer there than those that the idle pipeline would compute for the request alone.
 
+Only pipelines that may run the request are compared (`room.py`).
+
 The decision depends on the requests and the memory of the pipelines alone. It has no clock, so a
 recording of the inputs is enough to repeat it.
 """
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Collection, Hashable, Iterator
 
 from services.scheduler.core.request import Request
+from services.scheduler.core.room import Room, Rooms
 
 RUNNING_TOKENS = 16
 """Prompt tokens that count for each running request."""
-
-
-class Room(Protocol):
-    """The part of a pipeline on which placement depends: its requests, and the room for others."""
-
-    @property
-    def running(self) -> Collection[Request]:
-        """The requests that the pipeline has admitted."""
-        ...
-
-    def fits_ever(self, request: Request) -> bool:
-        """Returns whether the pipeline could run a request if it had no other."""
-        ...
-
-    def has_room(self, request: Request, *, n_more: int) -> bool:
-        """Returns whether the pipeline could admit a request now, and `n_more` others."""
-        ...
-
-    def n_uncached_tokens(self, request: Request) -> int:
-        """Returns how many tokens of a request the pipeline would have to compute."""
-        ...
-
-    def wake(self) -> None:
-        """Makes the pipeline select again, if it may send a batch."""
-        ...
 
 
 class Placement:
     """The pipelines that may admit requests."""
 
     def __init__(self) -> None:
-        self._rooms: dict[Hashable, Room] = {}  # by pipeline
+        self._rooms = Rooms()
         self._n_most = 0  # most pipelines that were open at the same time
 
     def open(self, pipeline: Hashable, room: Room) -> None:
         """Lets a pipeline admit requests from now on."""
-        self._rooms[pipeline] = room
+        self._rooms.add(pipeline, room)
         self._n_most = max(self._n_most, len(self._rooms))
 
     def close(self, pipeline: Hashable) -> None:
         """Lets a pipeline admit no further requests."""
-        self._rooms.pop(pipeline, None)
+        self._rooms.remove(pipeline)
+
+    def drain(self, pipeline: Hashable, *, is_last: bool) -> None:
+        """Leaves requests to the pipelines that do not drain, if there are any. With `is_last`, a
+        pipeline admits no request any more."""
+        self._rooms.drain(pipeline, is_last=is_last)
+
+    def is_needed(self, pipeline: Hashable, waiting: Collection[Request]) -> bool:
+        """Returns whether a pipeline that drains must go on, for want of another one."""
+        return self._rooms.is_needed(pipeline, waiting)
+
+    def n_tokens_elsewhere(
+        self, pipeline: Hashable, request: Request, *, n_more: int, n_more_blocks: int
+    ) -> int | None:
+        """Returns the least number of tokens that another pipeline would have to compute to go on
+        with a request that `pipeline` runs. Other requests, `n_more` with `n_more_blocks` blocks,
+        are about to take room there. Returns None if no pipeline that may run the request has room,
+        or if the request should stay."""
+        rooms = self._rooms.eligible(request)
+        if pipeline in rooms:
+            return None
+        return min(
+            (
+                room.n_uncached_tokens(request)
+                for room in rooms.values()
+                if room.has_room(request, n_more=n_more, n_more_blocks=n_more_blocks)
+            ),
+            default=None,
+        )
+
+    def n_blocks_elsewhere(self, pipeline: Hashable, request: Request) -> int:
+        """Returns the largest number of blocks that another pipeline would reserve for a
+        request."""
+        return max(
+            (
+                room.n_blocks_for(request)
+                for one, room in self._rooms.all.items()
+                if one is not pipeline
+            ),
+            default=0,
+        )
 
     def fits(self, pipeline: Hashable, request: Request) -> bool:
-        """Returns whether a pipeline could run a request. Returns True for a pipeline that admits
-        no requests."""
-        room = self._rooms.get(pipeline)
-        return room is None or room.fits_ever(request)
+        """Returns whether a pipeline may run a request. Returns True for a pipeline that does not
+        serve."""
+        if pipeline not in self._rooms:
+            return True
+        eligible = self._rooms.eligible(request)
+        return pipeline in eligible and eligible[pipeline].fits_ever(request)
 
     def fits_elsewhere(self, pipeline: Hashable, request: Request) -> bool:
         """Returns whether another pipeline than `pipeline` could run a request."""
         return any(
-            room.fits_ever(request) for one, room in self._rooms.items() if one is not pipeline
+            room.fits_ever(request) for one, room in self._rooms.all.items() if one is not pipeline
         )
 
     def is_for(self, pipeline: Hashable, request: Request) -> bool:
         """Returns whether a waiting request would not be left to another pipeline, if it were the
         first in the order."""
-        if self._n_most < 2 or pipeline not in self._rooms:
+        if self._has_no_choice(pipeline):
             return True
         return _Choice(self._rooms).of(request, pipeline) is pipeline
 
@@ -91,9 +110,14 @@ class Placement:
         """Yields the requests that `pipeline` may have in its next batch, in order. Leaves the
         other ones to the pipelines that are chosen for them, and wakes these. The caller must take
         each request before it asks for the next one."""
-        if self._n_most < 2 or pipeline not in self._rooms:
+        if self._has_no_choice(pipeline):
             return requests
         return self._chosen(pipeline, requests)
+
+    def _has_no_choice(self, pipeline: Hashable) -> bool:
+        """Returns whether a pipeline has all requests, since there has never been another one."""
+        is_only = self._n_most < 2 and not self._rooms.are_draining
+        return is_only or pipeline not in self._rooms
 
     def _chosen(self, pipeline: Hashable, requests: Iterator[Request]) -> Iterator[Request]:
         choice: _Choice | None = None
@@ -113,24 +137,25 @@ class _Choice:
     """The choices of one selection, for one waiting request after the other. Each choice counts the
     requests before it as if their pipelines had admitted them."""
 
-    def __init__(self, rooms: Mapping[Hashable, Room]) -> None:
+    def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
         self._n_tokens: dict[Hashable, int] = {}
-        self._n_chosen = dict.fromkeys(rooms, 0)
+        self._n_chosen = dict.fromkeys(rooms.all, 0)
         self._blocked: set[Hashable] = set()
 
     def of(self, request: Request, selecting: Hashable) -> Hashable | None:
         """Returns the pipeline that is to admit a waiting request. `selecting` is the pipeline that
         asks and could admit the request at once. Returns None if the request waits for the memory
-        of another pipeline, since it would not fit into that of `selecting`."""
+        of another pipeline, since `selecting` may not run it."""
+        rooms = self._rooms.eligible(request)
         scores = {
             one: self._before(one) + room.n_uncached_tokens(request)
-            for one, room in self._rooms.items()
+            for one, room in rooms.items()
             if one not in self._blocked and room.has_room(request, n_more=self._n_chosen[one])
         }
         if not scores:
             # The request waits for memory. Where it would fit, no request behind it is admitted.
-            fitting = {one for one, room in self._rooms.items() if room.fits_ever(request)}
+            fitting = {one for one, room in rooms.items() if room.fits_ever(request)}
             self._blocked |= fitting
             return selecting if selecting in fitting else None
         # Where two are equally good, the one that asks is chosen: `False` comes before `True`.

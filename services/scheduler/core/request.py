@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
 from typing import NewType
@@ -52,8 +52,8 @@ MAX_DEATHS = 2
 evidence than a node that dies."""
 
 N_PROVING_TOKENS = 2
-"""Number of new tokens after which a suspect is cleared: it has then run as a prefill and as a
-decode."""
+"""Number of new tokens after which a suspect is cleared, and after which a request may be moved
+again for a late pipeline: it has then run as a prefill and as a decode."""
 
 
 @dataclass(slots=True, eq=False)
@@ -109,8 +109,14 @@ class Request:
     """Number of the pipeline that admitted the request last; -1 before the first admission."""
     moved_from: int | None = None
     """Number of the pipeline from which the last admission moved the request, if it did."""
+    build: str = ""
+    """Build of the workers of the pipeline that admitted the request last; empty before the first
+    admission, or where builds have no names."""
+    left_build: str | None = None
+    """Build that made the tokens of the request so far, if the last admission made another build
+    continue them."""
     was_late: bool = False
-    """Whether the request was in flight in a pipeline that was given up because it was late."""
+    """Whether the request was moved because its pipeline was late."""
     n_prefill_tokens: int = 0
     """Number of tokens that the request had when it came into the pool, or when its computation was
     last restarted."""
@@ -166,6 +172,14 @@ class Request:
     def is_suspect(self) -> bool:
         """Whether the request may have caused the loss of a pipeline."""
         return self.n_losses > 0
+
+    @property
+    def may_move(self) -> bool:
+        """Whether the request goes on elsewhere if its pipeline is late. A suspect stays, and so
+        does a request that was moved before and has made no progress since: it may be the cause."""
+        if self.is_suspect:
+            return False
+        return not self.was_late or self.n_new_tokens >= N_PROVING_TOKENS
 
     @property
     def is_decoding(self) -> bool:
@@ -240,6 +254,13 @@ class Request:
         self.drafts = ()
         self.n_tokens = self.n_prompt_tokens + len(self.generated_token_ids)
         self.n_prefill_tokens = self.n_tokens
+
+    def left_behind(self) -> "Request":
+        """Returns a copy that has ended, for the batches in flight when the request goes on in
+        another pipeline. The copy has the memory of the request, which is freed when these batches
+        have returned. What they bring is discarded."""
+        known = self.generated_token_ids[:]
+        return replace(self, state=RequestState.FINISHED, generated_token_ids=known)
 
     def accept(self, token_id: int) -> FinishReason | None:
         """Appends a sampled token. Returns the reason if the request ends with this token,

@@ -62,6 +62,11 @@ class RequestPool:
         self._ready = ReadyRequests()  # the admitted requests that can run
         self.wake: Callable[[], None] = lambda: None
         """Called when this pipeline may have another request to admit."""
+        self.build = ""
+        """Name of the build of the pipeline's workers. Pipelines of one build compute the same
+        tokens."""
+        self.is_late = False
+        """Whether the pipeline is late. A late pipeline admits no request."""
         self.number = len(self.shared.pools)
         """Number of the pipeline, from 0."""
         self.shared.pools.append(self)
@@ -154,14 +159,16 @@ class RequestPool:
         return self.shared.placement.passing(self, passing)
 
     def may_admit(self, request: Request) -> bool:
-        """Returns whether the grammar of a waiting request is compiled, if it has one, and the
-        request is not left to another pipeline."""
-        return self.grammars.passes(request) and self.shared.placement.is_for(self, request)
+        """Returns whether the pipeline admits requests, the grammar of a waiting request is
+        compiled, if it has one, and the request is not left to another pipeline."""
+        if self.is_late or not self.grammars.passes(request):
+            return False
+        return self.shared.placement.is_for(self, request)
 
     def selectable(self) -> Iterator[Request]:
         """Yields the requests of `candidates`, and also requests that wait for the compilation of
         their grammars."""
-        if not len(self.order):
+        if self.is_late or not len(self.order):
             return iter(self._ready)
         return self.order.line_up(
             self._ready.by_place, self._suspects.may_be_admitted(self._admitted)
@@ -195,6 +202,9 @@ class RequestPool:
                     None if request.pipeline in (-1, self.number) else request.pipeline
                 )
                 request.pipeline = self.number
+                has_changed = request.generated_token_ids and request.build not in ("", self.build)
+                request.left_build = request.build if has_changed else None
+                request.build = self.build
                 self.waiting.remove(request)
                 self._suspects.admit(request)
                 self.grammars.admit(request)
@@ -246,16 +256,23 @@ class RequestPool:
     def preempt(self, request: Request) -> None:
         """Makes an admitted request wait again at its place in the order. The request must be in no
         batch."""
-        self.hold_back(request)
-        del self._admitted[request]
-        self.grammars.preempt(request)
-        self._restore([request])
+        self.release([request])
+
+    def release(self, requests: Sequence[Request]) -> None:
+        """Makes admitted requests wait again at their places in the order. Batches in flight of
+        this pipeline have nothing more to do with them."""
+        for request in requests:
+            self.hold_back(request)
+            del self._admitted[request]
+            self.grammars.preempt(request)
+        self._restore(requests)
         self.shared.wake_others(self)
 
     def preempt_all(self) -> list[Request]:
         """Makes all admitted requests wait again, since the epoch is over. Returns these
         requests."""
         begun = list(self._admitted)
+        self.is_late = False
         self._admitted.clear()
         self._ready.replace([])
         self._restore(begun)

@@ -8,7 +8,8 @@ decides which requests are chosen.
 Some cases are not described in the paper. If no request can run, there is no batch. A request that
 can never fit is refused on arrival. A request that is cancelled while it runs ends when a batch
 with the request returns. The paper's engine does not fail: here a scheduler lives as long as its
-epoch, and the pool is passed on to the scheduler of the next epoch.
+epoch, and the pool is passed on to the scheduler of the next epoch. Requests of a pipeline that is
+late go on in other pipelines (`release_late`), and the late pipeline may come back.
 
 One feature goes beyond the paper: with `token_hand_off`, a request joins the next iteration before
 the last one has returned. The plan of that iteration then omits the request's last token, which the
@@ -27,6 +28,7 @@ from services.scheduler.core.admission import suspects
 from services.scheduler.core.admission.feasible import check_feasible
 from services.scheduler.core.admission.grammar_gate import DueGrammar
 from services.scheduler.core.batch import Batch, Span, Update, span_of, update_of
+from services.scheduler.core.batches_in_flight import BatchesInFlight
 from services.scheduler.core.drafting.drafter import Drafter
 from services.scheduler.core.drafting.drafting import drafting_of
 from services.scheduler.core.logprob_updates import with_logprobs
@@ -34,7 +36,8 @@ from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.memory.reservation import Reservation
 from services.scheduler.core.pipeline_room import PipelineRoom
 from services.scheduler.core.policies import Policy
-from services.scheduler.core.preemption.preemption import preemption_of
+from services.scheduler.core.preemption.for_departure import ForDeparture
+from services.scheduler.core.preemption.preemption import Preemptions, preemption_of
 from services.scheduler.core.request import FinishReason, Request, RequestState
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.span_logprobs import NO_LOGPROBS, SpanLogprobs
@@ -59,10 +62,12 @@ class Scheduler:
         pipeline_depth: int,
         token_hand_off: bool = False,
         drafter: Drafter | None = None,
+        build: str = "",
     ) -> None:
         if pipeline_depth < 1:
             raise ValueError(f"pipeline_depth must be at least 1, not {pipeline_depth}")
         self.pool = pool
+        self.pool.build = build
         self.kv_manager = kv_manager
         self.policy = policy
         self.pipeline_depth = pipeline_depth
@@ -74,7 +79,8 @@ class Scheduler:
         self._preemption = preemption_of(
             pool, kv_manager, policy, can_run=self._can_run, preempt=self._preempt
         )
-        self._in_flight: dict[int, Batch] = {}
+        self._departure = ForDeparture(pool, preempt=self._preempt)
+        self._in_flight = BatchesInFlight()
         self._n_iterations = 0
         self._released_rows: list[int] = []
         self._preempted: list[Request] = []
@@ -86,6 +92,16 @@ class Scheduler:
     @property
     def n_reserved_slots(self) -> int:
         return self.kv_manager.n_reserved_slots
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the pipeline is to end, and requests are left to other pipelines."""
+        return self._departure.has_begun
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the pipeline drains and has nothing left to do, so that its epoch can end."""
+        return not self.n_in_flight and self._departure.is_over
 
     def submit(self, request: Request) -> None:
         """Puts a request into the pool.
@@ -118,7 +134,7 @@ class Scheduler:
         self._preemption.settle(batch.columns.requests)
         self.pool.mark_running(batch.columns.requests, can_run=self._can_run)
         self._released_rows.clear()
-        self._in_flight[batch.iteration] = batch
+        self._in_flight.add(batch)
         return batch
 
     def apply(
@@ -138,7 +154,8 @@ class Scheduler:
         Raises:
             ValueError: the iteration is not the oldest in flight, or the number of tokens is wrong.
         """
-        batch = self._return(iteration, len(token_ids))
+        batch = self._in_flight.take(iteration, len(token_ids))
+        self.pool.is_late = False
         for request in batch.sampled_requests(cut):
             request.is_cut = True
         for place in broken:
@@ -154,7 +171,7 @@ class Scheduler:
                 self._apply_to(span.request, self._drafting.last_token(span, tokens, drafted))
                 for span in batch.spans
             ]
-        self._drafting.note_returned(batch, self._in_flight.values())
+        self._drafting.note_returned(batch, self._in_flight.all())
         for place, brought in logprobs.items():
             updates[place] = with_logprobs(batch.spans[place].request, updates[place], brought)
         return [*drafted, *[update for update in updates if update is not None]]
@@ -203,6 +220,7 @@ class Scheduler:
         Returns the updates that end these requests."""
         placement = self.pool.shared.placement
         placement.open(self.pool, PipelineRoom(self.pool, self.kv_manager, self._max_running))
+        self.pool.shared.wake_others(self.pool)
         return [
             self._finish(request, FinishReason.FAILED, message="the K/V memory became too small")
             for request in list(self.pool)
@@ -210,20 +228,50 @@ class Scheduler:
             and not placement.fits_elsewhere(self.pool, request)
         ]
 
+    def drain(self, *, is_last: bool = False) -> None:
+        """Leaves waiting requests to other pipelines, and moves running requests to them where that
+        costs less than waiting (`for_departure.py`), since this pipeline is to end. If there is no
+        other pipeline, this one goes on. With `is_last`, all requests wait for other pipelines as
+        soon as their batches have returned."""
+        if not self._departure.has_begun:
+            self._preemption = Preemptions([self._preemption, self._departure])
+        self._departure.begin(is_last=is_last)
+
+    def release_late(self) -> tuple[list[Request], list[Update]]:
+        """Lets the requests wait again for other pipelines, since a batch in flight is late. This
+        pipeline admits no request until it returns a batch.
+
+        Each request continues in one place only, wherever it is admitted next. What the batches in
+        flight bring for it is discarded, and its memory is freed when they have returned. So its
+        tokens stay in the prefix cache, and if this pipeline admits the request again, it computes
+        little but the discarded tokens. Requests that may be the cause stay (`may_move`).
+        Returns the requests that wait again, and the updates of those that end, cancelled.
+        """
+        self.pool.is_late = True
+        cancelled = [request for request in self.pool.running if request.is_cancelled]
+        ends = [self._finish(request, FinishReason.CANCELLED) for request in cancelled]
+        moved = [request for request in self.pool.running if request.may_move]
+        left = {request: request.left_behind() for request in moved if request.n_in_flight}
+        self._in_flight.replace(left)
+        for request in moved:
+            request.was_late = True
+            self._release_if_unused(request)
+            self._preemption.note_preempted(request)
+        self.pool.release(moved)
+        return moved, ends
+
     def suspend(
-        self, iteration: int = 0, *, is_by_itself: bool = False, is_suspicion: bool = False
+        self, iteration: int = 0, *, is_by_itself: bool = False
     ) -> tuple[list[Request], list[Update]]:
         """Lets all requests wait again, since the epoch is over and its keys and values are lost.
 
         `is_by_itself` says that a rank failed by itself, and `iteration` is what the rank computed
-        or 0. Its requests, or else all in flight, are suspects (`suspects.py`), unless
-        `is_suspicion` says that the pipeline was only late. Returns the requests that had begun,
-        and the updates of those that end, cancelled or failed.
+        or 0. Its requests, or else all in flight, are suspects (`suspects.py`). Returns the
+        requests that had begun, and the updates of those that end, cancelled or failed.
         """
         computed = self._in_flight.get(iteration)
         held = self.pool.running if computed is None else computed.columns.requests
-        blame = suspects.note_late if is_suspicion else suspects.suspect
-        blame([one for one in held if one.n_in_flight], is_by_itself=is_by_itself)
+        suspects.suspect([one for one in held if one.n_in_flight], is_by_itself=is_by_itself)
         self._in_flight.clear()
         self.pool.shared.placement.close(self.pool)
         begun = self.pool.preempt_all()
@@ -282,20 +330,6 @@ class Scheduler:
                 n_drafts,
             )
         )
-
-    def _return(self, iteration: int, n_tokens: int) -> Batch:
-        oldest = next(iter(self._in_flight), None)
-        if iteration != oldest:
-            raise ValueError(
-                f"iteration {iteration} returned, but {oldest} is the oldest in flight"
-            )
-        batch = self._in_flight.pop(iteration)
-        n_sampled = batch.n_sampled + batch.n_drafts
-        if n_tokens != n_sampled:
-            raise ValueError(
-                f"iteration {iteration} returned {n_tokens} tokens for {n_sampled} spans"
-            )
-        return batch
 
     def _apply_to(self, request: Request, token_id: int | None) -> Update | None:
         """Applies the last token that a span of a request produced. `token_id` is None if no token

@@ -13,6 +13,7 @@ from services.common.own_metrics import Counter, Distribution, Histogram
 from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.drafting.drafter import Drafter
 from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.pipeline_metrics import PipelineMetrics
 from services.scheduler.pipeline.membership import Pipeline
@@ -165,9 +166,11 @@ class EpochObserver:
         self._has_opened = False
         self._n_queried = self._n_hits = self._n_evicted = 0  # already counted
         self._n_drafted = self._n_accepted = 0  # already counted
+        metrics.forming.inc()
 
     def opened(self) -> None:
         metrics = self._metrics
+        metrics.forming.dec()
         metrics.open(self._number, self._scheduler)
         metrics.epoch.set(self._epoch)
         metrics.formed.inc()
@@ -203,9 +206,14 @@ class EpochObserver:
             entry.n_timings += 1
             self._note_overhead(timing.iteration, entry)
 
+    def late(self, reason: str, moved: Sequence[Request]) -> None:
+        self._metrics.late.inc()
+
     def closed(self, loss: str | None) -> None:
         metrics = self._metrics
         metrics.close(self._number, self._scheduler)
+        if not self._has_opened:
+            metrics.forming.dec()
         if loss is not None:
             (metrics.losses if self._has_opened else metrics.not_formed).inc()
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from orcinus.v1 import worker_pb2
 
 from services.scheduler.core.batch import Batch, Update
+from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.membership import Pipeline
 
@@ -32,6 +33,10 @@ class IterationObserver(Protocol):
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
         """Notes the times that a stage spent on an iteration. The call may come before the
         iteration has returned, or after."""
+
+    def late(self, reason: str, moved: Sequence[Request]) -> None:
+        """Notes that an iteration is suspiciously late, and that the requests `moved` wait for
+        other pipelines. The pipeline goes on if the iteration returns."""
 
     def closed(self, loss: str | None) -> None:
         """Notes the end of the epoch. `loss` is the reason why the pipeline was lost or never
@@ -63,6 +68,10 @@ class IterationObservers:
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
         for observer in self._observers:
             observer.timed(stage_index, timing)
+
+    def late(self, reason: str, moved: Sequence[Request]) -> None:
+        for observer in self._observers:
+            observer.late(reason, moved)
 
     def closed(self, loss: str | None) -> None:
         for observer in self._observers:

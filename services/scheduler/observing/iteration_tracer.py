@@ -22,6 +22,7 @@ from orcinus.v1 import trace_pb2, worker_pb2
 
 from services.common import semconv, tracing
 from services.scheduler.core.batch import Batch, Span, Update
+from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.request_tracer import RequestTrace, RequestTracer
 from services.scheduler.pipeline.membership import Pipeline
@@ -218,6 +219,9 @@ class IterationTracer:
             flight = self._slow[iteration]
             flight.timings[stage_index] = timing
             self._end_if_complete(iteration, flight)
+
+    def late(self, reason: str, moved: Sequence[Request]) -> None:
+        """Does nothing: the iteration is recorded as slow when it returns."""
 
     def closed(self, loss: str | None) -> None:
         """Ends the spans that are left. Iterations that have not returned were lost with the

@@ -89,10 +89,11 @@ class PaceOfEpoch:
         self._in_flight[batch.iteration] = self._now(), len(batch.spans), batch.n_tokens
 
     def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
-        sent_at, n_spans, n_tokens = self._in_flight.pop(iteration)
-        now = self._now()
-        if self._forecast is None:
+        now, sent = self._now(), self._in_flight.pop(iteration, None)
+        if self._forecast is None or sent is None:
+            self._last_return = now
             return
+        sent_at, n_spans, n_tokens = sent
         self._forecast.learn_iteration(
             n_spans=n_spans,
             n_tokens=n_tokens,
@@ -105,6 +106,9 @@ class PaceOfEpoch:
             log.info("an iteration costs as much as %d tokens of prompts", overhead_tokens)
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None: ...
+
+    def late(self, reason: str, moved: Sequence[Request]) -> None:
+        self._in_flight.clear()  # the pipeline is held up, and would look slow
 
     def closed(self, loss: str | None) -> None:
         if self._forecast is not None:

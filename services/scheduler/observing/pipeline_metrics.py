@@ -29,6 +29,11 @@ class PipelineMetrics:
         Gauge(semconv.PIPELINES, "Pipelines that serve.", registry=registry).set_function(
             lambda: len(self._schedulers)
         )
+        Gauge(
+            semconv.PIPELINES_DRAINING,
+            "Of these, those that are to end, since a worker of them is leaving.",
+            registry=registry,
+        ).set_function(lambda: sum(one.is_draining for one in self._schedulers.values()))
         self.wanted = Gauge(
             semconv.PIPELINES_WANTED,
             "Pipelines that the known workers and the settings allow.",
@@ -51,6 +56,14 @@ class PipelineMetrics:
         self.losses = Counter(
             semconv.PIPELINE_LOSSES,
             "Pipelines that were lost while they served.",
+            registry=registry,
+        )
+        self.forming = Gauge(
+            semconv.PIPELINES_FORMING, "Pipelines whose stages join.", registry=registry
+        )
+        self.late = Counter(
+            semconv.PIPELINES_LATE,
+            "Times that a pipeline was late and its requests went on in others.",
             registry=registry,
         )
         self._cache_config = Info(

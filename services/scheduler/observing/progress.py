@@ -7,6 +7,7 @@ from functools import partial
 from orcinus.v1 import worker_pb2
 
 from services.scheduler.core.batch import Batch, Update
+from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.membership import Pipeline
 
@@ -45,6 +46,8 @@ class ProgressOfEpoch:
         self._on_iteration()
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None: ...
+
+    def late(self, reason: str, moved: Sequence[Request]) -> None: ...
 
     def closed(self, loss: str | None) -> None:
         self._on_close()

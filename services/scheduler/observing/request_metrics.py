@@ -71,7 +71,7 @@ class RequestMetrics:
         )
         self._preempted = Counter(
             semconv.PREEMPTIONS,
-            "Times that a request was preempted for others.",
+            "Times that a request was preempted for others, or since its pipeline drains.",
             registry=registry,
         )
         self._suspected = Counter(
@@ -82,6 +82,11 @@ class RequestMetrics:
         self._moved = Counter(
             semconv.REQUESTS_MOVED,
             "Times that a request was admitted by another pipeline than before.",
+            registry=registry,
+        )
+        self._changed_build = Counter(
+            semconv.REQUESTS_CHANGED_BUILD,
+            "Times that a request was continued by another build of the workers than before.",
             registry=registry,
         )
         self._resumed = Counter(
@@ -138,6 +143,7 @@ class RequestMetrics:
 
     def admitted(self, request: Request) -> None:
         self._moved.inc(request.moved_from is not None)
+        self._changed_build.inc(request.left_build is not None)
         arrived_at = self._arrived_at.pop(request, None)
         if arrived_at is not None:
             self._queue_time.observe(time.perf_counter() - arrived_at)

@@ -76,6 +76,8 @@ class _Phase:
         self.name = name
         self.attributes = attributes
         self.has_first_token = False
+        self.build = ""  # of the workers that compute
+        self.left_build: str | None = None  # that made the tokens so far, if it is another one
         self.start_ns = start_ns
         self.end_ns = start_ns
         # Only the last iterations are kept: a span has at most MAX_LINKS links.
@@ -105,6 +107,8 @@ class RequestTracer:
         if trace is not None:
             attributes: Attributes = {semconv.N_TOKENS: request.n_prefill_tokens}
             trace.enter(semconv.PREFILL, self._clock_ns(), attributes)
+            trace.phases[-1].left_build = request.left_build
+            trace.phases[-1].build = request.build
 
     def first_token(self, request: Request) -> None:
         """Begins the phase `decode`."""
@@ -166,6 +170,9 @@ class RequestTracer:
                 links=[Link(iteration) for iteration in phase.iterations],
                 start_time=phase.start_ns,
             )
+            if phase.left_build is not None:
+                builds = {semconv.BUILD: phase.build, semconv.LEFT_BUILD: phase.left_build}
+                span.add_event(semconv.BUILD_CHANGED, builds, timestamp=phase.start_ns)
             if phase.has_first_token:
                 span.add_event(semconv.FIRST_TOKEN, timestamp=phase.end_ns)
             if is_last and error is not None:

@@ -3,7 +3,8 @@
 Plans go to stage 0 only, on one stream; the controllers forward them. Results come straight from
 the last stage, on a stream opened by the master. Every stage reports timings and, however busy it
 is, heartbeats. A stage that fails, disconnects or falls silent ends the epoch. An iteration that
-does not return in the time that iterations of its size may take ends the epoch, too.
+does not return in the time that iterations of its size may take ends the epoch, too. Before that,
+an iteration may be suspiciously late, and then the requests may go on elsewhere.
 """
 
 import asyncio
@@ -24,13 +25,17 @@ from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from services.scheduler.pipeline.plan import plan_of
 from services.scheduler.pipeline.span_logprobs import LogprobPieces
+from services.scheduler.pipeline.suspicion import Suspicion
 
 log = logging.getLogger(__name__)
 
 
 class EngineMaster:
     """The engine master of one epoch. `wake` is called whenever `take_results` has new results to
-    return or an error to raise. `suspicion_s` is that of `Lateness`."""
+    return or an error to raise. `on_suspicion` is called when an iteration is suspiciously late.
+    `suspicion` and `may_suspect` are those of `Lateness`, and `on_slow_join` is that of `join_all`.
+    `on_leaving` is called with the index of a stage whose worker was told to stop, and with the
+    seconds after which this worker ends at the latest, again and again."""
 
     def __init__(
         self,
@@ -41,19 +46,27 @@ class EngineMaster:
         silence_limit_s: float,
         iteration_limit_s: float,
         hang_limit_s: float,
-        suspicion_s: Callable[[], float | None] = lambda: None,
+        on_leaving: Callable[[int, float], None] = lambda index, leaves_in_s: None,
+        suspicion: Suspicion | None = None,
+        may_suspect: Callable[[], bool] = lambda: False,
+        on_suspicion: Callable[[str], None] = lambda reason: None,
+        on_slow_join: Callable[[str], None] = lambda text: None,
         connect: rpc.Connect = rpc.connect,
         trace_of: Callable[[int], trace_pb2.TraceContext | None] | None = None,
     ) -> None:
         self.pipeline = pipeline
         self._wake = wake
         self._on_timing = on_timing
+        self._on_suspicion = on_suspicion
+        self._on_slow_join = on_slow_join
         self._trace_of = trace_of
+        self._on_leaving = on_leaving
         self._lateness = Lateness(
             silence_limit_s=silence_limit_s,
             iteration_limit_s=iteration_limit_s,
             hang_limit_s=hang_limit_s,
-            suspicion_s=suspicion_s,
+            suspicion=suspicion,
+            may_suspect=may_suspect,
         )
         self._channels = [
             connect(member.address, rpc.RECONNECT_OPTIONS) for member in pipeline.members
@@ -74,7 +87,7 @@ class EngineMaster:
         Raises:
             PipelineLost: a stage could not join.
         """
-        watches = await join_all(self.pipeline, self._stubs)
+        watches = await join_all(self.pipeline, self._stubs, on_slow=self._on_slow_join)
         metadata = rpc.epoch_metadata(self.pipeline.epoch)
         self._plans = self._stubs[0].RunIterations(metadata=metadata)
         self._lateness.begin(len(watches))
@@ -142,7 +155,7 @@ class EngineMaster:
         if place != (self.pipeline.pipeline_id, self.pipeline.epoch):
             log.warning("dropped a report of stage %d for another epoch: %s", index, place)
         elif report.HasField("result"):
-            self._lateness.note_returned(report.result.iteration)
+            self._note_returned(report.result.iteration)
             self._on_timing(index, report.result.timing)
             self._results.append(self._logprobs.completed(report.result))
             self._wake()
@@ -151,6 +164,9 @@ class EngineMaster:
         elif report.HasField("timings"):
             for timing in report.timings.timings:
                 self._on_timing(index, timing)
+        elif report.HasField("heartbeat"):
+            if report.heartbeat.leaves_in_ms:
+                self._on_leaving(index, report.heartbeat.leaves_in_ms / 1000)
         elif report.HasField("failure"):
             failure = report.failure
             what = "lost another stage" if failure.is_of_neighbour else "failed"
@@ -160,6 +176,12 @@ class EngineMaster:
                 is_by_itself=failure.is_by_itself,
             )
 
+    def _note_returned(self, iteration: int) -> None:
+        took_s = self._lateness.note_returned(iteration)
+        if took_s is not None:
+            epoch = self.pipeline.epoch
+            log.info("epoch %d goes on: iteration %d took %.1f s", epoch, iteration, took_s)
+
     def _lose(self, reason: str, **details: Any) -> None:
         """Ends the epoch. `details` are those of `PipelineLost`."""
         if self._loss is None:
@@ -167,7 +189,11 @@ class EngineMaster:
             self._end(PipelineLost(reason, **details))
 
     def _on_late(self, late: Late) -> None:
-        self._lose(late.reason, gone=late.stage_index, is_suspicion=late.is_suspicion)
+        if not late.is_suspicion:
+            self._lose(late.reason, gone=late.stage_index)
+        elif self._loss is None:
+            log.warning("epoch %d is late: %s", self.pipeline.epoch, late.reason)
+            self._on_suspicion(late.reason)
 
     def _end(self, loss: Exception) -> None:
         self._loss = loss

@@ -3,9 +3,14 @@
 Workers fit together if all their traits are equal: model, checkpoint, element type, block size,
 code and others (`services/worker/rank/traits.py`). A worker that this scheduler cannot use at all,
 whatever the other workers are, has a fault of its own.
+
+Workers of one model whose other traits differ are different *builds* of it. Each pipeline has one
+build. Pipelines of several builds may serve side by side, for example while a new version replaces
+an old one.
 """
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
 
 from orcinus.v1 import worker_pb2
 
@@ -14,6 +19,12 @@ from services.common.protocol import MAX_KV_BLOCKS, PROTOCOL
 Traits = tuple[tuple[str, str], ...]
 """Names and values of a worker's traits, sorted by name."""
 
+MODEL_TRAITS = frozenset({"model", "checkpoint", "configuration"})
+"""Names of the traits that are equal in all builds of a model."""
+
+N_BUILD_DIGITS = 8
+"""Number of hexadecimal digits in the name of a build."""
+
 MAX_KV_GROUPS = 16
 """Largest number of K/V groups of a model."""
 
@@ -21,6 +32,16 @@ MAX_KV_GROUPS = 16
 def traits_of(answer: worker_pb2.DescribeResponse) -> Traits:
     """Returns the traits of a worker. The result is empty if its ranks have not told them yet."""
     return tuple(sorted(answer.traits.items()))
+
+
+def model_of(traits: Traits) -> Traits:
+    """Returns the traits that workers of all builds of a model have in common."""
+    return tuple((name, value) for name, value in traits if name in MODEL_TRAITS)
+
+
+def build_of(traits: Traits) -> str:
+    """Returns the name of a build, a digest of all traits of its workers."""
+    return hashlib.sha256(repr(traits).encode()).hexdigest()[:N_BUILD_DIGITS]
 
 
 def fault_of(answer: worker_pb2.DescribeResponse, n_stages: int) -> str:
@@ -33,17 +54,17 @@ def fault_of(answer: worker_pb2.DescribeResponse, n_stages: int) -> str:
     return _memory_fault(answer) if answer.state == worker_pb2.WORKER_STATE_READY else ""
 
 
-def differences(traits: Mapping[str, Traits], chosen: Traits | None) -> dict[str, str]:
+def differences(traits: Mapping[str, Traits], fitting: Collection[Traits]) -> dict[str, str]:
     """Returns, for each worker that does not fit, in what it differs: `block_size 16, not 32`.
 
-    `traits` are the traits of each worker, by the worker's address. A worker fits if its traits
-    equal the `chosen` ones. If none are chosen, every worker is compared with all other workers.
+    `traits` are the traits of each worker, by the worker's address. A worker fits if its traits are
+    among the `fitting` ones. If there are none, every worker is compared with all other workers.
     """
-    kinds = sorted(set(traits.values())) if chosen is None else [chosen]
+    kinds = sorted(set(fitting) or set(traits.values()))
     return {
         address: _difference(own, [kind for kind in kinds if kind != own])
         for address, own in traits.items()
-        if any(kind != own for kind in kinds)
+        if (own not in fitting if fitting else len(kinds) > 1)
     }
 
 

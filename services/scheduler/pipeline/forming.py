@@ -2,18 +2,18 @@
 
 One `Former` belongs to a leader. It keeps asking the free workers, assigns stages to them, and
 yields a pipeline whenever each stage has a ready worker. The leader tells it when a pipeline ends:
-the members of that pipeline are free again.
+the members of that pipeline are free again. A pipeline that drains does not count: another one is
+formed beside it, if there are enough workers.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from services.common import rpc
 from services.common.errors import Unavailable
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
-from services.scheduler.pipeline.fit import Traits, traits_of
+from services.scheduler.pipeline.free_workers import FreeWorkers
 from services.scheduler.pipeline.joining import JOIN_TIMEOUT_S
 from services.scheduler.pipeline.membership import (
     LastPipeline,
@@ -29,6 +29,10 @@ PAUSE_S = 0.2
 
 MAX_PAUSE_S = 5.0
 """Largest number of seconds between two attempts that fail."""
+
+OnMembers = Callable[[Sequence[Pipeline], Sequence[Pipeline]], None]
+"""Called with all pipelines that have been formed and have not ended, and with those among them
+that drain."""
 
 LOOK_S = 0.2
 """Seconds between two looks at the number of free workers, and at the time that is left."""
@@ -75,47 +79,6 @@ class FormingTimeout:
             self.pause_s = min(2 * self.pause_s, MAX_PAUSE_S)
 
 
-class FreeWorkers:
-    """The directory of the workers that are in no pipeline."""
-
-    def __init__(self, stages: StageDirectory) -> None:
-        self._stages = stages
-        self._taken: dict[int, Pipeline] = {}
-
-    @property
-    def n_stages(self) -> int:
-        """Number of stages of a pipeline."""
-        return self._stages.n_stages
-
-    @property
-    def n_pipelines(self) -> int:
-        """Number of pipelines that have been formed and have not ended."""
-        return len(self._taken)
-
-    def addresses(self) -> Sequence[str]:
-        """Returns the addresses of the workers that are in no pipeline, older ones first."""
-        taken = {member.address for pipeline in self._taken.values() for member in pipeline.members}
-        return [address for address in self._stages.addresses() if address not in taken]
-
-    @property
-    def traits(self) -> Traits | None:
-        """Traits of the workers in pipelines, which are equal; None if there is no pipeline."""
-        pipeline = next(iter(self._taken.values()), None)
-        return None if pipeline is None else traits_of(pipeline.first)
-
-    def next_number(self) -> int:
-        """Returns the smallest number that no pipeline has."""
-        return next(number for number in count() if number not in self._taken)
-
-    def take(self, pipeline: Pipeline) -> None:
-        """Removes the members of a pipeline from the free workers."""
-        self._taken[pipeline.number] = pipeline
-
-    def give_back(self, pipeline: Pipeline) -> None:
-        """Makes the members of a pipeline that has ended free again."""
-        del self._taken[pipeline.number]
-
-
 class Former:
     """Forms one pipeline after the other, beside those that serve."""
 
@@ -128,27 +91,35 @@ class Former:
         limit_s: float,
         max_pipelines: int | None = None,
         is_serving: Callable[[], bool],
+        release: Callable[[Pipeline], Awaitable[None]],
         connect: rpc.Connect = rpc.connect,
         on_shortfall: OnShortfall = lambda _: None,
         on_wanted: Callable[[int], None] = lambda _: None,
+        on_members: OnMembers = lambda serving, draining: None,
     ) -> None:
         """`limit_s` limits the time without any pipeline that serves, and `is_serving` returns
-        whether one does. `max_pipelines` limits the number of pipelines. `on_wanted` is called with
-        the number of pipelines that the known workers allow."""
+        whether one does. `release` ends a pipeline that drains, since another one takes over some
+        of its members. `max_pipelines` limits the number of pipelines. `on_wanted` is called with
+        the number of pipelines that the known workers allow, and `on_members` when pipelines form,
+        begin to drain or end."""
         self._free = FreeWorkers(stages)
         self._term = term
         self._pipeline_id = pipeline_id
         self._max_pipelines = max_pipelines
         self._is_serving = is_serving
+        self._release = release
         self._on_wanted = on_wanted
+        self._on_members = on_members
         self._timeout = FormingTimeout(limit_s)
         self._call = RollCall(
             self._free,
             term,
             connect,
             on_shortfall=on_shortfall,
-            n_pipelines=lambda: max(1, self._n_wanted() - self._free.n_pipelines),
-            serving=lambda: self._free.traits,
+            n_pipelines=lambda: max(1, self._n_wanted() - self._free.n_staying),
+            serving=self._free.traits,
+            is_serving=self._free.is_serving,
+            taken=self._free.names,
         )
         self._pause_until = 0.0
         self._clock = asyncio.get_running_loop().time
@@ -167,10 +138,13 @@ class Former:
                 self._check_time()
                 await asyncio.sleep(min(pause_s, LOOK_S) if pause_s > 0 else LOOK_S)
             members = await self._complete()
+        for drained in self._free.pipelines_of(members):
+            await self._release(drained)
         epoch = await self._term.next_epoch(self._call.newest_epoch)
         number = self._free.next_number()
         pipeline = Pipeline(self._pipeline_id, epoch, tuple(members), number)
         self._free.take(pipeline)
+        self._tell_members()
         await self._call.refresh()
         return pipeline
 
@@ -200,27 +174,43 @@ class Former:
         self._pause_until = self._clock() + self._timeout.pause_s
         self._call.note_lost(LastPipeline(pipeline.members, loss.gone))
         self._free.give_back(pipeline)
+        self._tell_members()
+
+    def note_leaving(self, pipeline: Pipeline, leaving: Collection[str]) -> None:
+        """Notes that a pipeline drains, since the workers at the addresses `leaving` are
+        leaving."""
+        self._free.drain(pipeline, leaving)
+        self._tell_members()
+
+    def note_left(self, pipeline: Pipeline) -> None:
+        """Notes that a pipeline has ended which was not lost. Its members may form another one at
+        once, as far as they are not leaving."""
+        self._free.give_back(pipeline)
+        self._tell_members()
 
     async def close(self) -> None:
         """Stops asking the workers."""
         await self._call.close()
+
+    def _tell_members(self) -> None:
+        self._on_members(self._free.pipelines, self._free.draining)
 
     def _may_form(self) -> bool:
         """Returns whether another pipeline should be formed. The first one is always waited for,
         however few workers there are, so that operators are told what is missing."""
         n_wanted = self._n_wanted()
         self._on_wanted(n_wanted)
-        return self._free.n_pipelines < n_wanted
+        return self._free.n_staying < n_wanted
 
     def _n_wanted(self) -> int:
         """Returns the number of pipelines that the known workers allow, but at least 1."""
-        n_more = len(self._free.addresses()) // self._free.n_stages
-        n_pipelines = max(1, self._free.n_pipelines + n_more)
+        n_more = self._free.n_free // self._free.n_stages
+        n_pipelines = max(1, self._free.n_staying + n_more)
         return n_pipelines if self._max_pipelines is None else min(n_pipelines, self._max_pipelines)
 
     def _check_time(self) -> None:
         if self._is_serving():
             self._timeout.begin_anew()
         else:
-            is_joining = self._free.n_pipelines > 0
+            is_joining = self._free.are_taken
             self._timeout.check(self._call.trouble, grace_s=2 * JOIN_TIMEOUT_S * is_joining)

@@ -1,7 +1,8 @@
 """The joining of an epoch: all stages build their process groups, and then report."""
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 
 import grpc
 import grpc.aio
@@ -11,22 +12,39 @@ from services.common import rpc
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
 
+log = logging.getLogger(__name__)
+
 JOIN_TIMEOUT_S = 60.0
+
+SLOW_JOIN_S = 8.0
+"""Seconds after which stages that have not joined are named."""
 
 Reports = grpc.aio.UnaryStreamCall[object, object]
 """The stream of a stage's reports."""
 
 
 async def join_all(
-    pipeline: Pipeline, stubs: Sequence[worker_pb2_grpc.WorkerServiceStub]
+    pipeline: Pipeline,
+    stubs: Sequence[worker_pb2_grpc.WorkerServiceStub],
+    *,
+    on_slow: Callable[[str], None] = lambda text: None,
 ) -> list[Reports]:
     """Makes all stages of a pipeline join the epoch of the pipeline. Returns the streams of the
-    stages' reports.
+    stages' reports. `on_slow` is called once, with the stages that have not joined, if joining
+    takes longer than usual.
 
     Raises:
         PipelineLost: a stage could not join. The error names the stage.
     """
-    await asyncio.gather(*(_join(pipeline, index, stub) for index, stub in enumerate(stubs)))
+    joining = [
+        asyncio.create_task(_join(pipeline, index, stub)) for index, stub in enumerate(stubs)
+    ]
+    loop = asyncio.get_running_loop()
+    naming = loop.call_later(SLOW_JOIN_S, _name_missing, pipeline, joining, on_slow)
+    try:
+        await asyncio.gather(*joining)
+    finally:
+        naming.cancel()
     metadata = rpc.epoch_metadata(pipeline.epoch)
     watches: list[Reports] = [
         stub.WatchStage(worker_pb2.WatchStageRequest(), metadata=metadata) for stub in stubs
@@ -39,6 +57,19 @@ async def join_all(
         except TimeoutError:
             raise _not_formed(index, "it does not report") from None
     return watches
+
+
+def _name_missing(
+    pipeline: Pipeline,
+    joining: "Sequence[asyncio.Task[None]]",
+    on_slow: Callable[[str], None],
+) -> None:
+    """Names the stages that have not joined yet."""
+    late = [index for index, task in enumerate(joining) if not task.done()]
+    members = ", ".join(f"stage {index} at {pipeline.members[index].address}" for index in late)
+    log.warning("epoch %d does not form: %s: not joined yet", pipeline.epoch, members)
+    stages = ", ".join(map(str, late))
+    on_slow(f"pipeline {pipeline.number} does not form, stage {stages} has not joined yet")
 
 
 async def _join(pipeline: Pipeline, index: int, stub: worker_pb2_grpc.WorkerServiceStub) -> None:

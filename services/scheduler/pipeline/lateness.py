@@ -1,9 +1,8 @@
 """Lateness: detects a stage that is silent for too long, and an iteration that does not return.
 
-Where other pipelines serve, a late iteration is suspected sooner: its requests can go on elsewhere,
-and run again what they lose, so that a suspicion that turns out wrong costs little. A request is
-moved by a suspicion only once. If its next pipeline is late, too, the request may be the cause, and
-the usual limit decides.
+Where other pipelines serve, a late iteration is suspected long before its limit (`suspicion.py`).
+The suspicion ends nothing: requests of the pipeline go on elsewhere, and the pipeline goes on when
+the iteration returns. Each iteration is suspected at most once.
 
 Time is counted only while this process runs. While the process is stopped or starved, it reads no
 reports, and the stages that sent them are not silent.
@@ -15,8 +14,9 @@ from dataclasses import dataclass
 
 from services.common.iteration_limit import IterationLimit, IterationSize
 from services.scheduler.core.batch import Batch
+from services.scheduler.pipeline.suspicion import WRONG_WITHIN, Suspicion
 
-LOOK_S = 0.5
+LOOK_S = 0.2
 """Largest number of seconds between two checks."""
 
 
@@ -34,6 +34,19 @@ class _Sent:
 
 
 @dataclass(frozen=True, slots=True)
+class _Suspected:
+    """The iteration that was suspected last."""
+
+    iteration: int
+    limit_s: float
+
+    def was_wrong(self, elapsed_s: float) -> bool:
+        """Returns whether the iteration, which has returned after `elapsed_s`, was suspected too
+        soon."""
+        return elapsed_s < WRONG_WITHIN * self.limit_s
+
+
+@dataclass(frozen=True, slots=True)
 class Late:
     """A stage or an iteration that is late."""
 
@@ -41,7 +54,7 @@ class Late:
     stage_index: int | None
     """The stage that is silent; None if an iteration is late."""
     is_suspicion: bool = False
-    """Whether the pipeline is given up sooner than its limit, since others take its requests."""
+    """Whether the iteration has not reached its limit, and is only suspected."""
 
 
 class Lateness:
@@ -53,16 +66,21 @@ class Lateness:
         silence_limit_s: float,
         iteration_limit_s: float,
         hang_limit_s: float,
-        suspicion_s: Callable[[], float | None] = lambda: None,
+        suspicion: Suspicion | None = None,
+        may_suspect: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`suspicion_s` returns the seconds beyond a multiple of the expected time after which an
-        iteration is suspiciously late. It returns None if no other pipeline serves."""
-        self._suspicion_s = suspicion_s
+        """`suspicion` has the time after which iterations are suspected, for all pipelines.
+        `may_suspect` returns whether requests could go on elsewhere."""
+        self._suspicion = suspicion or Suspicion()
+        self._may_suspect = may_suspect
         self._silence_limit_s = silence_limit_s
         self._limit = IterationLimit(floor_s=hang_limit_s, ceiling_s=iteration_limit_s)
+        self._pause_s = min(LOOK_S, silence_limit_s / 4, self._limit.ceiling_s / 4)
         self._now_s = 0.0  # seconds for which this process has run
         self._last_report_s: list[float] = []
         self._sent: dict[int, _Sent] = {}  # the iterations that have not returned
+        self._suspected = _Suspected(0, 0.0)
+        self._was_held_up = False  # whether the last iteration was suspected rightly
         self._returned_at = 0.0  # when the last iteration returned, by the event loop's clock
         self._returned_at_s = 0.0  # the same, in seconds for which this process has run
 
@@ -79,51 +97,73 @@ class Lateness:
         now = asyncio.get_running_loop().time()
         self._sent[batch.iteration] = _Sent(batch, now, self._now_s)
 
-    def note_returned(self, iteration: int) -> None:
+    def note_returned(self, iteration: int) -> float | None:
         """Notes that an iteration has returned, and learns the usual time of iterations of this
-        size."""
+        size. Returns the seconds that the iteration took if it was suspected, otherwise None.
+
+        Nothing is learned from an iteration that was suspected rightly, unless the one before was,
+        too. It was held up, and the next one that is held up should not be suspected later for that
+        reason. If several follow each other, the pipeline has become slow.
+        """
         now = asyncio.get_running_loop().time()
-        sent = self._sent.pop(iteration, None)
-        if sent is not None:
-            self._limit.learn(sent.work(), now - max(sent.at, self._returned_at))
+        sent, suspected = self._sent.pop(iteration, None), self._suspected
+        elapsed_s = None if sent is None else self._elapsed_s(sent, now)
         self._returned_at, self._returned_at_s = now, self._now_s
+        if sent is None or elapsed_s is None:
+            return None
+        is_suspected = suspected.iteration == iteration
+        was_wrong = is_suspected and suspected.was_wrong(elapsed_s)
+        if was_wrong:
+            self._suspicion.note_wrong()
+        was_held_up, self._was_held_up = self._was_held_up, is_suspected and not was_wrong
+        if was_held_up or not self._was_held_up:
+            self._limit.learn(sent.work(), elapsed_s)
+        return elapsed_s if is_suspected else None
 
     async def watch(self, on_late: Callable[[Late], None]) -> None:
         """Checks stages and iterations until cancelled, and calls `on_late` for each that is
         late."""
         loop = asyncio.get_running_loop()
         ticked_at = loop.time()
-        pause_s = min(LOOK_S, self._silence_limit_s / 4, self._limit.ceiling_s / 4)
         while True:
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(self._pause_s)
             before, ticked_at = ticked_at, loop.time()
-            self._now_s += min(ticked_at - before, 2 * pause_s)
-            for late in self._late():
+            for late in self.look(ticked_at - before):
                 on_late(late)
 
-    def _late(self) -> list[Late]:
+    def look(self, since_s: float) -> list[Late]:
+        """Returns the stages that are silent for too long, and the oldest iteration in flight if it
+        is late. `since_s` are the seconds since the last check."""
+        self._now_s += min(since_s, 2 * self._pause_s)
         found = [
             Late(f"stage {index} has been silent for {self._silence_limit_s:g} s", index)
             for index, last_s in enumerate(self._last_report_s)
             if self._now_s - last_s > self._silence_limit_s
         ]
         sent = next(iter(self._sent.values()), None)
-        if sent is not None:
-            limit_s, is_suspicion = self._limit_of(sent)
-            # An iteration may have waited for the one before it to return.
-            if self._now_s - max(sent.at_s, self._returned_at_s) > limit_s:
-                iteration = sent.batch.iteration
-                reason = f"iteration {iteration} has not returned in {limit_s:.1f} s"
-                found.append(Late(reason, None, is_suspicion))
+        if sent is not None and (late := self._late_iteration(sent)) is not None:
+            found.append(late)
         return found
 
-    def _limit_of(self, sent: _Sent) -> tuple[float, bool]:
-        """Returns the limit of an iteration in seconds, and whether a longer time is only a reason
-        for suspicion."""
-        limit_s = self._limit.of(sent.work())
-        suspicion_s, multiple_s = self._suspicion_s(), self._limit.multiple_s(sent.work())
-        if suspicion_s is None or multiple_s is None or suspicion_s + multiple_s >= limit_s:
-            return limit_s, False
-        if any(request.was_late for request in sent.batch.columns.requests):
-            return limit_s, False
-        return suspicion_s + multiple_s, True
+    def _elapsed_s(self, sent: _Sent, now: float) -> float:
+        """Returns the seconds since an iteration began: it may have waited for the one before it to
+        return. Seconds in which this process was stopped do not count."""
+        running_s = self._now_s - max(sent.at_s, self._returned_at_s)
+        return min(now - max(sent.at, self._returned_at), running_s + self._pause_s)
+
+    def _late_iteration(self, sent: _Sent) -> Late | None:
+        """Returns an iteration, the oldest in flight, if it is late or suspiciously late."""
+        running_s = self._now_s - max(sent.at_s, self._returned_at_s)
+        iteration, work = sent.batch.iteration, sent.work()
+        limit_s = self._limit.of(work)
+        reason = "iteration {} has not returned in {:.1f} s"
+        if running_s > limit_s:
+            return Late(reason.format(iteration, limit_s), None)
+        expected_s = self._limit.expected_s(work)
+        if expected_s is None or self._suspected.iteration == iteration or not self._may_suspect():
+            return None
+        limit_s = self._suspicion.limit_s(expected_s)
+        if running_s <= limit_s:
+            return None
+        self._suspected = _Suspected(iteration, limit_s)
+        return Late(reason.format(iteration, limit_s), None, is_suspicion=True)

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from orcinus.v1 import worker_pb2
 
@@ -21,7 +21,7 @@ from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
 from services.scheduler.pipeline.asked_worker import AskedWorker
 from services.scheduler.pipeline.fit import Traits
-from services.scheduler.pipeline.muster import Muster, muster
+from services.scheduler.pipeline.muster import Muster, Offer, muster
 from services.scheduler.pipeline.shortfall import Shortfall, UnfitWorker, log_new
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,11 @@ class Pipeline:
     @property
     def n_stages(self) -> int:
         return len(self.members)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the workers."""
+        return [member.description.name for member in self.members]
 
     @property
     def n_kv_blocks(self) -> int:
@@ -116,11 +121,14 @@ class RollCall:
         *,
         on_shortfall: OnShortfall = lambda _: None,
         n_pipelines: Callable[[], int] = lambda: 1,
-        serving: Callable[[], Traits | None] = lambda: None,
+        serving: Callable[[], Collection[Traits]] = lambda: (),
+        is_serving: Callable[[str], bool] = lambda address: False,
+        taken: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """`n_pipelines` returns the largest number of pipelines to form out of these workers.
         `serving` returns the traits of the workers in the pipelines that serve already, if there
-        are any; workers with other traits stay out."""
+        are any. `is_serving` returns whether the worker at an address is in a pipeline. `taken`
+        returns the names of the workers that the pipelines keep."""
         self.trouble = ""
         """The latest reason why the workers do not make a pipeline; empty before the first
         attempt."""
@@ -132,6 +140,8 @@ class RollCall:
         self._connect = connect
         self._n_pipelines = n_pipelines
         self._serving = serving
+        self._is_serving = is_serving
+        self._taken = taken
         self._told: set[str] = set()
         self._has_news = asyncio.Event()
         self._workers: dict[str, AskedWorker] = {}  # by address, in the directory's order
@@ -156,8 +166,10 @@ class RollCall:
                 return members
             except Unavailable as error:
                 self._note(error.message)
+            # Not `asyncio.wait_for`, which may swallow a cancellation that comes with the news.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_news.wait(), RETRY_S)
+                async with asyncio.timeout(RETRY_S):
+                    await self._has_news.wait()
 
     @property
     def newest_epoch(self) -> int:
@@ -189,13 +201,13 @@ class RollCall:
                 fit.
         """
         answers = self._answers
-        offers = [offer for worker in self._workers.values() if (offer := worker.offer) is not None]
         found = muster(
-            offers,
+            self._offers(),
             self._stages.n_stages,
             n_pipelines=self._n_pipelines(),
             n_assigned=self._n_assigned,
             serving=self._serving(),
+            taken=self._taken(),
         )
         shortfall = self._shortfall_of(found, answers)
         is_settled = all(worker.is_settled for worker in self._workers.values())
@@ -216,6 +228,15 @@ class RollCall:
                 )
         troubles = [worker.trouble for worker in self._workers.values() if worker.trouble]
         raise Unavailable("; ".join(filter(None, (shortfall.for_operators, *troubles))))
+
+    def _offers(self) -> list[Offer]:
+        """Returns the workers that may be members of a pipeline: all but those that are leaving."""
+        known = [worker.offer for worker in self._workers.values()]
+        return [
+            replace(offer, is_serving=self._is_serving(offer.address))
+            for offer in known
+            if offer is not None and not offer.answer.is_leaving
+        ]
 
     def _shortfall_of(
         self, found: Muster, answers: Mapping[str, worker_pb2.DescribeResponse]

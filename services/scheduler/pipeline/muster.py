@@ -1,14 +1,15 @@
 """The rule by which workers become the stages of pipelines.
 
 A worker holds one stage, or none yet; the answer to `Describe` says which. Workers whose traits are
-equal form a group, and all pipelines are made of one group. The first of these groups is chosen:
+equal form a group, and a pipeline is made of one group. The first of these groups is chosen:
 
 1. a group with a ready worker for every stage;
 2. a group that can get one, since it has enough workers;
 3. among those, the group that holds the most stages, or held them until a moment ago, then the
    largest group, then the group of the newest pod.
 
-While pipelines serve, their group is chosen, since requests move from one pipeline to another.
+While pipelines serve, only groups with the same model are chosen from, since requests move from one
+pipeline to another. Groups of several builds of this model may form pipelines side by side.
 
 In the group that is chosen, a worker that holds a stage keeps it, since the weights of the stage
 are in its memory. A stage that no worker holds is assigned to a free worker. Workers beyond the
@@ -17,6 +18,9 @@ are left over are spares. A spare may hold a stage, after it did not answer for 
 over the stage at once. A worker whose stage is not needed is recalled from it only if there are too
 few free workers and another stage is missing.
 
+A worker of a pipeline that drains may be offered, too. It keeps its stage: if the other stages have
+ready workers, the new pipeline takes it over.
+
 Workers of other groups stay as they are. If no group has enough workers, each group loads what it
 can, so that the first group that becomes large enough loses no time, whichever worker came first.
 
@@ -24,13 +28,13 @@ This module only decides: `membership.py` asks the workers and carries out the a
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from orcinus.v1 import worker_pb2
 
-from services.scheduler.pipeline.fit import Traits, differences, fault_of, traits_of
+from services.scheduler.pipeline.fit import Traits, differences, fault_of, model_of, traits_of
 
 
 class Presence(Enum):
@@ -48,6 +52,8 @@ class Offer:
     address: str
     answer: worker_pb2.DescribeResponse
     presence: Presence = Presence.HERE
+    is_serving: bool = False
+    """Whether the worker is in a pipeline, which drains. Such a worker keeps its stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,8 @@ def muster(
     *,
     n_pipelines: int = 1,
     n_assigned: Mapping[str, int] | None = None,
-    serving: Traits | None = None,
+    serving: Collection[Traits] = (),
+    taken: Collection[str] = (),
 ) -> Muster:
     """Returns the members of a pipeline, or the assignments that lead to one.
 
@@ -88,18 +95,20 @@ def muster(
     that can be completed. `n_assigned` is the number of earlier assignments to each worker. Free
     workers with fewer assignments come first, since a worker that cannot load its weights becomes
     free again and again. `serving` are the traits of the workers in the pipelines that serve
-    already; workers with other traits stay out.
+    already; workers of another model stay out. `taken` are the names of the workers that pipelines
+    keep, since a worker that is known by two addresses is used once.
     """
-    faults = _faults_of(offers, n_stages)
+    faults = _faults_of(offers, n_stages, taken)
     sound = [offer for offer in offers if offer.address not in faults]
     starting = Counter(
         offer.answer.stage_index
         for offer in sound
         if offer.answer.state == worker_pb2.WORKER_STATE_LOADING and not traits_of(offer.answer)
     )
-    kinds: dict[Traits, list[Offer]] = {} if serving is None else {serving: []}
+    kinds: dict[Traits, list[Offer]] = {traits: [] for traits in serving}
+    models = set(map(model_of, serving))
     for offer in sound:
-        if (traits := traits_of(offer.answer)) and serving in (None, traits):
+        if (traits := traits_of(offer.answer)) and (not models or model_of(traits) in models):
             kinds.setdefault(traits, []).append(offer)
     if not kinds:
         kinds = {(): []}
@@ -113,30 +122,54 @@ def muster(
     chosen = max(groups, key=lambda traits: groups[traits].rank)
     best = groups[chosen]
     assigning = [best] if best.can_complete else list(groups.values())
-    compared = serving or (chosen if best.can_complete else None)
+    fitting = set(serving)
+    if best.can_complete:
+        fitting.add(chosen)
+    if serving:
+        fitting |= {traits for traits, group in groups.items() if group.can_complete}
     return Muster(
         members=best.members,
         assignments={k: v for group in assigning for k, v in group.assignments.items()},
         loading=best.loading,
         missing=best.missing,
-        unfit=_unfit(offers, faults, compared),
+        unfit=_unfit(offers, faults, fitting),
     )
 
 
-def unfit_beside(offers: Sequence[Offer], chosen: Traits, n_stages: int) -> dict[str, str]:
-    """Returns, by its address, each worker that does not fit the running pipeline, and in what it
-    differs. `chosen` are the traits of the workers in the pipeline."""
-    return _unfit(offers, _faults_of(offers, n_stages), chosen)
+def unfit_beside(
+    offers: Sequence[Offer],
+    serving: Collection[Traits],
+    n_stages: int,
+    *,
+    taken: Collection[str] = (),
+) -> dict[str, str]:
+    """Returns, by its address, each worker that fits neither the pipelines that serve nor enough
+    others for a pipeline of another build, and in what it differs. `serving` are the traits of the
+    workers in the pipelines, and `taken` their names."""
+    faults, models = _faults_of(offers, n_stages, taken), set(map(model_of, serving))
+    counts = Counter(traits_of(it.answer) for it in offers if it.address not in faults)
+    builds = {
+        traits for traits, n in counts.items() if n >= n_stages and model_of(traits) in models
+    }
+    return _unfit(offers, faults, builds.union(serving))
 
 
-def _faults_of(offers: Sequence[Offer], n_stages: int) -> dict[str, str]:
+def _faults_of(offers: Sequence[Offer], n_stages: int, taken: Collection[str]) -> dict[str, str]:
     """Returns what is wrong with each worker that can be in no pipeline of `n_stages` stages."""
-    faults = {offer.address: fault_of(offer.answer, n_stages) for offer in offers}
-    return {address: fault for address, fault in faults.items() if fault}
+    faults, names = {}, set(taken)
+    for offer in offers:
+        answer = offer.answer
+        if fault := fault_of(answer, n_stages):
+            faults[offer.address] = fault
+        elif answer.name and offer.presence is Presence.HERE:
+            if answer.name in names:
+                faults[offer.address] = "it is known by another address, too"
+            names.add(answer.name)
+    return faults
 
 
 def _unfit(
-    offers: Sequence[Offer], faults: Mapping[str, str], chosen: Traits | None
+    offers: Sequence[Offer], faults: Mapping[str, str], fitting: Collection[Traits]
 ) -> dict[str, str]:
     """Returns the workers that answer and do not fit, and in what each differs."""
     here = [offer for offer in offers if offer.presence is Presence.HERE]
@@ -146,12 +179,12 @@ def _unfit(
         for offer in here
         if offer.address not in faults and offer.answer.traits
     }
-    return faulty | differences(traits, chosen)
+    return faulty | differences(traits, fitting)
 
 
 class _Group:
     """Workers with equal traits, and the choice among workers of one stage. A ready worker is
-    better than a worker that loads; then a worker whose stage is fixed is better; then a worker
+    better than a worker that loads; then a worker that keeps its stage is better; then a worker
     that has seen a newer epoch; then a newer pod."""
 
     def __init__(
@@ -171,6 +204,7 @@ class _Group:
         self._size = len(offers)
         self._newest = max((places[offer.address] for offer in offers), default=-1)
         self._here = {it.address: it.answer for it in offers if it.presence is Presence.HERE}
+        self._kept = {it.address for it in offers if it.is_serving or it.answer.is_fixed}
         ended = {
             it.address for it in offers if it.presence is Presence.ENDED and not it.answer.is_fixed
         }
@@ -193,7 +227,7 @@ class _Group:
         self._useless = [
             address
             for address, answer in self._here.items()
-            if not (_is_free(answer) or answer.is_fixed or address in held)
+            if not (_is_free(answer) or address in self._kept or address in held)
         ]
         free = [address for address, answer in self._here.items() if _is_free(answer)]
         self._free = sorted(free, key=lambda address: n_assigned.get(address, 0))
@@ -261,7 +295,7 @@ class _Group:
         """Workers whose stage is not needed, because enough other workers hold it, or because the
         pipelines have another number of stages. The worst come first."""
         beyond = [address for holders in self._holders for address in holders[n_pipelines:]]
-        movable = [address for address in beyond if not self._here[address].is_fixed]
+        movable = [address for address in beyond if address not in self._kept]
         return [*self._useless, *sorted(movable, key=self._merit)]
 
     def _is_ready(self, address: str) -> bool:
@@ -269,7 +303,8 @@ class _Group:
 
     def _merit(self, address: str) -> tuple[bool, bool, int, int]:
         answer = self._here[address]
-        return (self._is_ready(address), answer.is_fixed, answer.epoch, self._places[address])
+        is_kept = address in self._kept
+        return (self._is_ready(address), is_kept, answer.epoch, self._places[address])
 
 
 def _is_free(answer: worker_pb2.DescribeResponse) -> bool:

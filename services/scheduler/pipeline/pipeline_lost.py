@@ -13,7 +13,6 @@ class PipelineLost(Unavailable):
         gone: int | None = None,
         iteration: int = 0,
         is_by_itself: bool = False,
-        is_suspicion: bool = False,
     ) -> None:
         super().__init__(message)
         self.gone = gone
@@ -23,5 +22,3 @@ class PipelineLost(Unavailable):
         """The iteration that a rank computed when the rank failed; 0 if that is not known."""
         self.is_by_itself = is_by_itself
         """Whether a rank failed by itself: nothing outside has stopped or killed it."""
-        self.is_suspicion = is_suspicion
-        """Whether the pipeline was only late, and was given up since others take its requests."""

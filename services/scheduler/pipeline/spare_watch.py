@@ -10,6 +10,7 @@ from orcinus.v1 import worker_pb2, worker_pb2_grpc
 from services.common import rpc
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.core.batch import Batch, Update
+from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.asked_worker import DESCRIBE_TIMEOUT_S
 from services.scheduler.pipeline.fit import traits_of
@@ -72,7 +73,9 @@ class SpareWatch:
         beside = [it for it in self._stages.addresses() if it not in members]
         answers = await asyncio.gather(*(self._ask(address) for address in beside))
         known = {offer.address: offer for offer in answers if offer is not None}
-        said = unfit_beside(tuple(known.values()), traits_of(first.first), first.n_stages)
+        serving = {traits_of(pipeline.first) for pipeline in self._serving}
+        taken = [name for pipeline in self._serving for name in pipeline.names]
+        said = unfit_beside(tuple(known.values()), serving, first.n_stages, taken=taken)
         unfit = tuple(UnfitWorker(it, known[it].answer.name, text) for it, text in said.items())
         log_new(self._unfit, unfit)
         self._unfit = unfit
@@ -106,6 +109,8 @@ class SparesOfEpoch:
     def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None: ...
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None: ...
+
+    def late(self, reason: str, moved: Sequence[Request]) -> None: ...
 
     def closed(self, loss: str | None) -> None:
         self._watch.end(self._pipeline)

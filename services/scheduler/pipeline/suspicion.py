@@ -1,36 +1,51 @@
 """How soon a late pipeline is suspected, where other pipelines serve.
 
-A suspicion that turns out wrong costs a new epoch. On a machine that is often late, for example
-because its processors are shared, suspicions would follow each other. So each suspicion doubles the
-time until the next one, and the time halves with each minute without a suspicion.
+A suspicion costs the computation of the requests that go on elsewhere. On a machine that is often
+late, for example because its processors are shared, suspicions would follow each other. So each
+suspicion that was wrong doubles the time until the next one, and the time halves with each minute
+without a wrong suspicion. A suspicion was wrong if the iteration returned soon after it: then it
+would have been cheaper to wait. Suspicions that were right need no such limit, since each of them
+takes a pause of the pipeline that is longer than what it costs.
 """
 
 import asyncio
 
-SUSPICION_S = 1.5
+SUSPICION_S = 0.5
 """Seconds beyond a multiple of the expected time after which an iteration is suspiciously late."""
+
+MULTIPLE = 3.0
+"""Number of times the expected time that an iteration may take without suspicion, beside the fixed
+seconds. The expected time is an upper estimate: twice the longest time of late."""
+
+WRONG_WITHIN = 2.0
+"""Number of times the limit within which an iteration that was suspected returns if the suspicion
+was wrong."""
 
 MAX_SUSPICION_S = 60.0
 """Largest number of seconds to which the time grows."""
 
 QUIET_S = 60.0
-"""Seconds without a suspicion after which the time halves."""
+"""Seconds without a wrong suspicion after which the time halves."""
 
 
 class Suspicion:
     """The time after which late iterations are suspicious, for all pipelines of a leader."""
 
     def __init__(self) -> None:
-        self._limit_s = SUSPICION_S
+        self._fixed_s = SUSPICION_S
         self._noted_at = 0.0
 
-    @property
-    def limit_s(self) -> float:
-        """Seconds beyond a multiple of the expected time."""
-        quiet_s = asyncio.get_running_loop().time() - self._noted_at
-        return max(SUSPICION_S, self._limit_s * 0.5 ** int(quiet_s / QUIET_S))
+    def limit_s(self, expected_s: float) -> float:
+        """Returns the seconds after which an iteration is suspicious that is expected to take
+        `expected_s` seconds."""
+        return self._present_s + MULTIPLE * expected_s
 
-    def note(self) -> None:
-        """Notes that a pipeline was given up because it was late."""
-        self._limit_s = min(2 * self.limit_s, MAX_SUSPICION_S)
+    def note_wrong(self) -> None:
+        """Notes that an iteration returned soon after it was suspected."""
+        self._fixed_s = min(2 * self._present_s, MAX_SUSPICION_S)
         self._noted_at = asyncio.get_running_loop().time()
+
+    @property
+    def _present_s(self) -> float:
+        quiet_s = asyncio.get_running_loop().time() - self._noted_at
+        return max(SUSPICION_S, self._fixed_s * 0.5 ** int(quiet_s / QUIET_S))

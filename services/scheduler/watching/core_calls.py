@@ -46,8 +46,8 @@ def _call(
     *arguments: Any,
     **options: Any,
 ) -> Any:
-    """Calls a method of a core, and tells the decision that `decision_of` makes from the result and
-    the arguments."""
+    """Calls a method of a core and returns the result. Sends watchers the decision that
+    `decision_of` makes from the result and the arguments, if it makes any."""
     if not decisions.are_wanted:
         return method(*arguments, **options)
     decisions.begin()
@@ -102,6 +102,10 @@ _DECISIONS: Mapping[Callable[..., Any], Callable[..., Decision]] = {
     Scheduler.suspend: lambda to, core, result, iteration=0, **kind: {
         "suspension": watch_pb2.SuspensionDecision(iteration=iteration, **kind)
     },
+    Scheduler.drain: lambda to, core, result, is_last=False: {
+        "drain": watch_pb2.DrainDecision(is_last=is_last)
+    },
+    Scheduler.release_late: lambda to, core, result: {"lateness": watch_pb2.LatenessDecision()},
     Scheduler.cancel: lambda to, core, ends, request: _cancellation(to, request),
     Scheduler.expire: lambda to, core, ends, now: _expiry(to, ends),
     Scheduler.give_up: lambda to, core, ends, request, message: {"surrender": to.number(request)},

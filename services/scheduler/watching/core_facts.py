@@ -54,6 +54,8 @@ class CoreFacts(BaseModel):
     fair_batch_tokens: int | None = None
     max_requests: int
     max_tokens: int
+    build: str = ""
+    """Name of the build of the pipeline's workers."""
 
 
 def facts_of(scheduler: Scheduler, *, is_first: bool, pipeline: int = 0) -> CoreFacts | None:
@@ -90,6 +92,7 @@ def facts_of(scheduler: Scheduler, *, is_first: bool, pipeline: int = 0) -> Core
         fair_batch_tokens=order_options.batch_tokens,
         max_requests=pool.max_requests,
         max_tokens=pool.max_tokens,
+        build=pool.build,
     )
 
 
@@ -124,6 +127,7 @@ def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
         pipeline_depth=facts.pipeline_depth,
         token_hand_off=facts.token_hand_off,
         drafter=drafter,
+        build=facts.build,
     )
 
 

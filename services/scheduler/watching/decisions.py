@@ -61,7 +61,7 @@ class Numbering(Generic[Thing]):
 
 
 class Decisions:
-    """Tells watchers the decisions of all cores of this process."""
+    """Sends watchers the decisions of all scheduling cores of this process."""
 
     def __init__(self, audience: Audience, told: ToldRequests) -> None:
         self.clock = Clock(audience)
@@ -84,8 +84,8 @@ class Decisions:
         self.clock.forget_readings()
 
     def tell(self, core_number: int, **decision: Any) -> None:
-        """Tells the decision of a call that has ended. The keyword argument is the field of
-        `DecisionEvent` and its value."""
+        """Sends watchers the decision of a call that has ended. The keyword argument is the field
+        of `DecisionEvent` and its value."""
         event = watch_pb2.DecisionEvent(
             core_number=core_number, clock_s=self.clock.take_readings(), **decision
         )
@@ -120,6 +120,7 @@ class Decisions:
             n_option_bytes=request.n_option_bytes,
             has_drafts=request.speculation is not None,
             has_prompt_logprobs=request.n_prompt_logprobs is not None,
+            build=request.build,
         )
         if request.account is not None:
             result.account = request.account.name

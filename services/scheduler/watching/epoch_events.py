@@ -1,5 +1,5 @@
-"""Tells the events of one epoch: its pipeline serves, iterations run, the pipeline was lost or has
-left. Several epochs may serve at the same time, each of another pipeline."""
+"""Sends watchers the events of one epoch: its pipeline serves, iterations run, the pipeline was
+lost or has left. Several epochs may serve at the same time, each of another pipeline."""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -17,7 +17,7 @@ from services.scheduler.watching.told_requests import ToldRequests
 
 
 class EpochTeller:
-    """An iteration observer that tells the events of one epoch to the audience."""
+    """An iteration observer that sends watchers the events of one epoch."""
 
     def __init__(
         self,
@@ -56,9 +56,19 @@ class EpochTeller:
         """The number of the pipeline."""
         return self._pipeline.number
 
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch."""
+        return self._pipeline.epoch
+
+    def tell_draining(self) -> None:
+        """Tells watchers that the pipeline drains."""
+        self._audience.tell(watch_pb2.WatchEvent(epoch=self.event()))
+        self.mark(watch_pb2.MARK_KIND_DRAINING, "a worker is leaving; requests go to others")
+
     def opened(self) -> None:
-        """Tells watchers that the pipeline serves, and which requests may have ended an earlier
-        pipeline."""
+        """Sends the event that the pipeline serves, and a mark with the requests that may have
+        caused the loss of an earlier pipeline, if there are any."""
         self.is_serving = True
         self._on_open(self)
         self._pool.add(self.pipeline, self._scheduler.pool)
@@ -88,9 +98,15 @@ class EpochTeller:
         """Adds the times that a stage spent on an iteration."""
         self._iterations.timed(stage_index, timing)
 
+    def late(self, reason: str, moved: Sequence[Request]) -> None:
+        """Tells watchers that the requests `moved` wait for other pipelines."""
+        if self._audience.is_there:
+            self.mark(watch_pb2.MARK_KIND_LATE, f"{reason}, its requests go on elsewhere", moved)
+
     def closed(self, loss: str | None) -> None:
-        """Tells watchers that the pipeline was lost, or that it has left the others. Tells nothing
-        if it has never served, or if the scheduler stops."""
+        """Sends a mark that the pipeline was lost or, if `loss` is None, that the pipeline has left
+        and other pipelines go on. Sends nothing if the pipeline has never served, or if the
+        scheduler stops."""
         has_served, self.is_serving = self.is_serving, False
         if not has_served or not self._audience.is_there:
             return
@@ -100,6 +116,8 @@ class EpochTeller:
             self.mark(watch_pb2.MARK_KIND_LOST, text, self._scheduler.pool.running)
         elif self._n_serving():
             self.mark(watch_pb2.MARK_KIND_LEFT, "the others go on")
+        elif self._scheduler.is_draining:
+            self.mark(watch_pb2.MARK_KIND_LEFT, "another one is about to form")
 
     def mark(
         self,
@@ -107,7 +125,7 @@ class EpochTeller:
         text: str,
         requests: Collection[Request] = (),
     ) -> None:
-        """Tells a mark, an event at one point in time, with the requests that the mark concerns."""
+        """Sends a mark, an event at one point in time, with the requests that the mark concerns."""
         numbers = [self._told.number(request) for request in requests]
         epoch = self._pipeline.epoch
         mark = watch_pb2.MarkEvent(kind=kind, epoch=epoch, text=text, numbers=numbers)
@@ -132,4 +150,5 @@ class EpochTeller:
             admission=settings.admission,
             max_requests=scheduler.pool.max_requests,
             pipeline=pipeline.number,
+            is_draining=scheduler.is_draining,
         )

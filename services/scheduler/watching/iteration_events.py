@@ -32,7 +32,7 @@ class _Entry:
 
 
 class IterationTeller:
-    """Tells the iterations of one epoch of one pipeline to the audience."""
+    """Sends watchers the iterations of one epoch of one pipeline."""
 
     def __init__(
         self,

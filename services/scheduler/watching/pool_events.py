@@ -23,7 +23,7 @@ MAX_LISTED = 256
 
 
 class PoolTeller:
-    """Tells the state of the pool to the audience."""
+    """Sends the state of the pool to all watchers."""
 
     def __init__(self, audience: Audience, told: ToldRequests) -> None:
         self._pools: dict[int, RequestPool] = {}  # by the number of the pipeline

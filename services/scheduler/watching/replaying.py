@@ -122,13 +122,8 @@ class Replay:
                 core.apply(result.iteration, tokens, cut=result.cut, broken=result.broken)
             case "adoption":
                 core.adopt()
-            case "suspension":
-                suspension = decision.suspension
-                core.suspend(
-                    suspension.iteration,
-                    is_by_itself=suspension.is_by_itself,
-                    is_suspicion=suspension.is_suspicion,
-                )
+            case "suspension" | "drain" | "lateness":
+                _leave(core, decision, kind)
             case "overhead_tokens":
                 core.learn_overhead(decision.overhead_tokens)
             case _:
@@ -209,11 +204,24 @@ class Replay:
             priority=told.priority,
             generated_token_ids=_tokens(told.generated_token_ids),
             n_losses=told.n_losses,
+            build=told.build,
             cache_scope=_name(told.scope) if told.HasField("scope") else None,
         )
         self._requests[told.number] = request
         self._numbers[request] = told.number
         return request
+
+
+def _leave(core: Scheduler, decision: watch_pb2.DecisionEvent, kind: str) -> None:
+    """Repeats that requests are left to other pipelines, since theirs was lost, is late, or is to
+    end."""
+    if kind == "drain":
+        core.drain(is_last=decision.drain.is_last)
+    elif kind == "lateness":
+        core.release_late()
+    else:
+        suspension = decision.suspension
+        core.suspend(suspension.iteration, is_by_itself=suspension.is_by_itself)
 
 
 def _prepare_grammar(core: Scheduler, decision: watch_pb2.DecisionEvent, kind: str) -> None:

@@ -1,4 +1,5 @@
-"""Tells each change of a request's state: waiting, admitted, preempted, suspended, ended."""
+"""Sends watchers an event for each change of a request's state: waiting, admitted, preempted,
+suspended, ended."""
 
 from collections.abc import Callable
 
@@ -21,7 +22,7 @@ _ADMITTED = watch_pb2.REQUEST_TURN_ADMITTED
 
 
 class RequestTeller:
-    """A request observer that tells changes of requests to the audience."""
+    """A request observer that sends watchers an event for each change of a request."""
 
     def __init__(
         self,
@@ -39,12 +40,12 @@ class RequestTeller:
         self._note_change = note_change
 
     def submitted(self, request: Request, submission: scheduler_pb2.Submission) -> None:
-        """Tells that a request waits."""
+        """Sends the event that a request waits."""
         if self._audience.is_there:
             self._tell(self.whole(request, watch_pb2.REQUEST_TURN_WAITING))
 
     def rejected(self, submission: scheduler_pb2.Submission, error: OrcinusError) -> None:
-        """Tells nothing, since a rejected request has no number."""
+        """Sends nothing, since a rejected request has no number."""
 
     def admitted(self, request: Request) -> None:
         """Tells watchers that a request runs, in which pipeline, and how many tokens of its prompt
@@ -55,22 +56,22 @@ class RequestTeller:
             self._tell(event)
 
     def first_token(self, request: Request) -> None:
-        """Tells nothing, since the event of an iteration has the numbers of new tokens."""
+        """Sends nothing, since the event of an iteration has the numbers of new tokens."""
 
     def suspended(self, request: Request) -> None:
         """Tells watchers that the pipeline of a request was lost."""
         self._tell_put_down(request, watch_pb2.REQUEST_TURN_SUSPENDED)
 
     def preempted(self, request: Request) -> None:
-        """Tells that a request was preempted."""
+        """Sends the event that a request was preempted."""
         self._tell_put_down(request, watch_pb2.REQUEST_TURN_PUT_DOWN)
 
     def ended(self, request: Request, reason: FinishReason) -> None:
-        """Tells that a request has ended, and why."""
+        """Sends the event that a request has ended, with the reason."""
         self._end(request, REASONS[reason])
 
     def failed(self, request: Request) -> None:
-        """Tells that a request ended as UNAVAILABLE."""
+        """Sends the event that a request ended as UNAVAILABLE."""
         self._end(request, scheduler_pb2.COMPLETION_REASON_UNAVAILABLE)
 
     def whole(self, request: Request, turn: watch_pb2.RequestTurn) -> watch_pb2.RequestEvent:

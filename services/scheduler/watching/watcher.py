@@ -11,7 +11,8 @@ BATCH_S = 0.1
 """Seconds for which a message waits for further events."""
 
 MAX_PENDING_BYTES = 16 * 2**20
-"""Maximum bytes of events that wait for a watcher; watchers share the events."""
+"""Largest number of bytes of the events that wait to be sent to a watcher. An event that waits for
+several watchers is in memory once."""
 
 MAX_MESSAGE_BYTES = 2**19
 """Bytes of events in a message after which another message begins; gRPC accepts messages eight

@@ -38,7 +38,7 @@ class Watching:
         self._epochs: list[EpochTeller] = []  # those that serve, and those that served last
         self._unfit: tuple[UnfitWorker, ...] = ()
         self.decisions = Decisions(self._audience, self._told)
-        """Tells the decisions of scheduling cores."""
+        """Sends watchers the decisions of scheduling cores."""
         self.requests = RequestTeller(
             self._audience,
             self._told,
@@ -84,19 +84,30 @@ class Watching:
             self._audience.leave(watcher)
 
     def note_unfit(self, unfit: tuple[UnfitWorker, ...]) -> None:
-        """Tells watchers which workers do not fit. Tells nothing if the workers are the same as
-        before."""
+        """Sends a mark for each worker in `unfit` that was not in `unfit` of the last call."""
         before, self._unfit = self._unfit, unfit
         if self._audience.is_there:
             for worker in unfit:
                 if worker not in before:
                     self._audience.tell(_mark_of(worker))
 
+    def note_draining(self, epoch: int) -> None:
+        """Tells that the pipeline of an epoch drains, if it serves."""
+        for one in self._serving():
+            if one.epoch == epoch and self._audience.is_there:
+                one.tell_draining()
+
     def drain(self) -> None:
-        """Tells that the scheduler accepts no more requests."""
+        """Sends a mark that the scheduler accepts no more requests."""
         if self._audience.is_there:
             text = "the scheduler takes no more requests"
             mark = watch_pb2.MarkEvent(kind=watch_pb2.MARK_KIND_DRAINING, text=text)
+            self._audience.tell(watch_pb2.WatchEvent(mark=mark))
+
+    def note_slow_join(self, text: str) -> None:
+        """Tells that a pipeline does not form, and which stages have not joined."""
+        if self._audience.is_there:
+            mark = watch_pb2.MarkEvent(kind=watch_pb2.MARK_KIND_UNFORMED, text=text)
             self._audience.tell(watch_pb2.WatchEvent(mark=mark))
 
     def end(self, reason: str) -> None:
@@ -104,7 +115,7 @@ class Watching:
         self._audience.end(reason)
 
     def _begin(self, epoch: EpochTeller) -> None:
-        """Notes an epoch that serves from now on."""
+        """Adds an epoch, which serves from now on, to the epochs that a new watcher is shown."""
         self._epochs = [*self._serving(), epoch]
 
     def _serving(self) -> list[EpochTeller]:

@@ -4,6 +4,7 @@
     epoch           the current epoch, and the joining of the ranks
     plans           forwards plans to the ranks and to the next stage
     reports         sends the reports of ranks to the scheduler that watches the stage
+    departure       whether the worker was told to stop, and the time that it has left
     rank_watch      heartbeats, and the loss of a rank
     traits          what must be equal on all stages of a pipeline
     loading         progress of the weights, and the description of the loaded stage
@@ -13,6 +14,8 @@
 The controller never decodes a plan and never waits for a rank to compute.
 """
 
+import asyncio
+import contextlib
 import signal
 from collections.abc import Sequence
 
@@ -23,6 +26,7 @@ from services.common.errors import InvalidRequest, Unavailable
 from services.common.protocol import PROTOCOL
 from services.worker.channel import MessageKind
 from services.worker.controller.assignment import Assignment
+from services.worker.controller.departure import Departure
 from services.worker.controller.epoch import Epoch
 from services.worker.controller.grammar_orders import GrammarOrders
 from services.worker.controller.loading import Loading, OnCheckpoint, OnProgress
@@ -69,9 +73,8 @@ class Controller:
         self.plans = plan_relay(
             self.epoch, connect=connect, on_next_lost=self.reports.publish_neighbours_loss
         )
-        self.rank_watch = RankWatch(
-            tp_size, on_alive=self.reports.publish_heartbeat, on_lost=self._on_lost
-        )
+        self.departure = Departure()
+        self.rank_watch = RankWatch(tp_size, on_alive=self._on_alive, on_lost=self._on_lost)
         self.traits = RankTraits(tp_size, on_difference=self.rank_watch.lose)
         self.loading = Loading(tp_size, on_progress=on_progress, on_checkpoint=on_checkpoint)
         self.profile_orders = profile_orders or ProfileOrders(None)
@@ -113,6 +116,7 @@ class Controller:
         description.protocol = PROTOCOL
         description.name = self.name
         description.traits.update(self.traits.all)
+        description.is_leaving = self.departure.has_begun
         return description
 
     def assign(self, request: worker_pb2.AssignStageRequest) -> None:
@@ -154,6 +158,15 @@ class Controller:
             self._tracer.joined(request.epoch)
         await self.epoch.join_ranks(request)
         self.plans.open(request)
+
+    async def leave(self, limit_s: float) -> None:
+        """Tells the leader that this worker was told to stop. Returns when the leader has let go of
+        the stage, or after `limit_s`."""
+        self.departure.begin(limit_s)
+        self._on_alive()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self.reports.until_unwatched()
 
     async def end(self) -> None:
         """Refuses all calls from now on and ends all streams, because the process is about to end.
@@ -219,8 +232,9 @@ class Controller:
             self.profile_orders.on_message(kind, payload)
 
     def _forget_unreached(self, number: int) -> None:
-        """Raises Unavailable and recalls the worker if its newest epoch is too large for any
-        leader. Does nothing if `number`, the epoch that the leader has sent, is newer."""
+        """Recalls the worker and raises Unavailable if the worker's newest epoch has a number so
+        large that no leader can have reached it or exceed it. Does nothing if `number`, the epoch
+        that the leader asks for, is larger still."""
         if number <= self.epoch.number and self.epoch.is_out_of_reach:
             why = f"no leader can have reached epoch {self.epoch.number}, nor go beyond it"
             self.assignment.recall(why)
@@ -231,6 +245,9 @@ class Controller:
             raise Unavailable(self.rank_watch.failure.result())
         if self._is_ending:
             raise Unavailable("this worker is about to end")
+
+    def _on_alive(self) -> None:
+        self.reports.publish_heartbeat(leaves_in_ms=self.departure.left_ms)
 
     def _on_lost(self, reason: str, is_by_itself: bool) -> None:
         self.epoch.give_up(reason)

@@ -22,6 +22,8 @@ class ReportFeed:
     def __init__(self, epoch: Epoch) -> None:
         self._epoch = epoch
         self._watchers: list[asyncio.Queue[bytes | None]] = []  # None ends a watcher's stream
+        self._is_unwatched = asyncio.Event()
+        self._is_unwatched.set()
 
     def publish(self, report: bytes) -> None:
         """Queues a report for every watcher. Ends the stream of a watcher whose queue is full."""
@@ -30,11 +32,13 @@ class ReportFeed:
                 queue.put_nowait(report)
             else:  # the engine master sees the end of the stream
                 queue.put_nowait(None)
-                self._watchers.remove(queue)
+                self._remove(queue)
 
-    def publish_heartbeat(self) -> None:
-        """Tells watchers that the stage is alive."""
-        self._publish(worker_pb2.WatchStageResponse(heartbeat=worker_pb2.StageHeartbeat()))
+    def publish_heartbeat(self, *, leaves_in_ms: int = 0) -> None:
+        """Tells watchers that the stage is alive, and after how many milliseconds it ends at the
+        latest, if it was told to stop."""
+        heartbeat = worker_pb2.StageHeartbeat(leaves_in_ms=leaves_in_ms)
+        self._publish(worker_pb2.WatchStageResponse(heartbeat=heartbeat))
 
     def publish_failure(self, reason: str, *, is_by_itself: bool = False) -> None:
         """Tells watchers that the stage has failed and why, so that the epoch cannot go on.
@@ -56,17 +60,27 @@ class ReportFeed:
         self._epoch.check(epoch)
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._watchers.append(queue)
+        self._is_unwatched.clear()
         try:
             yield self._reports(queue, epoch)
         finally:
-            if queue in self._watchers:
-                self._watchers.remove(queue)
+            self._remove(queue)
+
+    async def until_unwatched(self) -> None:
+        """Waits until there is no watcher."""
+        await self._is_unwatched.wait()
 
     def end(self) -> None:
         """Ends the streams of all watchers."""
-        for queue in self._watchers:
+        for queue in list(self._watchers):
             queue.put_nowait(None)
-        self._watchers.clear()
+            self._remove(queue)
+
+    def _remove(self, queue: "asyncio.Queue[bytes | None]") -> None:
+        if queue in self._watchers:
+            self._watchers.remove(queue)
+        if not self._watchers:
+            self._is_unwatched.set()
 
     def _publish_failure(self, failure: worker_pb2.StageFailure) -> None:
         self._publish(worker_pb2.WatchStageResponse(failure=failure))

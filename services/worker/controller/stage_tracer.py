@@ -17,7 +17,7 @@ MAX_UNDER_WAY = 64
 
 
 class StageTracer:
-    """Makes the spans of one stage."""
+    """Makes the trace spans of one stage: one for each traced iteration."""
 
     def __init__(self, tracer: Tracer, stage_index: int) -> None:
         self._tracer = tracer

@@ -11,6 +11,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,7 @@ def parse_with_sources(
     _refuse_no_tokens(config)
     _refuse_untrue(config_type, {**config, **plain, **derived})
     try:
-        parsed = TypeAdapter(config_type).validate_python(plain | derived)
+        parsed = _validator_of(architecture).validate_python(plain | derived)
         parsed.check()
     except ValidationError as error:
         raise UnsupportedModel(f"config.json: {_summary(error)}") from error
@@ -247,6 +248,12 @@ def parse_with_sources(
         },
         _ignored_keys(given, config, config_type),
     )
+
+
+@cache
+def _validator_of(architecture: str) -> TypeAdapter[ModelConfig]:
+    """Returns the validator of the configuration of a family, which takes long to make."""
+    return TypeAdapter(FAMILIES[architecture].config_type)
 
 
 def _ignored_keys(

@@ -45,7 +45,7 @@ class NamePattern:
     """A regular expression, matched at the beginning of a name as `re.match` does."""
 
     def __init__(self, expression: str) -> None:
-        """Raises ValueError for an expression that is invalid or needs what is refused here."""
+        """Raises ValueError if the expression is invalid, or has a part that is not supported."""
         try:
             parsed = parser.parse(expression)
         except (re.error, RecursionError, OverflowError) as error:
@@ -65,15 +65,19 @@ class NamePattern:
 
 
 class _Subject:
-    """A name that is matched. Sets of positions are numbers, whose bit i stands for position i."""
+    """A name that is matched with an expression.
+
+    Methods take and return sets of positions in the name. A set is an integer whose bit i is 1 if
+    position i belongs to the set.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._known: dict[tuple[int, int], int] = {}
 
     def ends(self, parts: Any, starts: int) -> int:
-        """Returns where a match of `parts`, one after the other, may end that begins at one of
-        `starts`."""
+        """Returns all positions at which a match of `parts`, one after the other, may end if the
+        match begins at a position in `starts`."""
         for part in parts:
             found = 0
             for start in _bits(starts):
@@ -199,7 +203,9 @@ def _is_short(least: int, most: int) -> bool:
 
 
 def _inside(kind: str, arguments: Any) -> list[Any]:
-    """Returns the expressions inside of a part of an expression."""
+    """Returns the expressions that a part of an expression contains: the branches of an
+    alternative, or the one expression of a group, a repeat or an assertion. `kind` and `arguments`
+    are the part as Python's parser of regular expressions returns it."""
     if kind == "BRANCH":
         return list(arguments[1])
     return [arguments[-1]] if kind in ("SUBPATTERN", *_REPEATS, *_ASSERTIONS) else []

@@ -1,5 +1,6 @@
 """The command prints a table of trees, or docstrings to mark."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,14 +34,22 @@ def test_docstrings_are_drawn_with_their_places_and_equally_by_one_seed() -> Non
         ("services/a.py", 1),
         ("services/a.py", 5),
     ]
-    assert listed(everything).startswith("[ ] 1. kernels/b.py:1\nOf b.\n\n[ ] 2. ")
+    shown = listed(everything)
+    assert shown.startswith("[ ] 1. kernels/b.py:1\nOf b.\n\n[ ] 2. ")
+    assert shown.endswith("services/a.py:5\ndef f() -> None\nOf f,\nin two lines.")
     draws = {tuple(sample(TREE, 1, seed=seed)) for seed in range(20)}
     assert len(draws) == 3
     assert sample(TREE, 2, seed=5) == sample(TREE, 2, seed=5)
 
 
-def test_the_command_prints_docstrings_and_their_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--docstrings", "2", "--seed", "7"]) == 0
+def test_the_command_prints_docstrings_and_their_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    for path, text in TREE.items():
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_text(text)
+    assert main(["--docstrings", "2", "--seed", "7"], tmp_path) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("2 docstrings of working tree, seed 7\n\n[ ] 1. ")
     assert shown.count("[ ] ") == 2

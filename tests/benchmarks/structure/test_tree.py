@@ -20,10 +20,10 @@ b"""
 def test_docstrings_are_those_of_modules_classes_functions_and_attributes() -> None:
     module = ast.parse('"""A"""\nclass B:\n  """B"""\n  c = 1\n  """C"""\n  def d(self): "D"\n"no"')
     assert sorted(docstrings(module)) == [
-        (1, 1, "A"),
-        (3, 3, "B"),
-        (5, 5, "C"),
-        (6, 6, "D"),
+        (1, 1, "A", ""),
+        (3, 3, "B", "class B()"),
+        (5, 5, "C", "c = 1"),
+        (6, 6, "D", "def d(self) -> None"),
     ]
 
 

@@ -403,7 +403,7 @@ async def test_request_with_tokens_goes_on_after_them_when_its_scheduler_leads_n
     await goes_on_after(lambda scheduler: scheduler.requests[0].complete(unavailable))
 
 
-async def test_losses_in_a_row_are_told_to_the_next_scheduler_until_there_are_two_tokens() -> None:
+async def test_next_scheduler_is_told_losses_until_there_are_two_tokens_and_their_build() -> None:
     scheduler = FakeScheduler(keeps_quiet)
     async with connected(scheduler, resume_s=HANG_S) as client:
         inbox: Inbox = asyncio.Queue()
@@ -416,6 +416,7 @@ async def test_losses_in_a_row_are_told_to_the_next_scheduler_until_there_are_tw
         scheduler.drop_connections()
         second = (await soon(scheduler.wait_requests(2)))[1]
         assert second.submission.n_losses == 2
+        second.built_by("b")
         second.tokens(7)
         second.tokens(8)
         assert [type(await soon(inbox.get())) for _ in range(3)] == [
@@ -427,6 +428,7 @@ async def test_losses_in_a_row_are_told_to_the_next_scheduler_until_there_are_tw
         scheduler.drop_connections()
         third = (await soon(scheduler.wait_requests(3)))[2]
         assert third.submission.n_losses == 0
+        assert (second.submission.build, third.submission.build) == ("", "b")
         await until_last(inbox)
 
 

@@ -258,7 +258,7 @@ def test_a_broken_template_of_a_gguf_file_is_a_value_error(tmp_path: Path, sourc
         ChatTemplate.from_model(file)
 
 
-LIMIT_S, MAX_CHARACTERS = 0.2, 10_000
+LIMIT_S, MAX_CHARACTERS = 0.05, 10_000
 
 BOMBS = {
     "loops": "{% set r = range(100000) %}"
@@ -303,16 +303,18 @@ BOMBS = {
 
 @pytest.mark.parametrize("source", BOMBS.values(), ids=BOMBS.keys())
 def test_template_that_takes_too_much_is_ended(source: str) -> None:
-    template = ChatTemplate(source)
+    # It harms nothing when the template is loaded, since probes have a second each.
+    template = ChatTemplate("{% if messages[0].content == 'now' %}" + source + "{% endif %}")
+    now = Conversation((ChatMessage("user", "now"),))
     tracemalloc.start()
     began = time.thread_time()
     try:
         with pytest.raises((TooMuch, errors.InvalidRequest)):
-            template.render(Conversation((*HELLO,)), limit_s=LIMIT_S, max_characters=MAX_CHARACTERS)
+            template.render(now, limit_s=LIMIT_S, max_characters=MAX_CHARACTERS)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert time.thread_time() - began < 20 * LIMIT_S
+    assert time.thread_time() - began < 80 * LIMIT_S
     assert peak < 50 * 2**20
 
 

@@ -10,13 +10,15 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 from kubernetes.aio.config import incluster_config
 
 from services.common.errors import Unavailable
-from services.scheduler.cluster.kubernetes_client import KubernetesClient
+from services.scheduler.cluster.deletion_costs import DeletionCosts
+from services.scheduler.cluster.kubernetes_client import DELETION_COST, KubernetesClient
 from services.scheduler.cluster.leader_elector import LeaderElector
 from services.scheduler.cluster.lease import LeaseConflict, LeaseRecord, LeaseUnavailable
 from services.scheduler.cluster.pod_directory import (
@@ -414,7 +416,8 @@ async def test_a_pod_runs_while_one_of_its_containers_does(
 LEADER = """
 import asyncio, sys
 from services.common import process
-from services.scheduler.cluster.kubernetes_client import KubernetesClient
+from services.scheduler.cluster.deletion_costs import DeletionCosts
+from services.scheduler.cluster.kubernetes_client import DELETION_COST, KubernetesClient
 from services.scheduler.cluster.leader_elector import LeaderElector
 from services.scheduler.cluster.leadership import LeadershipLost
 
@@ -552,3 +555,36 @@ async def test_a_missing_right_is_named(cluster: Cluster, verb: str, status: int
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(PodsForbidden, match=expected):
             await directory(cluster).run()
+
+
+async def test_deletion_costs_are_written_when_they_change_and_a_refusal_is_harmless(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    api = cluster.api
+
+    def written() -> dict[str, str | None]:
+        return {
+            name: item["metadata"].get("annotations", {}).get(DELETION_COST)
+            for name, item in api.pods.items()
+        }
+
+    api.set_pod("a", ip="10.0.0.1")
+    api.set_pod("b", ip="10.0.0.2")
+    api.errors["patch"] = 403
+    async with running(cluster) as pods:
+        await until(lambda: len(pods.addresses()) == 2)
+        write = partial(cluster.client.set_deletion_cost, NAMESPACE)
+        costs = DeletionCosts(pods.pods, write, retry_s=0.05)
+        task = asyncio.create_task(costs.run())
+        costs.note({"10.0.0.1:50053": 1000})
+        await until(lambda: api.requests.count("patch") > 1)
+        assert "403 this server cannot patch today" in caplog.text
+        assert not task.done()
+        del api.errors["patch"]
+        await until(lambda: written() == {"a": "1000", "b": "0"})
+        n_patches = api.requests.count("patch")
+        costs.note({"10.0.0.1:50053": 1000, "10.0.0.2:50053": 999})
+        await until(lambda: written() == {"a": "1000", "b": "999"})
+        assert api.requests.count("patch") == n_patches + 1
+        task.cancel()
+        await asyncio.wait((task,))

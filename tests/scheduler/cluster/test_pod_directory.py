@@ -164,6 +164,21 @@ def test_a_pod_that_comes_back_under_its_name_is_another_pod() -> None:
     simulate(story())
 
 
+def test_pods_with_one_address_are_one_worker_and_are_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def run() -> list[str]:
+        source = Pods([pod("a"), pod("b", created=LATER), pod("c", "10.0.0.2")])
+        async with running(source) as pods:
+            source.tell(PodChange.SET, pod("d", "10.0.0.3", created=LATER))
+            await settle()
+            return pods.addresses()
+
+    assert simulate(run()) == ["10.0.0.1:50053", "10.0.0.2:50053", "10.0.0.3:50053"]
+    [warning] = [one.message for one in caplog.records if "one address" in one.message]
+    assert warning == "pods a, b have one address, 10.0.0.1:50053"
+
+
 def test_changed_waits_for_what_makes_a_difference() -> None:
     async def story() -> None:
         source = Pods([pod()])

@@ -41,6 +41,8 @@ class Line:
     core: Scheduler | None = None
     in_flight: list[Batch] = field(default_factory=list)
     is_awake: bool = False
+    is_draining: bool = False
+    is_last: bool = False
 
     def wake(self) -> None:
         self.is_awake = True
@@ -73,7 +75,7 @@ class Site:
     def serving(self) -> list[Line]:
         return [line for line in self.lines if line.core is not None]
 
-    def open(self, line: Line, *, depth: int = 1, has_cache: bool = True) -> None:
+    def open(self, line: Line, *, depth: int = 1, has_cache: bool = True, build: str = "a") -> None:
         line.core = Scheduler(
             line.pool,
             KVManager(
@@ -84,7 +86,9 @@ class Site:
             ),
             policy=self._policy(),
             pipeline_depth=depth,
+            build=build,
         )
+        line.is_draining = line.is_last = False
         line.pool.wake = line.wake
         self.take(line.core.adopt())
         line.wake()
@@ -97,6 +101,20 @@ class Site:
         line.in_flight.clear()
         self.take(ended)
         self.settle()
+
+    def drain(self, line: Line, *, is_last: bool = False) -> None:
+        assert line.core is not None
+        line.is_draining, line.is_last = True, line.is_last or is_last
+        line.core.drain(is_last=is_last)
+        self.settle()
+
+    def be_late(self, line: Line) -> list[Request]:
+        """Lets the requests of a pipeline go on elsewhere, which returns its batches later."""
+        assert line.core is not None
+        moved, ended = line.core.release_late()
+        self.take(ended)
+        self.settle()
+        return moved
 
     def submit(self, n_prompt: int, max_new_tokens: int, account: AccountUse | None = None) -> None:
         request = Request(
@@ -142,9 +160,18 @@ class Site:
                 line.is_awake = False
                 if line.core is None:
                     continue
+                serving, before = list(self.serving), dict.fromkeys(line.pool.running)
+                builds = {request: request.build for request in self.pool.order}
                 while (batch := line.core.select()) is not None:
                     line.core.take_preempted()
                     line.in_flight.append(batch)
+                for request in line.pool.running - before.keys():
+                    assert line in may_run(serving, request, builds[request])
+                    has_changed = request.generated_token_ids and builds[request] != request.build
+                    assert request.left_build == (builds[request] if has_changed else None)
+                if line.core.has_left:
+                    assert line.core.suspend() == ([], [])
+                    line.core = None
 
     def run(self) -> None:
         """Lets all batches return until nothing is in flight."""
@@ -171,9 +198,14 @@ class Site:
             assert line.core is not None
             kv_manager = line.core.kv_manager
             assert kv_manager.n_reserved_blocks <= kv_manager.n_blocks
-            if not line.pool.running and not line.in_flight and not self.pool.has_suspects:
+            assert not line.core.has_left
+            assert not line.pool.is_late or not line.pool.ready_by_place or line.in_flight
+            if line.pool.is_late or self.pool.has_suspects:
+                continue
+            if not line.pool.running and not line.in_flight:
                 for request in self.pool.order:
-                    assert self._is_sooner_elsewhere(line, request)
+                    if line in may_run(self.serving, request, request.build):
+                        assert self._is_sooner_elsewhere(line, request)
 
     def _is_sooner_elsewhere(self, idle: Line, request: Request) -> bool:
         """Returns whether fewer tokens come before the first token of a request in another pipeline
@@ -189,6 +221,19 @@ class Site:
     @property
     def requests_left(self) -> set[Request]:
         return {request for request in self.requests if request not in self.ends}
+
+
+def may_run(serving: list[Line], request: Request, build: str) -> list[Line]:
+    """Returns the pipelines that may admit a request, whose tokens a build has made."""
+    n_tokens = request.max_sequence_len
+    fitting = [
+        line
+        for line in serving
+        if line.core and not line.is_last and line.core.kv_manager.fits_ever(n_tokens)
+    ]
+    if request.generated_token_ids:
+        fitting = [line for line in fitting if line.pool.build == build] or fitting
+    return [line for line in fitting if not line.is_draining] or fitting
 
 
 def _n_uncached(line: Line, request: Request) -> int:
@@ -255,11 +300,23 @@ class Fleet(RuleBasedStateMachine):
     def lose(self, index: int) -> None:
         self.site.lose(self.site.serving[index % len(self.site.serving)])
 
-    @rule(depth=st.integers(1, 3), has_cache=st.booleans())
+    @rule(index=st.integers(0, 2), is_last=st.booleans())
+    @precondition(lambda self: self.site.serving)
+    def drain(self, index: int, is_last: bool) -> None:
+        line = self.site.serving[index % len(self.site.serving)]
+        self.site.drain(line, is_last=is_last)
+
+    @rule(index=st.integers(0, 2))
+    def be_late(self, index: int) -> None:
+        busy = [line for line in self.site.serving if line.in_flight]
+        if busy:
+            self.site.be_late(busy[index % len(busy)])
+
+    @rule(depth=st.integers(1, 3), has_cache=st.booleans(), build=st.sampled_from("ab"))
     @precondition(lambda self: len(self.site.serving) < len(self.site.lines))
-    def form(self, depth: int, has_cache: bool) -> None:
+    def form(self, depth: int, has_cache: bool, build: str) -> None:
         closed = next(line for line in self.site.lines if line.core is None)
-        self.site.open(closed, depth=depth, has_cache=has_cache)
+        self.site.open(closed, depth=depth, has_cache=has_cache, build=build)
 
     @invariant()
     def holds(self) -> None:
@@ -271,6 +328,12 @@ class Fleet(RuleBasedStateMachine):
             return
         for line in self.site.lines:
             if line.core is None:
+                self.site.open(line)
+        for line in self.site.serving:
+            if all(one.is_draining for one in self.site.serving):
+                self.site.drain(line, is_last=True)
+                self.site.run()
+                assert line.core is None
                 self.site.open(line)
         self.site.run()
         self.site.check()
@@ -322,6 +385,88 @@ def test_requests_of_a_lost_pipeline_go_on_elsewhere_at_their_old_places() -> No
     assert list(site.pool.order)[:3] == moved
     site.run()
     assert not site.requests_left
+
+
+def test_requests_of_a_late_pipeline_go_on_elsewhere_and_it_keeps_its_memory() -> None:
+    site = Site(2, policy=lambda: OrcaPolicy(max_batch_size=8))
+    for line in site.lines:
+        site.open(line, depth=2)
+    late, other = site.lines
+    site.submit(9, 6)
+    site.submit(9, 6)
+    [moved] = late.pool.running
+    for _ in range(2):
+        site.return_oldest(late)
+    assert site.be_late(late) == [moved]
+    assert moved in other.pool.running
+    assert late.core is not None
+    kv_manager = late.core.kv_manager
+    assert kv_manager.n_allocated_blocks > 0, "a batch in flight uses the memory"
+    n_before = len(site.outputs[moved])
+    site.return_oldest(late)
+    assert len(site.outputs[moved]) == n_before, "the token comes from the other pipeline"
+    assert kv_manager.n_reserved_blocks == 0
+    assert kv_manager.n_cached_columns(moved) > 0
+    site.submit(9, 6)
+    assert late.pool.running, "it takes requests again"
+    site.be_late(late)
+    site.submit(9, 6)
+    late.wake()
+    site.settle()
+    assert not late.pool.running, "a late pipeline admits nothing"
+    site.return_oldest(late)
+    assert late.pool.running
+    site.run()
+    assert not site.requests_left
+
+
+def test_late_pipeline_takes_its_requests_again_if_no_other_had_room() -> None:
+    site = Site(2, policy=lambda: OrcaPolicy(max_batch_size=1))
+    for line in site.lines:
+        site.open(line)
+    site.submit(9, 6)
+    site.submit(9, 6)
+    late, _ = site.lines
+    [moved] = late.pool.running
+    site.return_oldest(late)
+    site.be_late(late)
+    assert list(site.pool.order) == [moved]
+    site.return_oldest(late)
+    assert moved in late.pool.running
+    assert moved.n_cached_tokens == 8, "no more than the last block is computed again"
+    site.run()
+    assert not site.requests_left
+
+
+def test_request_is_moved_again_only_after_progress() -> None:
+    site = Site(2, policy=lambda: OrcaPolicy(max_batch_size=8))
+    for line in site.lines:
+        site.open(line)
+    first, second = site.lines
+    site.submit(9, 6)
+    [request] = first.pool.running
+    assert site.be_late(first) == [request]
+    assert request in second.pool.running
+    site.return_oldest(first)
+    assert site.be_late(second) == []
+    for _ in range(2):
+        site.return_oldest(second)
+    assert site.be_late(second) == [request]
+
+
+def test_suspect_stays_in_a_late_pipeline() -> None:
+    site = Site(2, policy=lambda: OrcaPolicy(max_batch_size=8))
+    for line in site.lines:
+        site.open(line)
+    first, second = site.lines
+    site.submit(9, 6)
+    [request] = first.pool.running
+    site.lose(first)
+    assert request.is_suspect
+    assert request in second.pool.running
+    site.open(first)
+    assert site.be_late(second) == []
+    assert request in second.pool.running
 
 
 def test_request_that_fits_only_elsewhere_is_left_there() -> None:
@@ -384,6 +529,84 @@ def test_request_goes_where_its_grammar_is_compiled() -> None:
     first.wake()
     site.settle()
     assert request in first.pool.running
+
+
+def test_draining_pipeline_moves_requests_that_have_more_to_wait_for_than_to_compute() -> None:
+    site = Site(2, n_blocks=60)
+    first, second = site.lines
+    site.open(first, depth=3)
+    site.submit(100, 2)  # is over sooner than its prompt would be computed again
+    site.submit(4, 100)
+    site.open(second, depth=3)
+    site.drain(first)
+    short, long = site.requests
+    assert list(first.pool.running) == [short, long]  # each is in a batch in flight
+    site.return_oldest(first)
+    site.return_oldest(first)
+    assert list(first.pool.running) == [short]
+    assert list(second.pool.running) == [long]
+    assert site.outputs[long]  # of the iteration that was in flight
+    site.submit(4, 1)
+    assert len(second.pool.running) == 2
+    site.return_oldest(first)
+    assert first.core is None
+    site.run()
+    assert not site.requests_left
+
+
+def test_request_stays_in_a_draining_pipeline_while_no_other_has_room() -> None:
+    site = Site(2, n_blocks=8)
+    for line in site.lines:
+        site.open(line, depth=3)
+    site.submit(4, 20)
+    site.submit(4, 20)
+    first, second = site.lines
+    assert len(first.pool.running) == len(second.pool.running) == 1
+    site.drain(first)
+    site.return_oldest(first)
+    assert len(first.pool.running) == 1
+    site.drain(first, is_last=True)
+    site.return_oldest(first)
+    assert first.core is None
+    assert site.pool.n_waiting == 1
+    site.run()
+    assert not site.requests_left
+
+
+def test_only_pipeline_serves_on_while_it_drains_until_another_one_serves() -> None:
+    site = Site(2)
+    first, second = site.lines
+    site.open(first, depth=3)
+    site.drain(first)
+    site.submit(4, 12)
+    assert len(first.pool.running) == 1
+    site.return_oldest(first)
+    assert first.core is not None
+    site.open(second, depth=3)
+    site.return_oldest(first)
+    assert first.core is None
+    assert len(second.pool.running) == 1
+
+
+def test_request_stays_with_the_build_of_its_tokens_as_long_as_it_serves() -> None:
+    site = Site(3)
+    old, new, other = site.lines
+    site.open(old, build="old")
+    site.submit(4, 12)
+    site.return_oldest(old)
+    site.open(new, build="new")
+    [request] = site.requests
+    site.drain(old)
+    site.return_oldest(old)
+    assert list(old.pool.running) == [request]
+    site.open(other, build="old")
+    site.return_oldest(old)
+    assert old.core is None
+    assert list(other.pool.running) == [request]
+    assert request.left_build is None
+    site.lose(other)
+    [moved] = new.pool.running
+    assert (moved.left_build, moved.build) == ("old", "new")
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 12)), min_size=40, max_size=80))

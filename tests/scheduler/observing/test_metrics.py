@@ -377,7 +377,10 @@ def test_gauges_are_those_of_all_pipelines_together() -> None:
     assert it.samples.sum("orcinus_requests_moved_total") == 0
 
     n_moved = first.pool.n_running
-    first.suspend(is_suspicion=True)
+    moved, _ = first.release_late()
+    assert len(moved) == n_moved
+    it.epoch.late("iteration 1 has not returned in 0.5 s", moved)
+    assert it.samples.sum("orcinus_pipelines_late_total") == 1
     it.epoch.closed("stage 0 is gone")
     assert it.samples.sum("orcinus_pipelines") == it.samples.sum("orcinus_pipeline_up") == 1
     assert it.samples.sum("orcinus_pipeline_losses_total") == 1

@@ -246,6 +246,23 @@ def test_a_trace_shows_each_pipeline_that_has_run_the_request() -> None:
     assert numbers == [0, 0, 0, 1, 1]
 
 
+def test_a_trace_says_where_another_build_continues_the_request() -> None:
+    world = World()
+    world.scheduler.pool.build = "new"
+    request = world.submit("a", n_new=3)
+    request.generated_token_ids.append(7)
+    request.n_tokens += 1
+    request.build = "old"
+    world.run(2)
+    [event] = [
+        event
+        for span in world.spans.all()
+        for event in span.events
+        if event.name == semconv.BUILD_CHANGED
+    ]
+    assert dict(event.attributes or {}) == {semconv.BUILD: "new", semconv.LEFT_BUILD: "old"}
+
+
 def test_only_the_plan_of_a_recorded_iteration_takes_its_span_along() -> None:
     world = World()
     world.submit("a", n_new=1)

@@ -12,7 +12,7 @@ from orcinus.v1 import worker_pb2
 
 from services.common.protocol import PROTOCOL
 from services.scheduler.pipeline.fit import differences
-from services.scheduler.pipeline.muster import Muster, Offer, Presence, muster
+from services.scheduler.pipeline.muster import Muster, Offer, Presence, muster, unfit_beside
 
 FREE = worker_pb2.WORKER_STATE_FREE
 LOADING = worker_pb2.WORKER_STATE_LOADING
@@ -404,12 +404,37 @@ def test_a_lost_stage_comes_before_a_further_pipeline() -> None:
     assert found.assignments == {"w1": 0, "w2": 0, "w3": 1}
 
 
-def test_beside_a_pipeline_only_workers_that_fit_it_are_used() -> None:
-    serving = (("dtype", "b"),)
-    workers = named(Worker(), Worker(stage=1), ODD)
-    found = decide(workers, serving=serving)
-    assert (found.members, found.assignments, found.missing) == ((), {"w2": 0}, (0, 1))
-    assert found.unfit == {"w0": "dtype a, not b", "w1": "dtype a, not b"}
+def test_beside_a_pipeline_enough_workers_of_another_build_form_one_of_their_own() -> None:
+    serving = {(("dtype", "b"),)}
+    found = decide(named(Worker(), Worker(stage=1), ODD), serving=serving)
+    assert (found.members, found.assignments) == (("w0", "w1"), {})
+    assert found.unfit == {}
+    found = decide(named(Worker(), ODD), serving=serving)
+    assert (found.members, found.unfit) == ((), {"w0": "dtype a, not b"})
+
+
+def test_beside_a_pipeline_workers_of_another_model_stay_out() -> None:
+    serving = {(("dtype", "b"), ("model", "x"))}
+    answers = [Worker(stage=stage).answer for stage in (0, 1)]
+    for answer in answers:
+        answer.traits["model"] = "y"
+    offers = [Offer(f"w{index}", answer) for index, answer in enumerate(answers)]
+    found = muster(offers, 2, serving=serving)
+    assert (found.members, found.assignments, found.missing) == ((), {}, (0, 1))
+    assert set(found.unfit.values()) == {"dtype a, not b; model y, not x"}
+    assert unfit_beside(offers, serving, 2) == found.unfit
+    for answer in answers:
+        answer.traits["model"] = "x"
+    assert unfit_beside(offers, serving, 2) == {}, "they are enough for a pipeline"
+    assert set(unfit_beside(offers[:1], serving, 2).values()) == {"dtype a, not b"}
+
+
+def test_a_worker_of_a_pipeline_that_drains_keeps_its_stage_and_is_completed_by_others() -> None:
+    kept = Offer("kept", Worker(stage=1, epoch=1).answer, is_serving=True)
+    spare = Offer("spare", Worker(stage=1, epoch=9).answer)
+    assert muster([kept, spare], 2).assignments == {"spare": 0}
+    loaded = Offer("spare", Worker(stage=0).answer)
+    assert muster([kept, loaded], 2).members == ("spare", "kept")
 
 
 class World:
@@ -505,6 +530,18 @@ def test_a_worker_whose_memory_cannot_be_accounted_for_stays_out(
     assert f"{n_kv_blocks} K/V blocks of {block_size} slots" in found.unfit["bad"]
 
 
+def test_a_worker_that_is_known_by_two_addresses_is_used_once_and_named() -> None:
+    answer = Worker(n_stages=1).answer
+    answer.name = "pod:50051"
+    offers = [Offer("first", answer), Offer("second", answer)]
+    found = muster(offers, 1, n_pipelines=2)
+    assert found.members == ("first",)
+    assert found.unfit == {"second": "it is known by another address, too"}
+    found = muster(offers[1:], 1, taken=["pod:50051"])
+    assert not found.members
+    assert found.unfit.keys() == {"second"}
+
+
 @pytest.mark.parametrize("windows", [[5, 0], [0] * 17], ids=["order", "many"])
 def test_a_worker_whose_groups_cannot_be_accounted_for_stays_out(windows: list[int]) -> None:
     answer = Worker(n_stages=1).answer
@@ -520,12 +557,15 @@ def test_a_difference_names_every_trait_and_every_value() -> None:
         "y": (("block_size", "32"), ("dtype", "float32")),
         "z": (("block_size", "64"), ("dtype", "bfloat16")),
     }
-    assert differences(kinds, None) == {
+    assert differences(kinds, ()) == {
         "x": "block_size 16, not 32 or 64; dtype float32, not bfloat16",
         "y": "block_size 32, not 16 or 64; dtype float32, not bfloat16",
         "z": "block_size 64, not 16 or 32; dtype bfloat16, not float32",
     }
-    assert differences(kinds, kinds["x"]) == {
+    assert differences(kinds, {kinds["x"]}) == {
         "y": "block_size 32, not 16",
         "z": "block_size 64, not 16; dtype bfloat16, not float32",
+    }
+    assert differences(kinds, {kinds["x"], kinds["y"]}) == {
+        "z": "block_size 64, not 16 or 32; dtype bfloat16, not float32"
     }

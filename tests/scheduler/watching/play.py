@@ -84,12 +84,18 @@ class Play:
         self.scheduler = build_scheduler(self.settings, pipeline, self.pool)
         self.epoch = self.watching.observe(pipeline, self.scheduler)
 
-    def lose(
-        self, why: str = "stage 0 is gone: 10.0.0.1:50051 refused", *, is_suspicion: bool = False
-    ) -> None:
+    def be_late(self) -> None:
+        """Lets the pipeline be late, so that others may have its requests."""
+        moved, ends = self.scheduler.release_late()
+        self.epoch.late("iteration 1 has not returned in 0.5 s", moved)
+        for request in moved:
+            self.watching.requests.suspended(request)
+        self.note(ends)
+
+    def lose(self, why: str = "stage 0 is gone: 10.0.0.1:50051 refused") -> None:
         """Loses the pipeline."""
         self.epoch.closed(why)
-        begun, ends = self.scheduler.suspend(is_suspicion=is_suspicion)
+        begun, ends = self.scheduler.suspend()
         for request in begun:
             self.watching.requests.suspended(request)
         self.note(ends)

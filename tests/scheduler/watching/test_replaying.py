@@ -71,7 +71,7 @@ class Chance:
         """Lets some things happen."""
         steps: list[Callable[[], None]] = [self._submit] * 3 + [self._send] * 6
         steps += [self._return] * 6 + [self._cancel, self._expire, self._lose, self._learn]
-        steps += [self._compile] * 2
+        steps += [self._compile] * 2 + [self._be_late]
         plays = [self.first, *self._others]
         for play in plays:
             play.open()
@@ -140,8 +140,12 @@ class Chance:
             self.play.submit("late", deadline=0.0)
             self.play.note(self.play.scheduler.expire(1.0))
 
+    def _be_late(self) -> None:
+        if self._in_flight:
+            self.play.be_late()
+
     def _lose(self) -> None:
-        self.play.lose(is_suspicion=self._source.random() < 0.5)
+        self.play.lose()
         self._in_flight.clear()
         self._orders.pop(self.play.number, None)
         self.play.open()
@@ -201,7 +205,7 @@ def test_a_replay_comes_to_the_same_batches(
 def lines() -> list[bytes]:
     """A recording."""
     settings = SchedulerSettings(n_stages=2, max_batch_size=3, n_slots=80)
-    return recording(settings, 1, 200)
+    return recording(settings, 2, 200)
 
 
 def changed(

@@ -349,3 +349,31 @@ async def test_a_join_does_not_wait_for_a_rank_that_was_lost_on_the_way_out_of_a
     )
     with pytest.raises(Unavailable, match="rank 0 exited with status -9"):
         await asyncio.wait_for(controller.join(request), HANG_S)
+
+
+async def test_a_worker_that_was_told_to_stop_says_so_until_nothing_watches_it() -> None:
+    async with fake_stage() as stage, rpc.connect(stage.address) as channel:
+        await join([stage], epoch=1)
+        watch = stub_of(channel).WatchStage(
+            worker_pb2.WatchStageRequest(), metadata=rpc.epoch_metadata(1)
+        )
+        await watch.wait_for_connection()
+        leaving = asyncio.create_task(stage.controller.leave(3600))
+        report = await watch.read()
+        assert 3_500_000 < report.heartbeat.leaves_in_ms <= 3_600_000
+        assert (await stub_of(channel).Describe(worker_pb2.DescribeRequest())).is_leaving
+        assert not leaving.done()
+        watch.cancel()
+        await asyncio.wait_for(leaving, HANG_S)
+
+
+async def test_a_worker_leaves_at_once_if_it_is_in_no_pipeline_and_else_after_its_time() -> None:
+    async with fake_stage() as stage, rpc.connect(stage.address) as channel:
+        await asyncio.wait_for(stage.controller.leave(3600), HANG_S)
+        await join([stage], epoch=1)
+        watch = stub_of(channel).WatchStage(
+            worker_pb2.WatchStageRequest(), metadata=rpc.epoch_metadata(1)
+        )
+        await watch.wait_for_connection()
+        await asyncio.wait_for(stage.controller.leave(0.1), HANG_S)
+        watch.cancel()

@@ -54,13 +54,14 @@ class Grouped:
     @property
     def weight(self) -> Tensor:
         """The matrix, element by element."""
+        groups = self.groups.tolist()
         rows = [
             [
-                (number - int(zeros[group])) * float(scales[group])
-                for number, group in zip(numbers, self.groups.tolist(), strict=True)
+                (number - zeros[group]) * scales[group]
+                for number, group in zip(numbers, groups, strict=True)
             ]
             for numbers, zeros, scales in zip(
-                self.numbers.tolist(), self.zeros, self.scales, strict=True
+                self.numbers.tolist(), self.zeros.tolist(), self.scales.tolist(), strict=True
             )
         ]
         return torch.tensor(rows)
@@ -166,10 +167,11 @@ def scaled(
         zeros = torch.zeros(grid, dtype=torch.int8)
         if has_zeros:
             zeros = torch.randint(-9, 9, grid, generator=generator, dtype=torch.int8)
+        zero_of, scale_of = zeros.tolist(), scales.tolist()
         weight = torch.tensor([
             [
-                (number - int(zeros[row // by_row, column // by_column]))
-                * float(scales[row // by_row, column // by_column])
+                (number - zero_of[row // by_row][column // by_column])
+                * scale_of[row // by_row][column // by_column]
                 for column, number in enumerate(numbers)
             ]
             for row, numbers in enumerate(stored.float().tolist())

@@ -114,8 +114,9 @@ class CustomInput:
         return new + self._after_quote()
 
     def _after_quote(self) -> str:
-        """Decides whether a quote is part of the input. If the characters after it show this,
-        returns the quote and these characters."""
+        """Decides by the characters that follow a quote whether the quote ends the input. Returns
+        the quote and the text after it if the quote is part of the input. Returns an empty text if
+        the quote ends the input, or if the characters don't tell yet."""
         compact = "".join(self._held.split())
         if compact in ("", "}"):
             return ""

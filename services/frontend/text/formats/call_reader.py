@@ -26,8 +26,8 @@ MARGINAL = ("id", "call_id", "tool_call_id", "type", "index")
 """Names of members of a call that are ignored. These members may also come after the arguments."""
 
 _NO_KEY = re.compile(r"[{}\[\]\"]")
-"""Characters that never occur in the name of a member. If a name seems to contain one, there was a
-quote too many."""
+"""Characters that never occur in the name of a member. If the text between two quotes contains one,
+it is no name: the model has written a quote too many."""
 
 _SCALAR = re.compile(r"[^,}\]\s]+")
 _BRACES = re.compile(r"[} \t\r\n]+")

@@ -181,9 +181,9 @@ class HarmonyReader(ToolCallReader):
             yield from self._read_words(self._say_until(AFTER_BODY))
 
     def _read_header(self) -> Steps[str | None]:
-        """Returns the header of a message. Returns None if no header comes next. In this case the
-        recorded text becomes content, unless it is a header that the end of the answer has cut
-        off."""
+        """Reads the header of a message and returns it. If the text turns out not to be a complete
+        header, returns None and adds the text to the content of the answer. The beginning of a
+        header at the end of the answer is dropped instead."""
         text, parts = self._text, list[str]()
         while mark := (yield from text.until(MARKERS, parts.append, _ignore)):
             if mark == START and "".join(parts).strip():

@@ -91,13 +91,6 @@ def suspect(held: Sequence[Request], *, is_by_itself: bool) -> None:
         request.n_deaths += is_by_itself
 
 
-def note_late(held: Sequence[Request], *, is_by_itself: bool) -> None:
-    """Notes the requests that were in flight in a pipeline that was given up because it was late.
-    None of them is a suspect. `is_by_itself` is not used."""
-    for request in held:
-        request.was_late = True
-
-
 def verdict(request: Request) -> str | None:
     """Returns the reason, for people to read, why a request ends with the loss of a pipeline; None
     if the request goes on."""

@@ -1,9 +1,9 @@
 """Preemption: a running request gives up its memory, or its place in batches, for another request.
 
 A preempted request waits again, with all its tokens, and is computed again when it is next
-admitted. The paper never preempts. Here there are two reasons, each in a file of its own: memory
-that was promised twice (`for_memory.py`), and clients that have less than their share
-(`for_fairness.py`).
+admitted. The paper never preempts. Here there are three reasons, each in a file of its own: memory
+that was promised twice (`for_memory.py`), clients that have less than their share
+(`for_fairness.py`), and a pipeline that is to end (`for_departure.py`).
 """
 
 from collections.abc import Callable, Collection, Sequence

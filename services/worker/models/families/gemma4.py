@@ -31,7 +31,7 @@ from services.worker.models.config import (
     require,
 )
 from services.worker.models.decoder_layers import MLP, Embedding, Head, Layer, NoNorm, Norm
-from services.worker.models.families.gemma3n import SharedKVConfig, SharedKVStage
+from services.worker.models.families.shared_kv import SharedKVConfig, SharedKVStage
 from services.worker.models.layer_forms import SandwichLayer
 from services.worker.models.normed_attention import Projected
 from services.worker.models.per_layer_inputs import HeadWithoutInputs, PerLayerGate, PerLayerTable

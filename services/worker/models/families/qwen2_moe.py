@@ -12,6 +12,7 @@ from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import MLP, Attention, GatedMLP
 from services.worker.models.mixture import SharedExpert, read_experts
 from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.sparse_layers import SparseLayers
 from services.worker.models.weights import TensorSource
 
 # Defaults of `Qwen2MoeConfig` for missing keys.
@@ -20,7 +21,7 @@ _DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen2MoeConfig(RotaryConfig):
+class Qwen2MoeConfig(SparseLayers, RotaryConfig):
     """Counterpart of Hugging Face's `Qwen2MoeConfig`."""
 
     architecture = "Qwen2MoeForCausalLM"
@@ -39,8 +40,6 @@ class Qwen2MoeConfig(RotaryConfig):
         default=5632, metadata={"alias": "shared_expert_intermediate_size"}
     )
     normalises: bool = field(default=False, metadata={"alias": "norm_topk_prob"})
-    sparse_step: PositiveInt = field(default=1, metadata={"alias": "decoder_sparse_step"})
-    dense_layers: tuple[int, ...] = field(default=(), metadata={"alias": "mlp_only_layers"})
 
     def check(self) -> None:
         super().check()
@@ -52,10 +51,6 @@ class Qwen2MoeConfig(RotaryConfig):
     @property
     def layer_windows(self) -> Sequence[int | None]:
         return self.windows
-
-    def is_sparse(self, index: int) -> bool:
-        """Whether layer `index` has experts instead of one MLP."""
-        return index not in self.dense_layers and (index + 1) % self.sparse_step == 0
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from services.worker.models.decoder_layers import MLP
 from services.worker.models.families.qwen3 import QwenHeadNormStage
 from services.worker.models.mixture import read_experts
 from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.sparse_layers import SparseLayers
 from services.worker.models.weights import TensorSource
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3MoeConfig(RotaryConfig):
+class Qwen3MoeConfig(SparseLayers, RotaryConfig):
     """Counterpart of Hugging Face's `Qwen3MoeConfig`."""
 
     architecture = "Qwen3MoeForCausalLM"
@@ -32,8 +33,6 @@ class Qwen3MoeConfig(RotaryConfig):
     n_chosen: PositiveInt = field(metadata={"alias": "num_experts_per_tok"})
     expert_size: PositiveInt = field(metadata={"alias": "moe_intermediate_size"})
     normalises: bool = field(default=False, metadata={"alias": "norm_topk_prob"})
-    sparse_step: PositiveInt = field(default=1, metadata={"alias": "decoder_sparse_step"})
-    dense_layers: tuple[int, ...] = field(default=(), metadata={"alias": "mlp_only_layers"})
 
     def check(self) -> None:
         super().check()
@@ -45,10 +44,6 @@ class Qwen3MoeConfig(RotaryConfig):
     @property
     def layer_windows(self) -> Sequence[int | None]:
         return (self.window,) * self.n_layers
-
-    def is_sparse(self, index: int) -> bool:
-        """Whether layer `index` has experts instead of one MLP."""
-        return index not in self.dense_layers and (index + 1) % self.sparse_step == 0
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:

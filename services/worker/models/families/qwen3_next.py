@@ -37,6 +37,7 @@ from services.worker.models.layers import ColumnParallelLinear
 from services.worker.models.mixture import SharedExpert, read_experts
 from services.worker.models.rope import head_order
 from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.sparse_layers import SparseLayers
 from services.worker.models.weights import TensorSource
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
@@ -212,7 +213,7 @@ class HybridStage(RotaryStage):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3NextConfig(SparseHybridConfig):
+class Qwen3NextConfig(SparseLayers, SparseHybridConfig):
     """Counterpart of Hugging Face's `Qwen3NextConfig`."""
 
     architecture = "Qwen3NextForCausalLM"
@@ -221,12 +222,6 @@ class Qwen3NextConfig(SparseHybridConfig):
     n_experts: Count = field(default=512, metadata={"alias": "num_experts"})
     n_chosen: PositiveInt = field(default=10, metadata={"alias": "num_experts_per_tok"})
     normalises: bool = field(default=True, metadata={"alias": "norm_topk_prob"})
-    sparse_step: PositiveInt = field(default=1, metadata={"alias": "decoder_sparse_step"})
-    dense_layers: tuple[int, ...] = field(default=(), metadata={"alias": "mlp_only_layers"})
-
-    def is_sparse(self, index: int) -> bool:
-        """Whether layer `index` has experts instead of one MLP."""
-        return index not in self.dense_layers and (index + 1) % self.sparse_step == 0
 
 
 class Qwen3NextStage(HybridStage):

@@ -116,7 +116,8 @@ class BlockwiseMatrix(QuantisedMatrix):
         return values * self.tensor("weight.nested_absmax", outer)[places] + offset
 
     def _broken(self, what: str) -> CheckpointError:
-        """Returns the error that a tensor of this module is not as it must be."""
+        """Returns the error for a tensor of this module that the format does not allow. `what` has
+        the end of the tensor's name and what is wrong with the tensor."""
         return CheckpointError(f"{self._files}: {self._module}.{what}")
 
     @property

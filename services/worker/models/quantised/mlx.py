@@ -59,8 +59,9 @@ class MlxMatrix(QuantisedMatrix):
 
     @property
     def _shift(self) -> int:
-        """The number that is subtracted from unsigned numbers so that the largest ones fit into the
-        encoding of `GroupedMatrix`."""
+        """The number that is subtracted from each stored number. Numbers are stored without a sign,
+        and the largest ones of 4 and of 8 bits fit into a `GroupedMatrix` only when it is
+        subtracted."""
         return self.middle if self.form.bits in (4, 8) else 0
 
     def _numbers(self, rows: range, columns: range) -> Tensor:

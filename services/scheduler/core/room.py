@@ -1,0 +1,120 @@
+"""A pipeline as placement sees it, and the pipelines that may run a request.
+
+Two rules limit the choice of a pipeline, whatever room there is. A request stays on the build of
+workers that made its tokens, as long as a pipeline of this build could run it: another build may
+continue with other tokens. And a pipeline that drains admits a request only if no other pipeline
+may run it.
+"""
+
+from collections.abc import Collection, Hashable, Mapping
+from typing import Protocol
+
+from services.scheduler.core.request import Request
+
+
+class Room(Protocol):
+    """The part of a pipeline on which placement depends: its requests, and the room for others."""
+
+    @property
+    def running(self) -> Collection[Request]:
+        """The requests that the pipeline has admitted."""
+        ...
+
+    @property
+    def build(self) -> str:
+        """Name of the build of the pipeline's workers."""
+        ...
+
+    def fits_ever(self, request: Request) -> bool:
+        """Returns whether the pipeline could run a request if it had no other."""
+        ...
+
+    def has_room(self, request: Request, *, n_more: int, n_more_blocks: int = 0) -> bool:
+        """Returns whether the pipeline could admit a request now, and `n_more` others, which need
+        `n_more_blocks` blocks."""
+        ...
+
+    def n_blocks_for(self, request: Request) -> int:
+        """Returns how many blocks the pipeline would reserve for a request without a cache."""
+        ...
+
+    def n_uncached_tokens(self, request: Request) -> int:
+        """Returns how many tokens of a request the pipeline would have to compute."""
+        ...
+
+    def wake(self) -> None:
+        """Makes the pipeline select again, if it may send a batch."""
+        ...
+
+
+class Rooms:
+    """The rooms of all pipelines that serve, by pipeline."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[Hashable, Room] = {}
+        self._draining: dict[Hashable, bool] = {}  # whether the pipeline admits no request at all
+        self._are_alike = True  # whether each pipeline may run each request for which it has room
+
+    def __contains__(self, pipeline: Hashable) -> bool:
+        return pipeline in self._rooms
+
+    def __getitem__(self, pipeline: Hashable) -> Room:
+        return self._rooms[pipeline]
+
+    def __len__(self) -> int:
+        return len(self._rooms)
+
+    @property
+    def all(self) -> Mapping[Hashable, Room]:
+        """The rooms of all pipelines, by pipeline."""
+        return self._rooms
+
+    @property
+    def are_draining(self) -> bool:
+        """Whether any pipeline drains."""
+        return bool(self._draining)
+
+    def add(self, pipeline: Hashable, room: Room) -> None:
+        """Adds a pipeline that serves from now on."""
+        self._rooms[pipeline] = room
+        self._compare()
+
+    def remove(self, pipeline: Hashable) -> None:
+        """Removes a pipeline that serves no longer, if it ever did."""
+        self._rooms.pop(pipeline, None)
+        self._draining.pop(pipeline, None)
+        self._compare()
+
+    def drain(self, pipeline: Hashable, *, is_last: bool) -> None:
+        """Notes that a pipeline drains. With `is_last`, it admits no request from now on."""
+        self._draining[pipeline] = is_last
+        self._compare()
+
+    def eligible(self, request: Request) -> Mapping[Hashable, Room]:
+        """Returns the rooms of the pipelines that may run a request, whether they have room now or
+        not."""
+        if self._are_alike:
+            return self._rooms
+        fitting = {
+            one: room
+            for one, room in self._rooms.items()
+            if not self._draining.get(one) and room.fits_ever(request)
+        }
+        if request.generated_token_ids:
+            same = {one: room for one, room in fitting.items() if room.build == request.build}
+            fitting = same or fitting
+        staying = {one: room for one, room in fitting.items() if one not in self._draining}
+        return staying or fitting
+
+    def is_needed(self, pipeline: Hashable, waiting: Collection[Request]) -> bool:
+        """Returns whether a pipeline that drains must go on: no other pipeline stays, or a waiting
+        request may run in this pipeline only."""
+        if self._draining.get(pipeline):
+            return False
+        if all(one in self._draining for one in self._rooms):
+            return True
+        return any(pipeline in self.eligible(request) for request in waiting)
+
+    def _compare(self) -> None:
+        n_builds = len({room.build for room in self._rooms.values()})
+        self._are_alike = n_builds < 2 and not self._draining

@@ -1,0 +1,59 @@
+"""The drain of a pipeline, which begins when one of its workers is told to stop.
+
+The pipeline goes on without new requests, as far as there are other pipelines, until these have its
+requests. Shortly before the first of its workers must end, all requests that are left move at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from services.scheduler.pipeline.membership import Pipeline
+
+log = logging.getLogger(__name__)
+
+MARGIN_S = 3.0
+"""Seconds before the end of a worker at which the last requests of its pipeline move. The batches
+in flight have to return in this time."""
+
+
+class Drain:
+    """The workers of a pipeline that are leaving, and the time until the pipeline must end."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        on_leaving: Callable[[frozenset[str]], None],
+        on_last: Callable[[], None],
+    ) -> None:
+        """`on_leaving` is called with the addresses of the workers that are leaving, whenever there
+        is another one. `on_last` is called when the time is over."""
+        self._pipeline = pipeline
+        self._on_leaving = on_leaving
+        self._on_last = on_last
+        self._leaving: frozenset[str] = frozenset()
+        self._timers: list[asyncio.TimerHandle] = []
+
+    def note(self, stage_index: int, leaves_in_s: float) -> None:
+        """Notes that the worker of a stage is leaving, and ends in `leaves_in_s` at the latest.
+        Does nothing if the worker is known to be leaving."""
+        address = self._pipeline.members[stage_index].address
+        if address in self._leaving:
+            return
+        self._leaving |= {address}
+        log.info(
+            "epoch %d drains: stage %d at %s is leaving, within %.0f s",
+            self._pipeline.epoch,
+            stage_index,
+            address,
+            leaves_in_s,
+        )
+        loop = asyncio.get_running_loop()
+        self._timers.append(loop.call_later(max(0.0, leaves_in_s - MARGIN_S), self._on_last))
+        self._on_leaving(self._leaving)
+
+    def close(self) -> None:
+        """Stops the clock, since the pipeline has ended."""
+        for timer in self._timers:
+            timer.cancel()

@@ -1,0 +1,115 @@
+"""The workers from which the next pipeline may be formed.
+
+These are the workers that are in no pipeline. If all pipelines drain and there are too few such
+workers, the members of these pipelines that are not leaving are added: together with replacements
+for the leaving ones they make the next pipeline, which then takes over these members.
+"""
+
+from collections.abc import Collection, Sequence
+from itertools import count
+
+from services.scheduler.cluster.stages import StageDirectory
+from services.scheduler.pipeline.fit import Traits, traits_of
+from services.scheduler.pipeline.membership import Member, Pipeline
+
+
+class FreeWorkers:
+    """The directory of the workers from which the next pipeline may be formed."""
+
+    def __init__(self, stages: StageDirectory) -> None:
+        self._stages = stages
+        self._taken: dict[int, Pipeline] = {}
+        self._leaving: dict[int, frozenset[str]] = {}  # addresses, by pipelines that drain
+
+    @property
+    def n_stages(self) -> int:
+        """Number of stages of a pipeline."""
+        return self._stages.n_stages
+
+    @property
+    def n_staying(self) -> int:
+        """Number of pipelines that have been formed, have not ended and do not drain."""
+        return len(self._taken) - len(self._leaving)
+
+    @property
+    def are_taken(self) -> bool:
+        """Whether any pipeline has been formed and has not ended."""
+        return bool(self._taken)
+
+    @property
+    def n_free(self) -> int:
+        """Number of workers that are in no pipeline."""
+        return len(self._free())
+
+    def addresses(self) -> Sequence[str]:
+        """Returns the addresses of the workers from which the next pipeline may be formed, older
+        ones first."""
+        free = set(self._free())
+        yielding = set() if self.n_staying or len(free) >= self.n_stages else self._yielding()
+        return [it for it in self._stages.addresses() if it in free or it in yielding]
+
+    def is_serving(self, address: str) -> bool:
+        """Returns whether the worker at an address is in a pipeline."""
+        return any(address in _addresses(pipeline) for pipeline in self._taken.values())
+
+    def traits(self) -> Collection[Traits]:
+        """Returns the traits of the workers in pipelines, once for each build."""
+        return {traits_of(pipeline.first) for pipeline in self._taken.values()}
+
+    def names(self) -> list[str]:
+        """Returns the names of the workers in pipelines that are not among `addresses`."""
+        offered = set(self.addresses())
+        return [
+            member.description.name
+            for pipeline in self._taken.values()
+            for member in pipeline.members
+            if member.address not in offered
+        ]
+
+    @property
+    def pipelines(self) -> list[Pipeline]:
+        """The pipelines that have been formed and have not ended."""
+        return list(self._taken.values())
+
+    @property
+    def draining(self) -> list[Pipeline]:
+        """The pipelines among them that drain."""
+        return [self._taken[number] for number in self._leaving]
+
+    def next_number(self) -> int:
+        """Returns the smallest number that no pipeline has."""
+        return next(number for number in count() if number not in self._taken)
+
+    def take(self, pipeline: Pipeline) -> None:
+        """Removes the members of a pipeline from the free workers."""
+        self._taken[pipeline.number] = pipeline
+
+    def drain(self, pipeline: Pipeline, leaving: Collection[str]) -> None:
+        """Notes that a pipeline drains, because the workers at the addresses `leaving` are
+        leaving."""
+        self._leaving[pipeline.number] = frozenset(leaving)
+
+    def give_back(self, pipeline: Pipeline) -> None:
+        """Makes the members of a pipeline that has ended free again."""
+        del self._taken[pipeline.number]
+        self._leaving.pop(pipeline.number, None)
+
+    def pipelines_of(self, members: Sequence[Member]) -> list[Pipeline]:
+        """Returns the pipelines in which some of the members are."""
+        wanted = {member.address for member in members}
+        return [it for it in self._taken.values() if not wanted.isdisjoint(_addresses(it))]
+
+    def _free(self) -> list[str]:
+        return [it for it in self._stages.addresses() if not self.is_serving(it)]
+
+    def _yielding(self) -> set[str]:
+        """Returns the addresses of the workers in pipelines that drain which are not leaving."""
+        return {
+            address
+            for number, leaving in self._leaving.items()
+            for address in _addresses(self._taken[number]) - leaving
+        }
+
+
+def _addresses(pipeline: Pipeline) -> set[str]:
+    return {member.address for member in pipeline.members}
