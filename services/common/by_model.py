@@ -5,7 +5,8 @@
 
 The values are separated by commas, or the command-line option is given several times. A name does
 not begin with `/`, `.` or `~`, and has no `=`. So a path of a directory whose name has an `=` is
-written as `./DIRECTORY`.
+written as `./DIRECTORY`. A comma separates only if `NAME=`, `/`, `.` or `~` follows it: addresses
+of gRPC have commas, too.
 """
 
 import re
@@ -18,7 +19,7 @@ from pydantic_settings import NoDecode
 Value = TypeVar("Value")
 
 _NAMED = re.compile(r"(?P<name>[^=,\s/.~][^=,\s]*)=(?P<value>.*)", re.DOTALL)
-_NEXT_NAME = re.compile(r",(?=[^=,\s/.~][^=,\s]*=)")
+_SEPARATOR = re.compile(r",(?=[/.~]|[^=,\s/.~][^=,\s]*=)")
 
 
 def _pairs_in(value: object) -> object:
@@ -28,7 +29,7 @@ def _pairs_in(value: object) -> object:
     items = value if isinstance(value, list | tuple) else (value,)
     pairs: list[object] = []
     for item in items:
-        texts = _NEXT_NAME.split(item) if isinstance(item, str) else (item,)
+        texts = _SEPARATOR.split(item) if isinstance(item, str) else (item,)
         pairs += [_pair(text) for text in texts]
     return tuple(pairs)
 

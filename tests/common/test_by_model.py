@@ -36,6 +36,11 @@ def test_addresses_with_commas_belong_to_their_model() -> None:
     assert pairs == (("a", "ipv4:10.0.0.1:5,10.0.0.2:5"), ("b", "host:1"))
 
 
+@pytest.mark.parametrize("path", ["/b", "./b", "~/b"])
+def test_a_path_after_a_comma_is_another_value(path: str) -> None:
+    assert TEXTS.validate_python(f"a=/a,{path}") == (("a", "/a"), ("", path))
+
+
 def test_a_value_for_one_model_comes_before_that_for_all() -> None:
     pairs = TEXTS.validate_python("plain,b=special")
     assert (value_for("a", pairs), value_for("b", pairs)) == ("plain", "special")
