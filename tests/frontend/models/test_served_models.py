@@ -163,8 +163,8 @@ async def test_every_route_calls_the_model_that_the_request_names(tmp_path: Path
             ).json()
             assert tuple(tokens["tokens"]) == it.tokenizers[name].to_tokens("hello")
             assert tokens["max_model_len"] == (BIG_CONTEXT if name == "big" else SMALL_CONTEXT)
-            text = await it.http.post("/detokenize", json={"tokens": [5, 6], "model": name})
-            assert text.json()["prompt"] == it.tokenizers[name].to_text([5, 6])
+            back = await it.http.post("/detokenize", json={"tokens": [5, 6], "model": name})
+            assert back.json()["prompt"] == it.tokenizers[name].to_text([5, 6])
 
 
 async def test_each_model_has_its_own_limits(tmp_path: Path) -> None:
