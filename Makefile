@@ -7,6 +7,7 @@ BIN    := $(VENV)/bin
 CHECKOV := $(VENV)/checkov/bin/checkov
 PHOENIX := $(VENV)/phoenix/bin/phoenix
 UV     := $(VENV)/uv/bin/uv
+WEBSITE := $(VENV)/website/.installed
 PAGE   := tests/browser
 PAGE_TOOLS := $(PAGE)/node_modules/.installed
 CLIENTS := $(VENV)/clients/.installed $(VENV)/sdks/.installed $(VENV)/aider/.installed
@@ -20,7 +21,7 @@ PROTOS := $(wildcard protos/orcinus/v1/*.proto)
 # The public contract, with all that it imports, as it is and as it was when the baseline was written.
 PUBLIC_PROTO   := $(BIN)/buf build --path protos/orcinus/v1/inference.proto
 PROTO_BASELINE := protos/baseline.txtpb
-SOURCES := services simulator kernels benchmarks clients examples models tests
+SOURCES := services simulator kernels benchmarks clients examples models website tests
 
 # Tests that stand side by side stay in one worker, so that most systems that they share start once. Each worker takes
 # half a minute of a processor to begin.
@@ -114,7 +115,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status $(call workload,frontend) --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-llama-cpp test-real real-model check fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-llama-cpp test-real real-model check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -123,10 +124,10 @@ help:  ## Print this help
 
 setup: $(VENV)/.installed $(VENV)/.native  ## Make the virtual environment in .venv, with everything in it
 
-run: setup  ## Serve MODEL (models/demo) on this machine; ARGS="--stages 2 …" goes to services.local
+run: $(VENV)/.serves $(VENV)/.native  ## Serve MODEL (models/demo) on this machine; ARGS="--stages 2 …" goes to services.local
 	@exec $(BIN)/python -m services.local --model $(MODEL) $(ARGS)
 
-tune: setup  ## Find the best settings for MODEL on this machine, in three minutes; ARGS="--tpot-p99-s 0.1 …"
+tune: $(VENV)/.serves $(VENV)/.native  ## Find the best settings for MODEL on this machine, in three minutes; ARGS="--tpot-p99-s 0.1 …"
 	@exec $(BIN)/python -m services.tune --model $(MODEL) $(ARGS)
 
 ##@ Changing it
@@ -205,7 +206,7 @@ $(LLAMA_CPP):
 	mv $(LLAMA_CPP).new/*/vendor/llama.cpp $(LLAMA_CPP)
 	rm -r $(LLAMA_CPP).new
 
-check: fmt-check lint page-lint proto-breaking types layers manifests native test test-thorough test-triton test-sanitizers  ## What CI runs: format, lint, types, layers, manifests, tests
+check: fmt-check lint page-lint proto-breaking types layers manifests native docs test test-thorough test-triton test-sanitizers  ## What CI runs: format, lint, types, layers, manifests, tests
 	$(MAKE) test-faults FAULTS_N=8
 	$(MAKE) fuzz FUZZ_N=2000 STRICT=1
 	$(MAKE) test-hostile
@@ -241,6 +242,13 @@ types: setup  ## Check the types, strictly
 
 layers: setup  ## Check that imports point one way
 	$(BIN)/lint-imports --no-cache
+
+# Material's authors announce on each build what MkDocs plans for its next version. Ours is pinned.
+docs: setup $(WEBSITE)  ## Build the documentation as a site into build/site, and check all its links
+	rm -rf build/website
+	$(BIN)/python -m website.reference build/website
+	NO_MKDOCS_2_WARNING=1 $(VENV)/website/bin/python -m mkdocs build --quiet --strict --config-file website/mkdocs.yml
+	@echo 'build/site/index.html'
 
 manifests: setup $(CHECKOV)  ## Check the manifests by checkov's rules; `make test` holds them to schemas and our own
 	$(BIN)/python -m tests.k8s.manifests $(VENV)/manifests
@@ -347,6 +355,8 @@ locks: $(UV)  ## Write requirements/: what the images install, by version (const
 	$(UV) pip compile --quiet --custom-compile-command 'make locks' --generate-hashes --no-annotate --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_28 tests/real/clients.in --output-file tests/real/clients.txt \
 	  $$(sed -nE 's/^((torch|triton|nvidia-|cuda-)[a-z0-9-]*)==.*/--no-emit-package \1/p' requirements/worker-cuda.txt)
+	$(UV) pip compile --quiet --custom-compile-command 'make locks' --generate-hashes --no-annotate --python-version 3.11 \
+	  --universal website/requirements.in --output-file website/requirements.txt
 	for name in sdks aider; do $(UV) pip compile --quiet --custom-compile-command 'make locks' --generate-hashes --no-annotate \
 	  --python-version 3.11 --python-platform x86_64-manylinux_2_28 tests/real/$$name.in --output-file tests/real/$$name.txt; done
 
@@ -355,19 +365,21 @@ clean:  ## Remove everything that can be made again
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Orcinus needs Python 3.11 or newer; set PYTHON=…") if sys.version_info < (3, 11) else None'
-	@echo 'Once, this makes .venv: it fetches PyTorch and some 120 packages, 0.6 GB without CUDA, which takes 2.5 GB on the'
-	@echo 'disk, and then compiles kernels. That is two to ten minutes, by the connection. Later calls start at once.'
-	@echo '$(PYTHON) -m venv $(VENV)'; $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	@echo 'Once, this makes .venv: it fetches PyTorch and other packages, and compiles kernels. That is two to ten minutes, by'
+	@echo 'the connection and the processors. Later calls start at once.'
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo '$(VENV) could not be made. Python needs its modules venv and ensurepip for that (Debian: apt-get install python3-venv)'; exit 1; }
 
 $(VENV)/.protos: $(PROTOS) constraints.txt | $(BIN)/python
 	@$(BIN)/python -c 'import grpc_tools' 2>/dev/null || $(BIN)/pip install --quiet -c constraints.txt grpcio-tools
-	rm -rf protos/gen && mkdir -p protos/gen
-	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos/gen --pyi_out=protos/gen --grpc_python_out=protos/gen $(PROTOS)
+	@echo 'Generating the code of the wire contracts'
+	@rm -rf protos/gen && mkdir -p protos/gen
+	@$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos/gen --pyi_out=protos/gen --grpc_python_out=protos/gen $(PROTOS)
 	@touch $@
 
 # Where there is no compiler, PyTorch's operations are used.
 $(VENV)/.native: kernels/build.py $(wildcard kernels/native/src/*) | $(BIN)/python
+	@echo 'Compiling the native kernels'
 	@if CXX='$(CXX)' $(BIN)/python kernels/build.py; then touch $@; \
 	else echo 'PyTorch'"'"'s operations are used instead. Native ones need g++ 12 or newer (Debian: apt-get install g++)'; fi
 
@@ -393,15 +405,28 @@ $(UV): | $(BIN)/python
 	$(PYTHON) -m venv $(@D:/bin=)
 	$(@D)/pip install --quiet uv==0.13.9
 
+$(WEBSITE): website/requirements.txt | $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) $(@D)
+	$(UV) pip sync --quiet --require-hashes --python $(@D) $<
+	@touch $@
+
 # Licensed under Elastic 2.0: a tool of tests, that nothing of ours imports, contains or is delivered with.
 $(PHOENIX): | $(UV)
 	$(UV) venv --quiet --clear --python $(PYTHON) $(@D:/bin=)
 	$(UV) pip install --quiet --python $(@D:/bin=) arize-phoenix==20.26.1
 
+# What serving needs is less than half of what everything needs, which has it too.
 # TORCH_INDEX counts here only where it is given: `TORCH_INDEX=` takes PyTorch from the index of everything else.
-$(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt requirements/install.sh $(VENV)/.protos
-	@BIN=$(BIN) $(if $(filter-out file,$(origin TORCH_INDEX)),TORCH_INDEX='$(TORCH_INDEX)') requirements/install.sh
+INSTALL = @BIN=$(BIN) $(if $(filter-out file,$(origin TORCH_INDEX)),TORCH_INDEX='$(TORCH_INDEX)') requirements/install.sh
+WHAT_IS_INSTALLED := pyproject.toml clients/python/pyproject.toml constraints.txt requirements/install.sh
+
+$(VENV)/.serves: $(WHAT_IS_INSTALLED) $(VENV)/.protos
+	$(INSTALL) local
 	@touch $@
+
+$(VENV)/.installed: $(WHAT_IS_INSTALLED) $(VENV)/.protos
+	$(INSTALL) dev
+	@touch $(VENV)/.serves $@
 
 # What checks the page, by its lock file. The page itself needs nothing of it: its library lies in its folder.
 $(PAGE_TOOLS): $(PAGE)/package-lock.json

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# requirements/install.sh: installs what .venv needs, as `make setup` has it done, and says what it fetches meanwhile.
+# requirements/install.sh EXTRA: installs what .venv needs, and says what it fetches meanwhile. EXTRA is `local` for what
+# serving needs, as `make run` calls it, or `dev` for everything, as `make setup` does.
 #
 #   BIN          the virtual environment's bin
 #   TORCH_INDEX  a pip index for PyTorch; empty for the one of everything else. When not set, this looks by itself: PyTorch
@@ -9,6 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=${BIN:-.venv/bin}
 cpu_index=${CPU_INDEX:-https://download.pytorch.org/whl/cpu}
+extra=${1:?local or dev}
 wanted=$(sed -n 's/^torch==//p' constraints.txt)
 
 is_installed() {
@@ -48,6 +50,14 @@ fi
 is_installed || is_in_a_folder ||
   echo "PyTorch $wanted comes from pip's usual index: where its build is the one with CUDA, that is 2.5 GB more."
 
-echo 'Other packages, some 120 of them, 0.4 GB:'
-"$bin/pip" install -c constraints.txt -e '.[dev]' -e clients/python |
-  awk '/^ *Downloading .*\.whl \([0-9.]+ [MG]B\)/ { gsub(/\.whl|[()]/, ""); print "  " $2 "  " $3 " " $4; fflush() }'
+case $extra in
+  local) parts=(-e '.[local]') others='some 80 of them' ;;
+  dev) parts=(-e '.[dev]' -e clients/python) others='some 160 of them, most of them for tests' ;;
+  *) echo "install.sh: local or dev, not $extra" >&2; exit 1 ;;
+esac
+echo "Other packages, $others; those of 10 MB or more:"
+"$bin/pip" install -c constraints.txt "${parts[@]}" |
+  awk '/^ *Downloading .*\.whl \([0-9.]+ [MG]B\)/ {
+    gsub(/\.whl|[()]/, "")
+    if ($3 >= 10 || $4 == "GB") { print "  " $2 "  " $3 " " $4; fflush() }
+  }'

@@ -1,11 +1,12 @@
-"""The engine in virtual time: runs requests through a scheduler and a pipeline of known costs.
+"""The engine in virtual time: runs requests through schedulers and pipelines of known costs.
 
 arrival or result → submit or apply → select while batches may be sent → stages, one after the other
 
 The engine does the work of the serving loop, the engine master and the ranks. At each point in
 time, arrivals are submitted, then results are applied, and after each event batches are sent.
-Sampled tokens have no meaning here: a request ends after the number of tokens in its trace. Prompt
-tokens have a meaning only where requests may share prefixes.
+Usually there is one scheduler with one pipeline. A `Site` has several of them side by side, each
+with a pipeline of its own. Sampled tokens have no meaning here: a request ends after the number of
+tokens in its trace. Prompt tokens have a meaning only where requests may share prefixes.
 """
 
 from array import array
@@ -14,13 +15,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count, groupby
-from typing import Protocol
+from typing import NamedTuple
 
-from services.scheduler.core.batch import Batch, Update
+from services.scheduler.core.batch import Batch
 from services.scheduler.core.clients.accounts import AccountUse
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from simulator.costs import Costs
 from simulator.outcome import Outcome, RequestTimes
+from simulator.site import Alone, Scheduling, Site
 from simulator.virtual_clock import VirtualClock
 from simulator.virtual_pipeline import VirtualPipeline
 from simulator.workload import Lengths
@@ -66,26 +68,11 @@ def arrivals_of(lengths: Sequence[Lengths], times_s: Sequence[float]) -> list[Ar
     ]
 
 
-class Scheduling(Protocol):
-    """The methods of a `Scheduler` that the engine calls; schedulers of baselines have these
-    methods, too."""
+class Returned(NamedTuple):
+    """A batch that has returned, and the index of its pipeline."""
 
-    @property
-    def n_reserved_slots(self) -> int:
-        """Number of K/V slots that requests have reserved."""
-
-    def submit(self, request: Request) -> None:
-        """Puts a request into the pool."""
-
-    def select(self) -> Batch | None:
-        """Returns the next batch to run; None if no request can run or enough batches are in
-        flight."""
-
-    def take_preempted(self) -> Sequence[Request]:
-        """Returns the requests that were preempted since the last call."""
-
-    def apply(self, iteration: int, token_ids: Sequence[int]) -> Sequence[Update]:
-        """Takes the tokens of a batch, one for each sampled span in order."""
+    pipeline: int
+    batch: Batch
 
 
 class Simulation:
@@ -93,20 +80,21 @@ class Simulation:
 
     def __init__(
         self,
-        scheduler: Scheduling,
+        scheduler: Scheduling | Site,
         costs: Costs,
         arrivals: Sequence[Arrival],
         *,
         clock: VirtualClock | None = None,
     ) -> None:
-        """Creates a run. `scheduler` is new; its `pipeline_depth` and `token_hand_off` should fit
-        the number of stages. `clock` must be given if the scheduler reads that clock."""
+        """Creates a run of one scheduler, or of a site with several schedulers, whose pipelines
+        have equal costs. Schedulers are new; their `pipeline_depth` and `token_hand_off` should fit
+        the number of stages. `clock` must be given if a scheduler reads that clock."""
         self.clock = VirtualClock() if clock is None else clock
         """The virtual time."""
         self.progress: list[tuple[int, float]] = []
         """For each iteration that has returned: the number of tokens of prompts and outputs that
         were computed so far, and the time of the return."""
-        self._scheduler = scheduler
+        self._site: Site = scheduler if isinstance(scheduler, Site) else Alone(scheduler)
         self._costs = costs
         self.arrivals = sorted(arrivals, key=lambda arrival: arrival.time_s)
         """The requests, in the order of their times of arrival."""
@@ -115,11 +103,12 @@ class Simulation:
         self._last_token_s: dict[Request, float] = {}
         self._gaps_s = array("d")
         self._ended: list[RequestTimes] = []
-        self._pipeline = VirtualPipeline(costs)
-        self._results: list[tuple[float, int, Batch]] = []  # a heap, by the times of return
+        self._pipelines = [VirtualPipeline(costs) for _ in self._site.schedulers]
+        self._results: list[tuple[float, int, Returned]] = []  # a heap, by the times of return
         self._order = count()
-        self._n_computed = 0
+        self._n_computed = self._n_submitted = 0
         self._n_output = self._n_iterations = self._n_spans = self._max_reserved_slots = 0
+        self._n_reserved_slots = [0] * len(self._pipelines)
 
     def run(self, until_s: float = NEVER_S) -> Outcome:
         """Runs until all requests have ended, or until `until_s`; returns the outcome.
@@ -136,11 +125,13 @@ class Simulation:
             self.clock.now_s = event_s
             if event:
                 end_s = event_s
-            if isinstance(event, Batch):
-                self._return(event)
-            else:
+            if isinstance(event, Returned):
+                self._return(*event)
+            elif event:
                 for arrival in event:
                     self._submit(arrival)
+            else:
+                self._site.woken.update(dict.fromkeys(range(len(self._pipelines))))
             self._send_batches()
         duration_s = max(end_s - start_s, 1e-12)
         return Outcome(
@@ -150,11 +141,13 @@ class Simulation:
             n_iterations=self._n_iterations,
             mean_batch_size=self._n_spans / max(1, self._n_iterations),
             max_reserved_slots=self._max_reserved_slots,
-            busy=tuple(busy_s / duration_s for busy_s in self._pipeline.busy_s),
+            busy=tuple(
+                busy_s / duration_s for pipeline in self._pipelines for busy_s in pipeline.busy_s
+            ),
             gaps_s=self._gaps_s,
         )
 
-    def _events(self) -> Iterator[tuple[float, Batch | Sequence[Arrival]]]:
+    def _events(self) -> Iterator[tuple[float, "Returned | Sequence[Arrival]"]]:
         """Yields events with their times, in the order of time. An event is all arrivals at one
         time, a returned batch, or an empty sequence where a waiter is only woken."""
         coming = deque(
@@ -168,8 +161,8 @@ class Simulation:
             if arrival_s <= min(result_s, wake_s) and coming:
                 yield coming.popleft()
             elif result_s <= wake_s and self._results:
-                _, _, batch = heappop(self._results)
-                yield result_s, batch
+                _, _, returned = heappop(self._results)
+                yield result_s, returned
             elif wake_s < NEVER_S:
                 self.clock.take_wake()
                 yield wake_s, ()
@@ -177,32 +170,40 @@ class Simulation:
                 return
 
     def _submit(self, arrival: Arrival) -> None:
-        request = arrival.request(len(self._of))
+        request = arrival.request(self._n_submitted)
+        self._n_submitted += 1
         self._of[request] = arrival
-        self._scheduler.submit(request)
+        self._site.submit(request)
 
     def _send_batches(self) -> None:
-        while (batch := self._scheduler.select()) is not None:
-            self._scheduler.take_preempted()
-            result_s = self._pipeline.send(batch, self.clock.now_s)
-            heappush(self._results, (result_s, next(self._order), batch))
-            self._n_iterations += 1
-            self._n_spans += len(batch.spans)
-        n_reserved = self._scheduler.n_reserved_slots
-        self._max_reserved_slots = max(self._max_reserved_slots, n_reserved)
+        """Lets the schedulers that were woken select, until none has a batch to send."""
+        woken = self._site.woken
+        while woken:
+            index = next(iter(woken))
+            del woken[index]
+            scheduler = self._site.schedulers[index]
+            while (batch := scheduler.select()) is not None:
+                scheduler.take_preempted()
+                result_s = self._pipelines[index].send(batch, self.clock.now_s)
+                heappush(self._results, (result_s, next(self._order), Returned(index, batch)))
+                self._n_iterations += 1
+                self._n_spans += len(batch.spans)
+            self._n_reserved_slots[index] = scheduler.n_reserved_slots
+        self._max_reserved_slots = max(self._max_reserved_slots, sum(self._n_reserved_slots))
 
-    def _return(self, batch: Batch) -> None:
+    def _return(self, index: int, batch: Batch) -> None:
         now_s = self.clock.now_s
         self._n_computed += batch.n_tokens
         self.progress.append((self._n_computed, now_s))
         token_ids = [self._token_of(span.request) for span in batch.spans if span.is_sampled]
-        for update in self._scheduler.apply(batch.iteration, token_ids):
+        for update in self._site.schedulers[index].apply(batch.iteration, token_ids):
             request = update.request
             if update.token_id is not None:
                 self._n_output += 1
                 self._note_token(request, now_s)
             if update.finish_reason is not None:
                 self._end(request)
+        self._site.woken[index] = None
 
     def _note_token(self, request: Request, now_s: float) -> None:
         if request in self._last_token_s:
@@ -212,19 +213,25 @@ class Simulation:
         self._last_token_s[request] = now_s
 
     def _token_of(self, request: Request) -> int:
-        """Returns the next token of a request: the stop token if this is the last one."""
+        """Returns the next token of a request: the stop token if this is the last one. The token of
+        a request that has ended has no meaning."""
+        arrival = self._of.get(request)
+        if arrival is None:
+            return A_TOKEN
         n_generated = len(request.generated_token_ids)
-        return STOP_TOKEN if n_generated + 1 >= self._of[request].n_output else A_TOKEN
+        return STOP_TOKEN if n_generated + 1 >= arrival.n_output else A_TOKEN
 
     def _end(self, request: Request) -> None:
-        arrival = self._of[request]
+        arrival = self._of.pop(request)
+        del self._last_token_s[request]
         delay_s = self._costs.request_s
         self._ended.append(
             RequestTimes(
                 arrival_s=arrival.time_s,
-                first_token_s=self._first_token_s[request] + delay_s,
+                first_token_s=self._first_token_s.pop(request) + delay_s,
                 end_s=self.clock.now_s + delay_s,
                 n_output=arrival.n_output,
+                n_prompt=arrival.n_prompt,
                 account=None if arrival.account is None else arrival.account.name,
             )
         )

@@ -18,6 +18,8 @@ class RequestTimes:
     n_output: int
     account: str | None = None
     """Name of the request's account; None if the request has no account."""
+    n_prompt: int = 0
+    """Number of tokens of the prompt; 0 if the number is not known."""
 
     @property
     def ttft_s(self) -> float:

@@ -21,8 +21,9 @@ class VirtualPipeline:
         """Runs a batch that was selected at `now_s` through all stages; returns the time at which
         the batch's tokens are applied."""
         costs = self._costs
+        columns = batch.columns
         work = IterationWork.of(
-            (span.start_position, span.n_tokens, span.is_sampled) for span in batch.spans
+            zip(columns.start_positions, columns.n_tokens, columns.is_sampled, strict=True)
         )
         ready_s = now_s + costs.plan_s
         for index in range(costs.n_stages):

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = "requirements/install.sh"
 VERSION = "9.8.7"
 REST = "install -c constraints.txt -e .[dev] -e clients/python"
+TO_SERVE = "install -c constraints.txt -e .[local]"
 DRY = f"install --quiet --dry-run --no-index --no-deps torch=={VERSION}"
 
 PIP = """#!/bin/sh
@@ -28,6 +29,7 @@ esac
 echo 'Collecting numpy'
 echo '  Downloading numpy-2.4.6-cp311.whl (16.7 MB)'
 echo '  Downloading tiny-1.0-py3.whl (12 kB)'
+echo '  Downloading middling-1.0-py3.whl (2.5 MB)'
 exit {rest_status}
 """
 PYTHON = """#!/bin/sh
@@ -61,6 +63,7 @@ class Machine:
         gpus: str = "",
         index_status: int = 0,
         rest_status: int = 0,
+        extra: str = "dev",
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:
         """Runs the script."""
@@ -79,7 +82,7 @@ class Machine:
             (self._root / "bin" / name).chmod(0o755)
         bin_ = str(self._root / "bin")
         return subprocess.run(
-            [str(self._root / SCRIPT)],
+            [str(self._root / SCRIPT), extra],
             env={"PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}", "BIN": bin_, **variables},
             capture_output=True,
             text=True,
@@ -171,10 +174,19 @@ def test_an_empty_index_is_that_of_everything_else(machine: Machine, index: str)
     assert set(machine.calls()) == {DRY, REST}
 
 
+def test_serving_needs_less_than_everything(machine: Machine) -> None:
+    assert machine.install(is_installed=True, extra="local").returncode == 0
+    assert machine.calls() == [TO_SERVE]
+    unknown = machine.install(is_installed=True, extra="loca")
+    assert unknown.returncode == 1
+    assert "local or dev, not loca" in unknown.stderr
+
+
 def test_large_packages_are_named_and_failures_pass_on(machine: Machine) -> None:
     done = machine.install(is_installed=True)
     assert "  numpy-2.4.6-cp311  16.7 MB" in done.stdout.splitlines()
     assert "tiny" not in done.stdout
+    assert "middling" not in done.stdout
     assert machine.install(is_installed=True, rest_status=1).returncode == 1
 
 
@@ -214,9 +226,27 @@ def programs(directory: Path, **texts: str) -> Path:
         pytest.param(["TORCH_INDEX=http://x"], "TORCH_INDEX='http://x' requirements", id="given"),
     ],
 )
-def test_make_passes_an_index_on_only_where_it_is_given(arguments: list[str], given: str) -> None:
-    done = make("--dry-run", "--always-make", ".venv/.installed", *arguments)
-    assert given in done.stdout
+@pytest.mark.parametrize(("target", "extra"), [(".serves", "local"), (".installed", "dev")])
+def test_make_passes_an_index_on_only_where_it_is_given(
+    arguments: list[str], given: str, target: str, extra: str
+) -> None:
+    done = make("--dry-run", "--always-make", f".venv/{target}", *arguments)
+    [line] = [line for line in done.stdout.splitlines() if "install.sh" in line]
+    assert given in line
+    assert line.endswith(f"install.sh {extra}")
+
+
+def test_make_run_installs_what_serving_needs_and_nothing_after_a_setup(tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    for name in ("bin/python", ".protos", ".native"):
+        (venv / name).touch()
+    lines = make("--dry-run", "run", f"VENV={venv}").stdout.splitlines()
+    assert [line.rpartition(" ")[2] for line in lines if "install.sh" in line] == ["local"]
+    (venv / ".serves").touch()
+    (venv / ".installed").touch()
+    assert "install.sh" not in make("--dry-run", "run", f"VENV={venv}").stdout
+    assert "install.sh" not in make("--dry-run", "setup", f"VENV={venv}").stdout
 
 
 def test_a_virtual_environment_that_could_not_be_made_is_not_there_next_time(

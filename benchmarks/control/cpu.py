@@ -2,16 +2,23 @@
 
     python -m benchmarks.control.cpu
     python -m benchmarks.control.cpu --streams 256 1024 --json FILE
+    python -m benchmarks.control.cpu --pipelines 16 --streams 1024 --iteration-ms 30 --slowdown 6
 
 Runs a whole local system on real sockets whose rank computes nothing. The rank sleeps for the time
 of a model, so that iterations have realistic batches, and samples fixed tokens. Clients stream the
 paper's mixed trace. On a machine whose cores are all used by the model, every 100 us of control for
 a token are taken from the model.
 
-With `--streams`, the given number of streams run side by side, all in one batch, and generate
-`--tokens-per-s` together. A stream is a series of requests, each with an answer of 64 to 192
-tokens. With `--endless` each stream is a single long request, so that the cost of beginning and
-ending requests does not count.
+With `--streams`, the given number of streams run side by side, in one batch for each of the
+`--pipelines`, and generate `--tokens-per-s` together. A stream is a series of requests, each with
+an answer of 64 to 192 tokens. With `--endless` each stream is a single long request, so that the
+cost of beginning and ending requests does not count.
+
+With `--iteration-ms`, iterations take this time, and the report adds the part of a core that each
+process would need. All processes of a large system may need more processors than the machine has.
+Then `--slowdown` makes all iterations longer by a factor, and the report multiplies the processor
+time of a token with the number of tokens without this factor. Work that does not depend on tokens
+counts too much then, since it takes the same time in each second.
 
 Processor time hardly depends on other work on the machine. So two versions can be compared by
 processor time where throughput would be too noisy.
@@ -21,10 +28,9 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -32,143 +38,22 @@ from typing import Any, Self
 import grpc.aio
 import httpx
 import numpy as np
-import psutil
 import uvloop
 
 from benchmarks import machine, workload
-from benchmarks.control.null_rank import COMPUTE_MS
+from benchmarks.control.null_plane import Plane, Used, null_plane
 from benchmarks.records import RequestRecord
 from benchmarks.serving import load
 from benchmarks.serving.grpc_client import GrpcClient
 from benchmarks.serving.openai_client import OpenAIClient
 from services.common import semconv
-from services.local.child import Child
 
-HOST = "127.0.0.1"
-COMMON = ("--log-level=ERROR",)
-"""Settings of all processes of a plane."""
 VOCAB_SIZE = 1000  # the null rank's
 PROMPT_TOKENS = 16  # of each of the concurrent streams
 MIN_ITERATION_S = 0.005
+TIMEOUT_S = 60.0  # of a sample, on a machine with other work
 SAMPLE_S = 1.0  # a sample of the metrics takes the scheduler 5 ms
 GENERATED = re.compile(f"^{semconv.GENERATION_TOKENS} (\\S+)", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Plane:
-    """A running control plane: its addresses and its processes by their names."""
-
-    http: str
-    grpc: str
-    scheduler: str
-    metrics: str
-    """URL of the scheduler's metrics."""
-    processes: dict[str, psutil.Process]
-
-    def used(self) -> dict[str, "Used"]:
-        """Returns the processor time used so far by each process of the plane, and by this
-        process."""
-        processes = {**self.processes, "client": psutil.Process()}
-        return {name: Used.by(process) for name, process in processes.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Used:
-    """Processor time in seconds, the kernel's part of that time, and the number of voluntary
-    context switches of a process."""
-
-    cpu_s: float
-    kernel_s: float
-    n_sleeps: int
-
-    @classmethod
-    def by(cls, process: psutil.Process) -> Self:
-        """Returns the use of a process since it started."""
-        times = process.cpu_times()
-        return cls(times.user + times.system, times.system, process.num_ctx_switches().voluntary)
-
-    def since(self, before: "Used") -> "Used":
-        """Returns the difference from an earlier use of the process."""
-        return Used(
-            self.cpu_s - before.cpu_s,
-            self.kernel_s - before.kernel_s,
-            self.n_sleeps - before.n_sleeps,
-        )
-
-
-@contextlib.asynccontextmanager
-async def null_plane(
-    options: argparse.Namespace,
-    *,
-    compute_ms: float,
-    max_batch_size: int,
-    max_batch_tokens: int,
-) -> AsyncIterator[Plane]:
-    """Runs a control plane: a stage whose rank sleeps, a scheduler and a frontend."""
-    os.environ[COMPUTE_MS] = str(compute_ms)  # the rank inherits it
-    children: list[Child] = []
-    try:
-        stage = await Child.start(
-            "controller",
-            "benchmarks.control.null_rank",
-            ("--model=.", f"--address={HOST}:0", "--n-threads=1", *COMMON),
-        )
-        children.append(stage)
-        scheduler = await Child.start(
-            "scheduler",
-            "services.scheduler",
-            (
-                f"--address={HOST}:0",
-                f"--stages={await stage.wait_for('address')}",
-                f"--max-batch-size={max_batch_size}",
-                f"--max-batch-tokens={max_batch_tokens}",
-                f"--metrics-address={HOST}:0",
-                *COMMON,
-            ),
-        )
-        children.append(scheduler)
-        address = await scheduler.wait_for("address")
-        frontend = await start_frontend(options, address)
-        children.append(frontend)
-        http = await frontend.wait_for("http")
-        metrics = f"http://{scheduler.said['metrics']}/metrics"
-        yield Plane(f"http://{http}", frontend.said["grpc"], address, metrics, _processes())
-    finally:
-        for child in reversed(children):
-            await child.stop()
-
-
-async def start_frontend(
-    options: argparse.Namespace, scheduler: str, settings: Sequence[str] = ()
-) -> Child:
-    """Starts a frontend of the scheduler with the address `scheduler`."""
-    return await Child.start(
-        "frontend",
-        "services.frontend",
-        (
-            f"--model={options.model}",
-            f"--scheduler={scheduler}",
-            f"--http-address={HOST}:0",
-            f"--grpc-address={HOST}:0",
-            *settings,
-            *COMMON,
-        ),
-    )
-
-
-def _processes() -> dict[str, psutil.Process]:
-    modules = {
-        "benchmarks.control.null_rank": "controller",
-        "services.scheduler": "scheduler",
-        "services.frontend": "frontend",
-    }
-    found = {}
-    for process in psutil.Process().children():
-        (name,) = (name for module, name in modules.items() if module in process.cmdline())
-        found[name] = process
-        for child in process.children():
-            found["rank"] = child
-    return found
 
 
 @contextlib.asynccontextmanager
@@ -212,6 +97,9 @@ async def measure_streams(options: argparse.Namespace, n_streams: int) -> dict[s
     """Measures `n_streams` streams while all of them are running; returns the table of the best
     rounds."""
     compute_s = max(MIN_ITERATION_S, n_streams / options.tokens_per_s)
+    if options.iteration_ms is not None:
+        compute_s = options.slowdown * options.iteration_ms / 1e3
+    batch_size = -(-n_streams // options.pipelines)
     n_tokens = round(n_streams * options.window_s / compute_s)
     streams = [requests_of(options, index, n_tokens // n_streams) for index in range(n_streams)]
     rounds: list[dict[str, Used]] = []
@@ -221,8 +109,9 @@ async def measure_streams(options: argparse.Namespace, n_streams: int) -> dict[s
         null_plane(
             options,
             compute_ms=1e3 * compute_s,
-            max_batch_size=n_streams,
-            max_batch_tokens=max(512, PROMPT_TOKENS * n_streams),
+            n_pipelines=options.pipelines,
+            max_batch_size=batch_size,
+            max_batch_tokens=max(512, PROMPT_TOKENS * batch_size),
         ) as plane,
         client_of(plane, options) as client,
     ):
@@ -233,7 +122,13 @@ async def measure_streams(options: argparse.Namespace, n_streams: int) -> dict[s
             n_counted.append(last.n_tokens - first.n_tokens)
             elapsed_s.append(last.time_s - first.time_s)
             rounds.append({name: now.since(first.used[name]) for name, now in last.used.items()})
-    return report(f"{n_streams} streams", rounds, n_counted, elapsed_s)
+    title = f"{n_streams} streams"
+    if options.pipelines > 1:
+        title += f" on {options.pipelines} pipelines"
+    full_rate = None
+    if options.iteration_ms is not None:
+        full_rate = 1e3 * n_streams / options.iteration_ms
+    return report(title, rounds, n_counted, elapsed_s, full_rate=full_rate)
 
 
 def requests_of(
@@ -303,7 +198,7 @@ class Samples:
         return inside[0], inside[-1]
 
     async def _take(self) -> None:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
             while True:
                 metrics = await client.get(self._plane.metrics)
                 found = GENERATED.search(metrics.text)
@@ -318,13 +213,20 @@ def _check(done: list[RequestRecord]) -> None:
 
 
 def report(
-    title: str, rounds: list[dict[str, Used]], n_tokens: list[int], elapsed_s: list[float]
+    title: str,
+    rounds: list[dict[str, Used]],
+    n_tokens: list[int],
+    elapsed_s: list[float],
+    *,
+    full_rate: float | None = None,
 ) -> dict[str, Any]:
-    """Prints and returns a table with the best round of each process."""
+    """Prints and returns a table with the best round of each process. `full_rate` is a number of
+    tokens a second for which the table has the part of a core that each process needs."""
     rate = max(n / seconds for n, seconds in zip(n_tokens, elapsed_s, strict=True))
     print(f"{title}, {n_tokens[0]} tokens, {rate:.0f} tokens/s")
+    cores = "" if full_rate is None else f" {f'cores at {full_rate:.0f}/s':>18}"
     print(
-        f"{'process':>12} {'us per token':>13} {'in the kernel':>14} {'sleeps':>7}   "
+        f"{'process':>12} {'us per token':>13} {'in the kernel':>14} {'sleeps':>7}{cores}   "
         f"best of {len(rounds)} rounds"
     )
     table: dict[str, Any] = {"title": title, "tokens_per_s": round(rate)}
@@ -334,8 +236,12 @@ def report(
             for used, n in zip(rounds, n_tokens, strict=True)
         ]
         us, kernel_us, sleeps = min(costs)
-        print(f"{name:>12} {us:>13.1f} {kernel_us:>14.1f} {sleeps:>7.2f}")
         table[name] = {"us": round(us, 1), "kernel_us": round(kernel_us, 1)}
+        cores = ""
+        if full_rate is not None:
+            table[name]["cores"] = round(us * full_rate / 1e6, 3)
+            cores = f" {table[name]['cores']:>18.2f}"
+        print(f"{name:>12} {us:>13.1f} {kernel_us:>14.1f} {sleeps:>7.2f}{cores}")
     return table
 
 
@@ -363,7 +269,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a record")
     group = parser.add_argument_group("streams side by side, instead of a workload")
     group.add_argument("--streams", type=int, nargs="+", metavar="N")
+    group.add_argument("--pipelines", type=int, default=1, metavar="N")
     group.add_argument("--tokens-per-s", type=float, default=10_000.0)
+    group.add_argument("--iteration-ms", type=float, help="instead of a number of tokens")
+    group.add_argument("--slowdown", type=float, default=1.0, help="factor of iterations' times")
     group.add_argument("--answer-tokens", type=int, nargs=2, default=(64, 192), metavar=("A", "B"))
     group.add_argument("--endless", action="store_true", help="one answer in each stream")
     group.add_argument("--window-s", type=float, default=8.0, help="seconds of each round")

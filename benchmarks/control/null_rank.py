@@ -17,6 +17,7 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from benchmarks.control.in_band import InBandMember, InBandRelay
+from benchmarks.control.null_model import FIRST_TOKEN_ID, N_TOKENS, compute_s, description
 from kernels.forms.logits import Logits
 from services.common.address import Address
 from services.worker import __main__ as worker
@@ -37,9 +38,7 @@ from services.worker.rank.traits import settings_traits
 from services.worker.settings import RankSettings
 
 HIDDEN_SIZE = 1024
-FIRST_TOKEN_ID, N_TOKENS = 256, 512
-"""The range of tokens that are sampled in turn; in models/demo these tokens are pieces of words."""
-ACTIVATIONS, COMPUTE_MS, IN_BAND = "NULL_ACTIVATIONS", "NULL_COMPUTE_MS", "NULL_IN_BAND"
+ACTIVATIONS, IN_BAND = "NULL_ACTIVATIONS", "NULL_IN_BAND"
 
 
 class NullRunner:
@@ -102,7 +101,7 @@ class NullPeers:
 
 def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
     """Returns a rank with a null runner and without a watchdog."""
-    runner = NullRunner(float(os.environ.get(COMPUTE_MS, "0")) / 1e3)
+    runner = NullRunner(compute_s())
 
     def connect(request: worker_pb2.JoinPipelineRequest) -> Transport:
         if os.environ.get(ACTIVATIONS) == "0":
@@ -113,11 +112,8 @@ def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
         member = InBandMember if is_in_band() else EpochMember
         return member(request, runner, peers)
 
-    description = worker_pb2.DescribeResponse(
-        model="null", vocab_size=1000, max_model_len=2048, n_kv_blocks=10_000
-    )
     membership = Membership(connect=connect, enter=enter)
-    return rank_without_model(settings, channel, description, membership)
+    return rank_without_model(settings, channel, description(), membership)
 
 
 def rank_without_model(

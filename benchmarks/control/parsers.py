@@ -27,7 +27,7 @@ import httpx
 import uvloop
 
 from benchmarks import machine
-from benchmarks.control.cpu import null_plane, start_frontend
+from benchmarks.control.null_plane import null_plane, start_frontend
 from services.frontend.model_settings import ReasoningParser, ToolParser
 
 PLAIN = "none"

@@ -33,7 +33,8 @@ import uvloop
 from orcinus.v1.sampling_pb2 import SamplingParams
 from tqdm import tqdm
 
-from benchmarks.control.null_rank import ACTIVATIONS, COMPUTE_MS, IN_BAND
+from benchmarks.control.null_model import COMPUTE_MS
+from benchmarks.control.null_rank import ACTIVATIONS, IN_BAND
 from services.local.child import Child
 from services.scheduler.cluster.stages import StaticStages
 from services.scheduler.cluster.term import Unopposed

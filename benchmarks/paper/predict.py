@@ -2,13 +2,15 @@
 
     python -m benchmarks.make_model /tmp/llama-125m
     python -m benchmarks.paper.predict /tmp/llama-125m               25 minutes on two cores
+    python -m benchmarks.paper.predict /tmp/llama-125m --pipelines 2 --stages 1 --policies chunked \
+      --out benchmarks/results/predict_pipelines.json --figure docs/images/predict_pipelines.png
     python -m benchmarks.paper.predict models/demo --rates 0.5 --calibration-s 5 --run-s 5   a test
 
-For each number of stages and each policy, the program starts a system and measures the costs of
-iterations with a load of a minute. From these costs alone, the simulator with this project's
-scheduler predicts the results for Poisson arrivals with the paper's lengths (section 6.2), at
-several shares of the highest rate. Then the program sends the same requests to the system over
-HTTP, as `benchmarks.serving.serve` does.
+The second command takes 7 minutes. For each number of pipelines and stages and each policy, the
+program starts a system and measures the costs of iterations with a load of a minute. From these
+costs alone, the simulator with this project's scheduler predicts the results for Poisson arrivals
+with the paper's lengths (section 6.2), at several shares of the highest rate. Then the program
+sends the same requests to the system over HTTP, as `benchmarks.serving.serve` does.
 
 `model` is the prediction made before the run. A shared machine changes its speed within minutes.
 `speed` is the measured time of the run's iterations divided by the expected time. `at speed` is the
@@ -21,6 +23,7 @@ Drafts are off, since their number depends on the text.
 import argparse
 import asyncio
 import dataclasses
+import itertools
 import json
 import shlex
 import statistics
@@ -48,11 +51,12 @@ from services.tune.calibration import Calibration, MeasuredIteration, calibrate,
 from services.tune.layout import Layout
 from services.tune.model_shape import ModelShape
 from services.tune.probe import Probe
-from services.tune.search import Candidate, Memory, scheduler_of
+from services.tune.search import Candidate, Memory, new_pool, scheduler_of
 from services.tune.system import System, SystemFailed, running
 from simulator.costs import LinearCosts
 from simulator.engine import Arrival, Simulation
 from simulator.outcome import Outcome, percentile
+from simulator.site import OnePool
 from simulator.virtual_clock import VirtualClock
 
 RESULTS = ROOT / "benchmarks" / "results" / "predict.json"
@@ -74,18 +78,22 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A number of stages and a policy, for which figures are predicted and measured."""
+    """A number of stages, a policy and a number of pipelines, for which figures are predicted and
+    measured."""
 
     stages: int
     policy: PolicyName
+    pipelines: int = 1
 
     def __str__(self) -> str:
-        return f"{self.stages} stage{'s'[: self.stages > 1]}, {self.policy}"
+        name = f"{self.stages} stage{'s'[: self.stages > 1]}, {self.policy}"
+        return name if self.pipelines == 1 else f"{self.pipelines} pipelines of {name}"
 
     @property
     def candidate(self) -> Candidate:
-        """The case as the simulator's input; all CPUs are divided among the stages."""
-        layout = Layout(self.stages, 1, max(1, usable_cpus() // self.stages))
+        """One pipeline as the simulator's input; all CPUs are divided among all stages."""
+        n_stages = self.pipelines * self.stages
+        layout = Layout(self.stages, 1, max(1, usable_cpus() // n_stages))
         return Candidate(layout, MAX_BATCH_SIZE, MAX_BATCH_TOKENS)
 
     def local_settings(self, model: Path) -> LocalSettings:
@@ -94,6 +102,7 @@ class Case:
         return LocalSettings(
             model=for_all(model),
             stages=self.stages,
+            pipelines=self.pipelines,
             threads=candidate.layout.threads,
             policy=self.policy,
             max_batch_size=candidate.max_batch_size,
@@ -183,11 +192,15 @@ class Comparison:
 def predict(
     case: Case, costs: LinearCosts, memory: Memory, requests: Sequence[workload.PlannedRequest]
 ) -> Outcome:
-    """Returns the outcome of a simulation of `requests` with this project's scheduler."""
-    clock = VirtualClock()
-    scheduler = scheduler_of(case.candidate, memory, clock, policy=case.policy)
+    """Returns the outcome of a simulation of `requests` with this project's schedulers, which share
+    one pool."""
+    clock, first = VirtualClock(), new_pool()
+    pools = [first, *(first.beside() for _ in range(case.pipelines - 1))]
+    schedulers = [
+        scheduler_of(case.candidate, memory, clock, policy=case.policy, pool=pool) for pool in pools
+    ]
     arrivals = [Arrival(each.arrival_s, each.n_prompt, each.n_output) for each in requests]
-    return Simulation(scheduler, costs, arrivals, clock=clock).run()
+    return Simulation(OnePool(schedulers, pools), costs, arrivals, clock=clock).run()
 
 
 def slower(costs: LinearCosts, factor: float) -> LinearCosts:
@@ -337,6 +350,7 @@ def record_of(
 ) -> dict[str, Any]:
     """Returns the record of a case, as a dictionary for JSON."""
     return {
+        "pipelines": case.pipelines,
         "stages": case.stages,
         "policy": case.policy,
         "n_iterations": calibration.n_iterations,
@@ -361,17 +375,16 @@ async def run(options: argparse.Namespace) -> None:
     shape = ModelShape.read(options.model)
     found: dict[Case, list[Comparison]] = {}
     results = []
-    for stages in options.stages:
-        for policy in options.policies:
-            case = Case(stages, policy)
-            calibration, found[case] = await compare(case, shape, options)
-            results.append(record_of(case, calibration, found[case]))
-            for figure in ("tokens_per_s", "median_latency_s"):
-                print(
-                    f"{case}: {figure} is predicted within "
-                    f"{worst(found[case], 'model', figure):.1%}, and within "
-                    f"{worst(found[case], 'at_speed', figure):.1%} at the machine's speed"
-                )
+    for what in itertools.product(options.stages, options.policies, options.pipelines):
+        case = Case(*what)
+        calibration, found[case] = await compare(case, shape, options)
+        results.append(record_of(case, calibration, found[case]))
+        for figure in ("tokens_per_s", "median_latency_s"):
+            print(
+                f"{case}: {figure} is predicted within "
+                f"{worst(found[case], 'model', figure):.1%}, and within "
+                f"{worst(found[case], 'at_speed', figure):.1%} at the machine's speed"
+            )
     record = {
         **machine.describe(),
         "command": shlex.join(["python", "-m", "benchmarks.paper.predict", *sys.argv[1:]]),
@@ -393,6 +406,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("model", type=Path, help="directory of a checkpoint")
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--pipelines", type=int, nargs="+", default=[1])
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument(
         "--rates", type=float, nargs="+", default=RATES, help="parts of what it can serve at most"

@@ -16,7 +16,7 @@ from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
-from simulator.engine import Scheduling
+from simulator.site import Scheduling
 
 NAME = re.compile(r"(orca|cellular|ft)\((\d+)(?:,(\d+))?\)")
 BLOCK_SIZE = 16

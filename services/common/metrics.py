@@ -42,7 +42,7 @@ small enough for latency objectives."""
 
 PER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 15, 120, 1200)
 """Histogram buckets for times per output token, in seconds. The largest buckets are for answers
-whose pipeline was lost, because their time includes the wait for the next pipeline."""
+whose pipeline was lost, because their time includes the wait for another pipeline."""
 
 ITERATION_S = (0.0005, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30, 180, 1200)
 """Histogram buckets for iterations and for parts of an iteration, in seconds."""

@@ -1,4 +1,3 @@
-"""The version of Orcinus. It must equal the version in `pyproject.toml`, which images do not
-contain."""
+"""The version of Orcinus, of which packages, images and manifests have theirs."""
 
 VERSION = "0.1.0"

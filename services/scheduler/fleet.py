@@ -34,8 +34,13 @@ class Fleet:
         return list(self._loops.values())
 
     def may_take_over(self, number: int) -> bool:
-        """Returns whether a pipeline other than that of `number` serves and is not late."""
-        return any(one != number and not self._pools[one].is_late for one in self._loops)
+        """Returns whether a pipeline other than that of `number` serves requests of its build: it
+        is of the same build, is not late and does not drain."""
+        build, placement = self._pools[number].build, self._pools[number].shared.placement
+        others = [self._pools[one] for one in self._loops if one != number]
+        return any(
+            one.build == build and not one.is_late and not placement.drains(one) for one in others
+        )
 
     def pool_of(self, number: int) -> RequestPool:
         """Returns the pool as the pipeline with a number sees it."""

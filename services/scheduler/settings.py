@@ -20,7 +20,8 @@ PROCESS_BYTES = 144 * MIB
 million K/V blocks."""
 
 CACHE_BYTES = 64 * MIB
-"""Memory of a prefix cache that has its largest number of blocks: 60 MB."""
+"""Memory of the prefix caches of all pipelines, which together have their largest number of blocks:
+60 MB."""
 
 REQUEST_BYTES = 20 * 2**10
 """Memory of a request without its tokens: 18 KiB for a request with 256 stop tokens, less than

@@ -32,6 +32,8 @@ class MeasuredIteration:
     stages_s: tuple[float, ...]
     """For each stage, the seconds that it took to compute and to send its result."""
     work: IterationWork
+    pipeline: int = 0
+    """Number of the pipeline that ran the iteration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,9 @@ class Calibration:
 
 
 def iterations_of(records: Sequence[Record]) -> list[MeasuredIteration]:
-    """Returns the iterations of the records, sorted by their numbers."""
-    ordered = sorted(records, key=lambda record: record.iteration)
+    """Returns the iterations of the records, sorted by their pipelines and numbers. No request may
+    have moved from one pipeline to another."""
+    ordered = sorted(records, key=lambda record: (record.pipeline, record.iteration))
     next_spans: dict[int, int] = {}  # the number of tokens of a request's next span
     works: list[IterationWork] = []
     for record in reversed(ordered):
@@ -104,10 +107,11 @@ def _error(iterations: Sequence[MeasuredIteration], gap_s: float, way_s: float) 
     """Returns the sum of the absolute errors with which a gap and a travel time predict the ends of
     iterations. Stages behave as in `simulator.virtual_pipeline`, and plans are sent at the measured
     times."""
-    free_s = [0.0] * len(iterations[0].stages_s)
+    free_of: dict[int, list[float]] = {}  # by pipeline
     error_s = 0.0
     for each in iterations:
         ready_s = each.start_s + way_s
+        free_s = free_of.setdefault(each.pipeline, [0.0] * len(each.stages_s))
         for index, stage_s in enumerate(each.stages_s):
             free_s[index] = max(ready_s, free_s[index]) + stage_s + gap_s
             ready_s = free_s[index] + way_s
@@ -165,4 +169,5 @@ def _iteration(record: Record, work: IterationWork) -> MeasuredIteration:
         end_s=start_s + record.round_trip_ns / 1e9,
         stages_s=tuple((stage.compute_ns + stage.send_ns) / 1e9 for stage in record.stages),
         work=work,
+        pipeline=record.pipeline,
     )

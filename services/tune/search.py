@@ -194,9 +194,10 @@ def scheduler_of(
     clock: VirtualClock,
     *,
     policy: Literal["orca", "chunked"] = "chunked",
+    pool: RequestPool | None = None,
 ) -> LearningScheduler:
     """Returns a scheduler that has a candidate's settings and runs in the simulated time of
-    `clock`."""
+    `clock`. `pool` is given if the scheduler shares it with others."""
     stages = candidate.layout.stages
     settings = SchedulerSettings(
         stages=",".join(f"stage:{1 + index}" for index in range(stages)),
@@ -209,11 +210,17 @@ def scheduler_of(
         block_size=memory.block_size, n_kv_blocks=max(1, memory.n_slots // memory.block_size)
     )
     pipeline = Pipeline("simulated", 1, tuple(Member("", stage) for _ in range(stages)))
-    scheduler = build_scheduler(settings, pipeline, RequestPool(max_requests=2**15))
+    scheduler = build_scheduler(settings, pipeline, new_pool() if pool is None else pool)
+    scheduler.adopt()
     pace = Pace(AdmissionControl(goal_s=None, is_fair=False), settings, now=clock.now)
     observer = pace.observe(pipeline, scheduler)
     observer.opened()
     return LearningScheduler(scheduler, observer)
+
+
+def new_pool() -> RequestPool:
+    """Returns the pool of a simulation, without requests."""
+    return RequestPool(max_requests=2**15)
 
 
 def best_of(predictions: Sequence[Prediction]) -> Prediction:

@@ -265,6 +265,35 @@ async def test_streams_have_what_whole_answers_have(site: Site, path: str, stop:
     assert len(whole["logprobs"][name]) == n_prompt + n_shown
 
 
+@pytest.mark.parametrize("is_included", [False, True])
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize("stop", [[" w"], ["lo"], ["ö", "zz"], ["llo wx", "🐋"], ["o wörld 🐋?"]])
+async def test_log_probabilities_are_those_of_the_text(
+    site: Site, stop: list[str], path: str, is_included: bool
+) -> None:
+    """A stop string that is cut off has none, and streams have as many as whole answers."""
+    tokens = (*site.tokens("hello wörld 🐋!"), EOS)
+    site.scheduler.behaviour = says(*tokens)
+    is_chat = "chat" in path
+    body: dict[str, Any] = {"max_tokens": 40, "stop": stop, "prompt": "x", "logprobs": 1}
+    if is_chat:
+        body |= {"messages": MESSAGES, "logprobs": True}
+        del body["prompt"]
+    body["include_stop_str_in_output"] = is_included
+    [whole] = (await post(site, path, **body))["choices"]
+    name = "content" if is_chat else "tokens"
+    found = whole["logprobs"][name]
+    parts = [c["logprobs"] for c in await chunks(site, path, **body) if c["logprobs"]]
+    assert [item for part in parts for item in part[name]] == found
+    text = (whole["message"]["content"] if is_chat else whole["text"]).encode()
+    texts = [bytes_of(site, token_id) for token_id in tokens[: len(found)]]
+    assert b"".join(texts).startswith(text)
+    if stop != ["o wörld 🐋?"]:  # the others end the answer
+        assert len(b"".join(texts[:-1])) < len(text)
+    else:
+        assert len(found) == len(tokens) - (is_chat and not is_included)
+
+
 async def test_pieces_without_text_have_log_probabilities(site: Site) -> None:
     whale = site.tokens("🐋")
     site.scheduler.behaviour = says(*whale)

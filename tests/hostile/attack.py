@@ -29,7 +29,5 @@ class Attack:
     may_crowd_out: bool = False
     """Whether honest clients may be refused while it lasts: without keys, who asks first gets a
     place."""
-    refused_part: float = 0.0
-    """Largest part of the honest calls that may be refused while it lasts."""
     limit_s: float = 60.0
     system: SystemName = "open"

@@ -217,10 +217,7 @@ def _faults_of_answers(
 
 
 def _faults_of_honest(attack: Attack, report: Mapping[str, Any]) -> list[str]:
-    unwanted, n_refused = ["wrong", "broken"], sum(report["refused"].values())
-    n_tolerated = attack.refused_part * (n_refused + report["n_complete"])
-    if n_refused > n_tolerated and not attack.may_crowd_out:
-        unwanted.append("refused")
+    unwanted = ["wrong", "broken"] if attack.may_crowd_out else ["wrong", "broken", "refused"]
     faults = [f"{what}: {report[what]}" for what in unwanted if report[what]]
     return faults if report["n_complete"] else [*faults, "no honest stream came to its end"]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.common.settings import PREFIX, ServerSettings
+from services.common.version import VERSION
 from services.frontend.settings import FrontendSettings
 from services.scheduler.settings import SchedulerSettings
 from services.worker.settings import WorkerSettings
@@ -141,7 +142,7 @@ def test_each_image_says_what_it_is(name: str) -> None:
     assert labels["org.opencontainers.image.title"] == f"orcinus/{name}"
     for label in ("version", "revision", "created"):
         assert labels[f"org.opencontainers.image.{label}"] == f"${label.upper()}"
-    assert assignments(image(name).all_of("ARG"))["VERSION"] == PROJECT["version"]
+    assert assignments(image(name).all_of("ARG"))["VERSION"] == VERSION
 
 
 @pytest.mark.parametrize("name", [name for name in STAGES if name])

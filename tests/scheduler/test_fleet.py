@@ -376,14 +376,15 @@ async def test_request_that_has_to_change_its_build_is_counted() -> None:
         assert (await it.ends(1)).keys() == {"a"}
         assert new.rank.plans == [], "a pipeline of its build serves"
         old.rank.answers = False
+        n_answered = len(old.rank.plans)
         await submitted(it, "b", n_tokens=20)
-        await until(lambda: new.rank.plans)
-        new.rank.answer(new.rank.plans[0])
-        new.controller.on_exit(0, -signal.SIGKILL)
+        await until(lambda: len(old.rank.plans) > n_answered)
+        old.rank.answer(old.rank.plans[n_answered])
+        old.controller.on_exit(0, -signal.SIGKILL)
         await until_suspended(it)
-        old.rank.answers = True
-        for plan in list(old.rank.plans):
-            old.rank.answer(plan)
+        new.rank.answers = True
+        for plan in list(new.rank.plans):
+            new.rank.answer(plan)
         assert (await it.ends(1)).keys() == {"b"}
         assert Samples.of(it.registry).sum("orcinus_requests_changed_build_total") == 1
 

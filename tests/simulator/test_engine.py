@@ -56,7 +56,7 @@ def test_one_request_takes_its_iterations_one_after_the_other() -> None:
     outcome = Simulation(scheduler(), costs, [Arrival(10.0, n_prompt=5, n_output=4)]).run()
     first_s = 10.0 + 0.25 + 1.5 + 0.125 + 2.0
     # The second is there when the first ends, as tokens stay on the rank; so are all after it.
-    assert outcome.requests == (RequestTimes(10.0, first_s, first_s + 3 * 1.5, 4),)
+    assert outcome.requests == (RequestTimes(10.0, first_s, first_s + 3 * 1.5, 4, n_prompt=5),)
     assert outcome.n_iterations in (4, 5)  # one may have been sent before the end was known
     assert outcome.requests[0].ttft_s == pytest.approx(3.875)
     assert outcome.requests[0].tpot_s == pytest.approx(1.5)
@@ -127,7 +127,7 @@ def test_who_asks_to_be_woken_is_asked_again_and_time_spent_waiting_counts() -> 
     )
     costs = LinearCosts((PER_ITERATION,))
     outcome = Simulation(core, costs, [Arrival(1.0, 1, 2)], clock=clock).run()
-    assert outcome.requests == (RequestTimes(1.0, 6.0, 7.0, 2),)
+    assert outcome.requests == (RequestTimes(1.0, 6.0, 7.0, 2, n_prompt=1),)
     assert outcome.duration_s == 6.0
 
 

@@ -45,15 +45,16 @@ def test_only_the_last_piece_of_a_prompt_is_sampled() -> None:
     assert [each.work.n_sampled for each in iterations_of(records)] == [1, 2, 1]
 
 
-def run(true: LinearCosts, n: int) -> list[Record]:
+def run(true: LinearCosts, n: int, *, pipeline: int = 0) -> list[Record]:
     """Records of a full pipeline of one stage: each iteration is sent before the last returns;
     every tenth finds it empty."""
-    source, numbers = random.Random(0), count(1)
+    source, numbers = random.Random(pipeline), count(1)
     made, free_s, sent_s = [], 0.0, 0.0
     for index in range(n):
-        spans = [(f"{index}.{i}", source.randrange(500), 1) for i in range(source.randrange(1, 40))]
+        name = f"{pipeline}.{index}"
+        spans = [(f"{name}.{i}", source.randrange(500), 1) for i in range(source.randrange(1, 40))]
         if index % 3 == 0:
-            spans.append((f"{index}.prompt", 0, source.randrange(2, 400)))
+            spans.append((f"{name}.prompt", 0, source.randrange(2, 400)))
         work = IterationWork.of((start, n_tokens, True) for _, start, n_tokens in spans)
         if index % 10 == 0:
             sent_s = free_s + 1.0
@@ -61,16 +62,20 @@ def run(true: LinearCosts, n: int) -> list[Record]:
         free_s = begun_s + true.stage_s(0, work)
         stages = [true.stage_s(0, work) - true.gap_s]
         made.append(record(next(numbers), sent_s, free_s + true.result_s, spans, stages))
+        made[-1].pipeline = pipeline
         sent_s = begun_s
     return made
 
 
-def test_costs_are_recovered_from_records() -> None:
+@pytest.mark.parametrize("n_pipelines", [1, 2])
+def test_costs_are_recovered_from_records(n_pipelines: int) -> None:
     true = LinearCosts(costs().coefficients, gap_s=0.002, plan_s=0.003, result_s=0.003)
     lone = [
         Lone(n, iteration_s(true, IterationWork.of([(0, n, True)])) + 0.05) for n in (10, 20, 300)
     ]
-    found = calibrate(iterations_of(run(true, 300)), lone)
+    records = [one for pipeline in range(n_pipelines) for one in run(true, 300, pipeline=pipeline)]
+    random.Random(1).shuffle(records)
+    found = calibrate(iterations_of(records), lone)
     assert found.error < 0.01
     assert found.costs.gap_s == pytest.approx(0.002, rel=0.01)
     assert found.costs.plan_s + found.costs.result_s == pytest.approx(0.006, rel=0.01)

@@ -115,8 +115,14 @@ class ShortestFirst:
         """Yields the ready requests, and then the waiting requests, the shortest one first."""
         return chain(ready, self._waiting if waiting is None else waiting)
 
-    def batch_limits(self, running: Collection[Request], ready: Sequence[Request]) -> None:
+    def batch_limits(
+        self, running: Collection[Request], ready: Sequence[Request], *, pipeline: int = 0
+    ) -> None:
         """Limits no request."""
+
+    def may_begin(self, request: Request, running: Collection[Request]) -> bool:
+        """Limits no request."""
+        return True
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Returns the sort key of a request for preemption: the request with the most remaining

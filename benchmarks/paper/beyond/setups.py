@@ -19,7 +19,7 @@ from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.settings import SchedulerSettings
-from simulator.engine import Scheduling
+from simulator.site import Scheduling
 from simulator.virtual_clock import VirtualClock
 
 AGEING_S: float = SchedulerSettings.model_fields["ageing_s"].default

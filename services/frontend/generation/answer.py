@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from services.frontend.generation.token_scores import HeldScores, TokenScores
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.logprobs import Logprobs
 from services.frontend.text.stop_strings import StopStrings
@@ -22,12 +23,10 @@ class Piece:
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
-    logprobs: Logprobs | None = None
-    """Log-probabilities of `token_ids`, if the client wants them."""
-    text_offsets: tuple[int, ...] = ()
-    """For each token, the number of characters of the answer before the token. Empty unless the
-    client wants log-probabilities. The text of a stop string is included. A character made of
-    several tokens belongs to the last of these tokens."""
+    scores: TokenScores | None = None
+    """Log-probabilities of tokens, if the client wants them. If the client gets `token_ids`, they
+    belong to these tokens. Otherwise they belong to the tokens of `text`: they are held back
+    together with the text, and a stop string that is cut off has none."""
     prompt_logprobs: Logprobs | None = None
     """Log-probabilities of the prompt's tokens, without the first token. Only the first piece of an
     answer has this field, and only if the client wants log-probabilities of the prompt."""
@@ -38,17 +37,21 @@ class Piece:
     @classmethod
     def joined(cls, pieces: Sequence["Piece"]) -> "Piece":
         """Joins the pieces of one answer into one piece. There must be at least one."""
-        logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+        scores = [piece.scores for piece in pieces if piece.scores is not None]
         return cls(
             pieces[-1].index,
             "".join(piece.text for piece in pieces),
             tuple(itertools.chain.from_iterable(piece.token_ids for piece in pieces)),
             pieces[-1].finish_reason,
-            Logprobs.joined(logprobs) if logprobs else None,
-            tuple(itertools.chain.from_iterable(piece.text_offsets for piece in pieces)),
+            TokenScores.joined(scores) if scores else None,
             pieces[0].prompt_logprobs,
             pieces[-1].schema_valid,
         )
+
+    @property
+    def logprobs(self) -> Logprobs | None:
+        """Log-probabilities in `scores`, if there are any."""
+        return None if self.scores is None else self.scores.logprobs
 
     @property
     def n_logprobs(self) -> int:
@@ -70,8 +73,10 @@ class Answer:
     # do not fit into a processor's cache.
     __slots__ = (
         "_has_stops",
+        "_held_scores",
         "_min_tokens",
         "_n_characters",
+        "_n_delivered",
         "_offsets",
         "_prompt_logprobs",
         "_stop_token_ids",
@@ -92,9 +97,11 @@ class Answer:
         stops: StopStrings,
         stop_token_ids: frozenset[int],
         min_tokens: int,
-        has_offsets: bool = False,
+        has_scores: bool = False,
+        shows_tokens: bool = False,
     ) -> None:
-        """`has_offsets` says whether pieces get `text_offsets`."""
+        """`has_scores` says whether pieces get `scores`, and `shows_tokens` whether the client also
+        gets `token_ids`."""
         self.index = index
         self.n_tokens = 0
         self.has_news = False
@@ -103,13 +110,16 @@ class Answer:
         self._text = text
         self._stops = stops
         self._has_stops = not stops.is_empty
-        self.is_plain = not (self._has_stops or has_offsets)
-        """Whether a new token only adds text. This is so if the answer has no stop strings, no text
-        offsets and no log-probabilities of the prompt."""
+        self.is_plain = not (self._has_stops or has_scores)
+        """Whether a new token only adds text. This is so if the answer has no stop strings and no
+        log-probabilities."""
         self._stop_token_ids = stop_token_ids
         self._min_tokens = min_tokens
-        self._offsets: list[int] | None = [] if has_offsets else None  # offsets of the next piece
+        self._offsets: list[int] | None = [] if has_scores else None  # offsets of the next piece
+        is_held = has_scores and self._has_stops and not shows_tokens
+        self._held_scores = HeldScores() if is_held else None
         self._n_characters = 0
+        self._n_delivered = 0  # characters whose scores may be delivered
         self._prompt_logprobs: list[Logprobs] = []
 
     @property
@@ -148,7 +158,7 @@ class Answer:
         )
         if self._offsets is None and not self._prompt_logprobs:
             return piece
-        return self._with_logprobs(piece, logprobs)
+        return self._with_scores(piece, logprobs)
 
     def add_plain(self, token_ids: Sequence[int]) -> str:
         """Takes new tokens of an answer whose `is_plain` is true, and returns the new text."""
@@ -165,22 +175,31 @@ class Answer:
         text = self._cut(self._text.flush()) + self._stops.flush()
         self.is_finished = True
         reason = FinishReason.STOP if self._stops.is_met else reason
-        return self._with_logprobs(Piece(self.index, text, (), reason), None)
+        return self._with_scores(Piece(self.index, text, (), reason), None)
 
-    def _with_logprobs(self, piece: Piece, logprobs: Logprobs | None) -> Piece:
-        """Returns the piece with the log-probabilities of its tokens. The first piece of an answer
-        also gets the log-probabilities of the prompt."""
+    def _with_scores(self, piece: Piece, logprobs: Logprobs | None) -> Piece:
+        """Returns the piece with its log-probabilities. The first piece of an answer also gets the
+        log-probabilities of the prompt."""
         of_prompt = Logprobs.joined(self._prompt_logprobs) if self._prompt_logprobs else None
-        offsets = tuple(self._offsets or ())
         self._prompt_logprobs.clear()
-        if self._offsets is not None:
-            self._offsets.clear()
-        return replace(
-            piece,
-            logprobs=None if logprobs is None else logprobs.part(0, len(piece.token_ids)),
-            text_offsets=offsets,
-            prompt_logprobs=of_prompt,
-        )
+        return replace(piece, scores=self._scores(piece, logprobs), prompt_logprobs=of_prompt)
+
+    def _scores(self, piece: Piece, logprobs: Logprobs | None) -> TokenScores | None:
+        """Returns the log-probabilities that belong to a piece. `logprobs` are those of its
+        tokens."""
+        if self._offsets is None:
+            return None
+        if logprobs is not None:
+            logprobs = logprobs.part(0, len(piece.token_ids))
+        scores = TokenScores(piece.token_ids, tuple(self._offsets), logprobs)
+        self._offsets.clear()
+        if self._held_scores is None:
+            return scores
+        self._n_delivered += len(piece.text)
+        delivered = self._held_scores.add(scores, n_delivered=self._n_delivered)
+        if piece.finish_reason is None or self._stops.is_met:
+            return delivered
+        return TokenScores.joined([delivered, self._held_scores.take_all()])
 
     def _cut(self, text: str) -> str:
         return self._stops.feed(text, may_end=self.n_tokens >= self._min_tokens)

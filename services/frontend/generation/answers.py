@@ -88,7 +88,8 @@ class Answers:
             stops=StopStrings(options.stop, are_shown=is_shown),
             stop_token_ids=frozenset(() if is_shown else prompt.stop_token_ids),
             min_tokens=options.sampling.min_tokens,
-            has_offsets=options.n_ranked is not None,
+            has_scores=options.n_ranked is not None,
+            shows_tokens=options.return_token_ids,
         )
         return answer
 

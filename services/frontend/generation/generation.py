@@ -213,12 +213,14 @@ class Generation:
         return self.prompts[index // self.options.n]
 
     def n_shown(self, piece: Piece) -> int:
-        """Returns the number of tokens of a piece that belong to the text of the answer. A stop
-        token that ends the answer belongs to the text only if the client asks for it."""
-        if self.options.include_stop_str_in_output or not piece.token_ids:
-            return len(piece.token_ids)
+        """Returns the number of tokens with log-probabilities in a piece that belong to the text of
+        the answer. A stop token that ends the answer belongs to the text only if the client asks
+        for it."""
+        token_ids = () if piece.scores is None else piece.scores.token_ids
+        if self.options.include_stop_str_in_output or not token_ids:
+            return len(token_ids)
         stops = self.prompt_of(piece.index).stop_token_ids
-        return len(piece.token_ids) - (piece.token_ids[-1] in stops)
+        return len(token_ids) - (token_ids[-1] in stops)
 
     def prompt_text_offsets(self, index: int) -> Sequence[int]:
         """Returns, for each token of an answer's prompt, the position of its first character in the

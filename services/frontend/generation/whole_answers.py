@@ -46,8 +46,8 @@ class WholeAnswers:
         for start in range(0, len(answers), n_generated):
             candidates = answers[start : start + n_generated]
             for piece in sorted(candidates, key=_mean_logprob, reverse=True)[:n]:
-                wanted = piece.logprobs if self._options.n_logprobs is not None else None
-                best.append(replace(piece, index=len(best), logprobs=wanted))
+                wanted = piece.scores if self._options.n_logprobs is not None else None
+                best.append(replace(piece, index=len(best), scores=wanted))
         return best
 
     def _joined(self, pieces: Sequence[Piece]) -> Piece:

@@ -108,9 +108,11 @@ class AnswerMessages:
 
     def _add_logprobs(self, piece: Piece, choice: inference_pb2.Choice) -> None:
         generation, options = self._generation, self._generation.options
-        if (n_top := options.n_logprobs) is not None:
+        if (n_top := options.n_logprobs) is not None and (scores := piece.scores) is not None:
             choice.logprobs.extend(
-                token_logprobs(generation.token_texts, piece.token_ids, piece.logprobs, n_top=n_top)
+                token_logprobs(
+                    generation.token_texts, scores.token_ids, scores.logprobs, n_top=n_top
+                )
             )
         if (n_top := options.n_prompt_logprobs) is not None:
             prompt = generation.prompt_of(piece.index).token_ids[1:]

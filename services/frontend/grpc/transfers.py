@@ -3,9 +3,9 @@
 gRPC passes on only whole messages, and reports nothing about a message before it is complete. For
 each call whose message is being read, gRPC may hold the bytes of the largest message. So only a few
 calls may receive at a time. A call that receives must have a turn (`turns.py`). The other calls
-wait, and the newest of them gets the next turn. Small messages arrive during the wait, so their
-turns take almost no time. A call that has received for a second loses its turn to a waiting call;
-so a slow client with a large message is served as long as no other call waits.
+wait, and clients with few of them get the next turns. Small messages arrive during the wait, so
+their turns take almost no time. A call that has received for a second loses its turn to a waiting
+call; so a slow client with a large message is served as long as no other call waits.
 
 An answer that its client does not read cannot be taken back from gRPC. The bytes of the answer stay
 counted until the client disconnects, and a connection with several such answers gets no further

@@ -1,23 +1,21 @@
 """Turns: a call may receive its message only while it has a turn. There are few turns, since each
 call that receives may take the memory of a whole message.
 
-When all turns are taken, further calls wait, and the newest gets the next turn. A call that has had
-its turn for `HOLD_S` seconds loses the turn to a waiting call.
+When all turns are taken, further calls wait. A client with few waiting calls gets the next turn
+(`waiting_calls.py`). A call that has had its turn for `HOLD_S` seconds loses the turn to a waiting
+call.
 """
 
 import asyncio
 from types import TracebackType
 
 from services.common import errors
+from services.frontend.grpc.waiting_calls import WaitingCalls
 from services.frontend.request.refusals import Refusal, Refusals
 
 MAX_WAITING = 1024
 """Largest number of waiting calls; each may hold up to 64 KiB in gRPC. Beyond this number, each new
-call causes a waiting call to be refused. If the client of the new call has many calls waiting
-(`MANY_PART`), its oldest is refused, else the oldest of all clients."""
-
-MANY_PART = 16
-"""A client has many calls waiting if they make up at least 1 / `MANY_PART` of `MAX_WAITING`."""
+call causes a waiting call of a client with many waiting calls to be refused."""
 
 HOLD_S = 1.0
 """Seconds for which a call keeps its turn while other calls wait."""
@@ -38,11 +36,8 @@ class Turns:
         self._refusals = refusals
         self._hold_s = hold_s
         self._max_waiting = max_waiting
-        self._many = max(1, max_waiting // MANY_PART)
         self._held: dict[Turn, None] = {}
-        self._waiting: dict[Turn, None] = {}
-        self._of_peers: dict[str, dict[Turn, None]] = {}
-        """Waiting calls, keyed by the address of their client, oldest first."""
+        self._waiting: WaitingCalls[Turn] = WaitingCalls()
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, peer: str) -> "Turn":
@@ -61,9 +56,8 @@ class Turns:
             self._held[turn] = None
             return
         if len(self._waiting) >= self._max_waiting:
-            self._refuse_oldest(turn.peer)
-        self._waiting[turn] = None
-        self._of_peers.setdefault(turn.peer, {})[turn] = None
+            self._refuse_one()
+        self._waiting.add(turn.peer, turn)
         self._press()
         try:
             await turn.has_come
@@ -73,14 +67,13 @@ class Turns:
 
     def end(self, turn: "Turn") -> None:
         """Ends a turn, or the wait for it, and gives free turns to waiting calls."""
-        self._leave(turn)
+        self._waiting.discard(turn.peer, turn)
         self._held.pop(turn, None)
         while self._waiting and len(self._held) < self._n_turns:
-            newest = next(reversed(self._waiting))
-            self._leave(newest)
-            if not newest.has_come.done():
-                newest.begin()
-                self._held[newest] = None
+            following = self._waiting.take_next()
+            if not following.has_come.done():
+                following.begin()
+                self._held[following] = None
         if self._waiting:
             self._press()
 
@@ -89,23 +82,11 @@ class Turns:
         self._refusals[Refusal.MEMORY] += 1
         return errors.PoolFull("too many requests are being received; try again")
 
-    def _refuse_oldest(self, peer: str) -> None:
-        """Refuses the call that has waited longest: of the calls of `peer` if many of them wait,
-        otherwise of all calls."""
-        of_peer = self._of_peers.get(peer, {})
-        oldest = next(iter(of_peer if len(of_peer) >= self._many else self._waiting))
-        self._leave(oldest)
-        if not oldest.has_come.done():
-            oldest.has_come.set_exception(self.refuse())
-
-    def _leave(self, turn: "Turn") -> None:
-        """Removes a call from the waiting calls, if it waits."""
-        if turn in self._waiting:
-            del self._waiting[turn]
-            of_peer = self._of_peers[turn.peer]
-            del of_peer[turn]
-            if not of_peer:
-                del self._of_peers[turn.peer]
+    def _refuse_one(self) -> None:
+        """Refuses a waiting call."""
+        refused = self._waiting.take_refused()
+        if not refused.has_come.done():
+            refused.has_come.set_exception(self.refuse())
 
     def _press(self) -> None:
         """Ends turns that have lasted for `hold_s` seconds, at most one for each waiting call. Sets

@@ -1,7 +1,5 @@
 """The room of one pipeline for further requests, as placement sees it."""
 
-from collections.abc import Collection
-
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
@@ -17,9 +15,15 @@ class PipelineRoom:
         self._max_running = max_running
 
     @property
-    def running(self) -> Collection[Request]:
-        """The requests that the pipeline has admitted."""
-        return self._pool.running
+    def n_running(self) -> int:
+        """Number of requests that the pipeline has admitted."""
+        return self._pool.n_running
+
+    @property
+    def n_prompt_tokens_left(self) -> int:
+        """Number of prompt tokens of admitted requests that the pipeline has not selected yet."""
+        left = [max(0, one.n_prefill_tokens - one.n_scheduled) for one in self._pool.running]
+        return sum(left)
 
     @property
     def build(self) -> str:
@@ -32,19 +36,21 @@ class PipelineRoom:
 
     def has_room(self, request: Request, *, n_more: int, n_more_blocks: int = 0) -> bool:
         """Returns whether the pipeline could admit a request now, and `n_more` others, which need
-        `n_more_blocks` blocks. Cached blocks that running requests use are not counted, so the
-        result may be False too often."""
+        `n_more_blocks` blocks. The clients of the others are not looked at. Cached blocks that
+        running requests use are not counted, so the result may be False too often."""
         kv_manager = self._kv_manager
-        if self._pool.is_late or not self._pool.grammars.passes(request):
+        if self._pool.is_late or self._pool.n_running + n_more >= self._max_running:
+            return False
+        if not self._pool.grammars.passes(request):
             return False
         if self._pool.has_suspects and not request.is_suspect:
             return False  # suspects come first
-        if self._pool.n_running + n_more >= self._max_running:
-            return False
         if kv_manager.is_owing or not kv_manager.rows.has_free:
             return False
         n_blocks = n_more_blocks + self.n_blocks_for(request)
-        return kv_manager.n_reserved_blocks + n_blocks <= kv_manager.n_blocks
+        if kv_manager.n_reserved_blocks + n_blocks > kv_manager.n_blocks:
+            return False
+        return self._pool.order.may_begin(request, self._pool.running)
 
     def n_blocks_for(self, request: Request) -> int:
         """Returns how many blocks the pipeline would reserve for a request without a cache."""

@@ -1,18 +1,21 @@
 """Placement: which of several pipelines admits a waiting request.
 
 A pipeline that has room takes the next request in the order of the pool, with one exception: it
-leaves the request to another pipeline that also has room and would have the first token sooner.
-How soon that is, is compared by the prompt tokens that the pipeline computes before that token:
-those of the requests that it has admitted and that have no token yet, and those of the request
-itself that its prefix cache does not have. Each running request counts as `RUNNING_TOKENS` tokens
-in addition, since it has a token in each iteration. So requests spread over idle pipelines, and a
-request goes to the pipeline that has computed its beginning, unless that one is much busier.
+leaves the request to another pipeline that also has room and is better for it. How good a pipeline
+is depends on prompt tokens: those that it computes before the request's own, and those of the
+request that its prefix cache does not have. The former are the prompts of admitted requests, as far
+as they are not selected yet. Each running request counts as `RUNNING_TOKENS` tokens in addition,
+since it has a token in each iteration. Tokens of the request itself count `COMPUTING_WEIGHT` times:
+they delay not only this request, but all later ones of the pipeline. So requests spread over idle
+pipelines, and a request goes to the pipeline that has computed its beginning, unless that one is
+much busier.
 
 The choice is made anew at each selection and depends on what is known then, so that two pipelines
 never leave a request to each other in turn: each leaves it only to one that is better. A pipeline
 without room is never waited for. So no pipeline is idle while a request waits that it could run,
 with one bounded exception: the request is left to a busy pipeline as long as the tokens before its
-first token are fewer there than those that the idle pipeline would compute for the request alone.
+first token, each counted once, are fewer there than those that the idle pipeline would compute for
+the request alone.
 
 Only pipelines that may run the request are compared (`room.py`).
 
@@ -20,13 +23,17 @@ The decision depends on the requests and the memory of the pipelines alone. It h
 recording of the inputs is enough to repeat it.
 """
 
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Mapping
 
 from services.scheduler.core.request import Request
 from services.scheduler.core.room import Room, Rooms
 
 RUNNING_TOKENS = 16
 """Prompt tokens that count for each running request."""
+
+COMPUTING_WEIGHT = 3
+"""Number of times that tokens of the request itself count: unlike tokens that come before the
+request, they are work that all later requests wait for."""
 
 
 class Placement:
@@ -35,6 +42,11 @@ class Placement:
     def __init__(self) -> None:
         self._rooms = Rooms()
         self._n_most = 0  # most pipelines that were open at the same time
+
+    @property
+    def n_open(self) -> int:
+        """Number of pipelines that admit requests; at least 1."""
+        return max(1, len(self._rooms))
 
     def open(self, pipeline: Hashable, room: Room) -> None:
         """Lets a pipeline admit requests from now on."""
@@ -49,6 +61,10 @@ class Placement:
         """Leaves requests to the pipelines that do not drain, if there are any. With `is_last`, a
         pipeline admits no request any more."""
         self._rooms.drain(pipeline, is_last=is_last)
+
+    def drains(self, pipeline: Hashable) -> bool:
+        """Returns whether a pipeline drains."""
+        return self._rooms.drains(pipeline)
 
     def is_needed(self, pipeline: Hashable, waiting: Collection[Request]) -> bool:
         """Returns whether a pipeline that drains must go on, for want of another one."""
@@ -148,35 +164,42 @@ class _Choice:
         asks and could admit the request at once. Returns None if the request waits for the memory
         of another pipeline, since `selecting` may not run it."""
         rooms = self._rooms.eligible(request)
-        scores = {
-            one: self._before(one) + room.n_uncached_tokens(request)
+        costs = {
+            one: (self._before(one), room.n_uncached_tokens(request))
             for one, room in rooms.items()
             if one not in self._blocked and room.has_room(request, n_more=self._n_chosen[one])
         }
-        if not scores:
+        if not costs:
             # The request waits for memory. Where it would fit, no request behind it is admitted.
             fitting = {one for one, room in rooms.items() if room.fits_ever(request)}
             self._blocked |= fitting
             return selecting if selecting in fitting else None
-        # Where two are equally good, the one that asks is chosen: `False` comes before `True`.
-        best = min(scores, key=lambda one: (scores[one], one is not selecting))
+        best = self._best(costs, selecting)
         self._n_chosen[best] += 1
-        self._n_tokens[best] = scores[best] + RUNNING_TOKENS
+        self._n_tokens[best] = sum(costs[best]) + RUNNING_TOKENS
         return best
+
+    def _best(self, costs: Mapping[Hashable, tuple[int, int]], selecting: Hashable) -> Hashable:
+        """Returns the best pipeline for a request. `costs` has the number of tokens before the
+        request and the number of its own tokens to compute, for each pipeline with room. Where two
+        are equally good, the one that asks is chosen: `False` comes before `True`."""
+
+        def soonest(one: Hashable) -> tuple[int, bool]:
+            return sum(costs[one]), one is not selecting
+
+        def cheapest(one: Hashable) -> tuple[int, bool]:
+            n_before, n_own = costs[one]
+            return n_before + COMPUTING_WEIGHT * n_own, one is not selecting
+
+        best = min(costs, key=cheapest)
+        idle = [one for one, (n_before, _) in costs.items() if not n_before]
+        return min((best, *idle), key=soonest) if idle else best
 
     def _before(self, pipeline: Hashable) -> int:
         """Returns how many prompt tokens a pipeline has to compute before another request."""
         n_tokens = self._n_tokens.get(pipeline)
         if n_tokens is None:
-            n_tokens = self._n_tokens[pipeline] = _n_tokens_before(self._rooms[pipeline])
+            room = self._rooms[pipeline]
+            n_tokens = room.n_prompt_tokens_left + RUNNING_TOKENS * room.n_running
+            self._n_tokens[pipeline] = n_tokens
         return n_tokens
-
-
-def _n_tokens_before(room: Room) -> int:
-    """Returns how many prompt tokens a pipeline has to compute for its running requests. Each
-    running request counts as `RUNNING_TOKENS` tokens in addition."""
-    return sum(
-        RUNNING_TOKENS
-        + (0 if one.n_new_tokens else max(0, one.n_prefill_tokens - one.n_cached_tokens))
-        for one in room.running
-    )

@@ -187,7 +187,7 @@ class RequestPool:
         no request."""
         if self.has_suspects:
             return None
-        return self.order.batch_limits(self._admitted, self._ready.by_place)
+        return self.order.batch_limits(self._admitted, self._ready.by_place, pipeline=self.number)
 
     def mark_running(
         self, requests: Sequence[Request], *, can_run: Callable[[Request], bool]

@@ -13,11 +13,16 @@ from services.scheduler.core.request import Request
 
 
 class Room(Protocol):
-    """The part of a pipeline on which placement depends: its requests, and the room for others."""
+    """The part of a pipeline on which placement depends: its load, and the room for others."""
 
     @property
-    def running(self) -> Collection[Request]:
-        """The requests that the pipeline has admitted."""
+    def n_running(self) -> int:
+        """Number of requests that the pipeline has admitted."""
+        ...
+
+    @property
+    def n_prompt_tokens_left(self) -> int:
+        """Number of prompt tokens of admitted requests that the pipeline has not selected yet."""
         ...
 
     @property
@@ -89,6 +94,10 @@ class Rooms:
         """Notes that a pipeline drains. With `is_last`, it admits no request from now on."""
         self._draining[pipeline] = is_last
         self._compare()
+
+    def drains(self, pipeline: Hashable) -> bool:
+        """Returns whether a pipeline drains."""
+        return pipeline in self._draining
 
     def eligible(self, request: Request) -> Mapping[Hashable, Room]:
         """Returns the rooms of the pipelines that may run a request, whether they have room now or

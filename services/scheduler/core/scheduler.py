@@ -218,14 +218,14 @@ class Scheduler:
         """Begins to admit requests of the pool, which may have requests of earlier epochs. Requests
         that fit neither into the memory of this epoch nor into that of another pipeline fail.
         Returns the updates that end these requests."""
-        placement = self.pool.shared.placement
-        placement.open(self.pool, PipelineRoom(self.pool, self.kv_manager, self._max_running))
+        room = PipelineRoom(self.pool, self.kv_manager, self._max_running)
+        self.pool.shared.open(self.pool, room, self.kv_manager.blocks)
         self.pool.shared.wake_others(self.pool)
         return [
             self._finish(request, FinishReason.FAILED, message="the K/V memory became too small")
             for request in list(self.pool)
             if not self.kv_manager.fits_ever(request.max_sequence_len)
-            and not placement.fits_elsewhere(self.pool, request)
+            and not self.pool.shared.placement.fits_elsewhere(self.pool, request)
         ]
 
     def drain(self, *, is_last: bool = False) -> None:
@@ -273,7 +273,7 @@ class Scheduler:
         held = self.pool.running if computed is None else computed.columns.requests
         suspects.suspect([one for one in held if one.n_in_flight], is_by_itself=is_by_itself)
         self._in_flight.clear()
-        self.pool.shared.placement.close(self.pool)
+        self.pool.shared.close(self.pool)
         begun = self.pool.preempt_all()
         ends = []
         for request in begun:

@@ -5,7 +5,7 @@ or its pipeline is lost. Then it waits at its old place in the order, and any pi
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from typing import Protocol
 
 from services.common.errors import PoolFull
@@ -13,11 +13,14 @@ from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.grammar_gate import GrammarGate
 from services.scheduler.core.admission.no_control import NoControl
 from services.scheduler.core.admission.waiting import Waiting
+from services.scheduler.core.memory.blocks import Blocks
+from services.scheduler.core.memory.cache_room import CacheRoom
 from services.scheduler.core.order.fcfs import FirstComeFirstServed
 from services.scheduler.core.order.order import Order
 from services.scheduler.core.placement import Placement
 from services.scheduler.core.pool_tokens import pool_tokens
 from services.scheduler.core.request import Request
+from services.scheduler.core.room import Room
 
 RETRY_AFTER_S = 1.0
 """Seconds after which a client is told to try again when the pool was full."""
@@ -56,12 +59,24 @@ class SharedRequests:
         """The number of waiting requests of each grammar, by the grammar's digest."""
         self.placement = Placement()
         """The choice of the pipeline that admits a waiting request."""
+        self._cache_room = CacheRoom()
         self.pools: list[PoolView] = []
         """The pool as each pipeline sees it."""
         self.n_tokens = 0
         """Number of tokens that the requests in the pool count for together."""
         self.n_arrived = 0
         """Number of requests that have ever come into the pool."""
+
+    def open(self, pool: Hashable, room: Room, blocks: Blocks) -> None:
+        """Lets the pipeline of `pool` admit requests from now on. `room` and `blocks` are its room
+        for requests and the blocks of its memory."""
+        self.placement.open(pool, room)
+        self._cache_room.open(pool, blocks)
+
+    def close(self, pool: Hashable) -> None:
+        """Lets the pipeline of `pool` admit no further requests."""
+        self.placement.close(pool)
+        self._cache_room.close(pool)
 
     def stranded_by(self, digest: bytes) -> list[Request]:
         """Returns the waiting requests whose grammar has a digest, unless the ranks of a pipeline

@@ -1,4 +1,4 @@
-"""All metrics of a scheduler process: requests, the pipeline, iterations, leadership."""
+"""All metrics of a scheduler process: requests, the pipelines, iterations, leadership."""
 
 import time
 from collections.abc import Callable, Collection
@@ -27,7 +27,7 @@ class SchedulerMetrics:
         self._leader = Gauge(semconv.LEADER, "1 while this scheduler leads.", registry=registry)
         self._unfit = Gauge(
             semconv.UNFIT_WORKER,
-            "1 for each worker that stays out of the pipeline, since it does not fit.",
+            "1 for each worker that stays out of the pipelines, since it does not fit.",
             ["worker", "says"],
             registry=registry,
         )

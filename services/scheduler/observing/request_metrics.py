@@ -66,7 +66,7 @@ class RequestMetrics:
         }
         self._suspended = Counter(
             semconv.REQUESTS_SUSPENDED,
-            "Times that a request was suspended by a loss of the pipeline.",
+            "Times that a request was suspended because its pipeline was lost.",
             registry=registry,
         )
         self._preempted = Counter(
@@ -76,7 +76,7 @@ class RequestMetrics:
         )
         self._suspected = Counter(
             semconv.REQUESTS_SUSPECTED,
-            "Times that a request was in flight when the pipeline was lost.",
+            "Times that a request was in a batch when its pipeline was lost, unless only late.",
             registry=registry,
         )
         self._moved = Counter(

@@ -2,7 +2,7 @@
 
 Observers are called from the event loop at the few events of a request's life, never for each
 token. Observers never wait and never raise. They exist as long as the process. A request that is
-submitted ends or fails exactly once, whatever happens to the pipeline.
+submitted ends or fails exactly once, whatever happens to pipelines.
 """
 
 from typing import Protocol
@@ -31,7 +31,7 @@ class RequestObserver(Protocol):
         ended with this token."""
 
     def suspended(self, request: Request) -> None:
-        """Notes that a request waits for the next pipeline, since the pipeline was lost."""
+        """Notes that a request waits for another pipeline, since its own was lost."""
 
     def preempted(self, request: Request) -> None:
         """Notes that a request was preempted. Other requests get its memory, or its pipeline is to

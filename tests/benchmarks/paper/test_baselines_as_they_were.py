@@ -41,7 +41,10 @@ def test_all_end_with_the_last_one_of_their_batch() -> None:
     outcome = Simulation(faster_transformer(8), LinearCosts((PER_ITERATION,)), arrivals).run()
     # An iteration for three tokens of both prompts, then one each until the ninth of the longer.
     assert outcome.n_iterations == (5 + 4) - 3
-    assert outcome.requests == (RequestTimes(0.0, 6.0, 6.0, 2), RequestTimes(0.0, 6.0, 6.0, 4))
+    assert outcome.requests == (
+        RequestTimes(0.0, 6.0, 6.0, 2, n_prompt=3),
+        RequestTimes(0.0, 6.0, 6.0, 4, n_prompt=5),
+    )
 
 
 def test_those_that_have_ended_are_computed_with_the_others() -> None:

@@ -50,6 +50,17 @@ def test_a_policy_is_predicted_with_its_own_batches() -> None:
     assert outcomes[0] < outcomes[1]  # prompts that are cut take more iterations
 
 
+def test_two_pipelines_are_predicted_to_share_the_requests() -> None:
+    many = workload.plan(
+        workload.mixed_lengths(200, seed=3), workload.all_at_once(200), vocab_size=100, seed=3
+    )
+    one, two = (
+        predict.predict(Case(1, "chunked", n), costs(1), MEMORY, many).tokens_per_s for n in (1, 2)
+    )
+    assert 1.7 < two / one < 2.0
+    assert str(Case(1, "chunked", 2)) == "2 pipelines of 1 stage, chunked"
+
+
 def test_speed_is_told_from_iterations_that_took_longer() -> None:
     of = dataclasses.replace(costs(2), gap_s=0.01)
     bare = dataclasses.replace(of, gap_s=0.0)

@@ -104,20 +104,24 @@ async def test_beyond_the_bound_the_one_that_has_waited_longest_is_refused() -> 
     await cancel(other, newest)
 
 
-async def test_who_floods_is_refused_before_others() -> None:
+async def test_a_client_that_floods_keeps_no_other_out() -> None:
     turns = Turns(1, Refusals(), hold_s=60, max_waiting=32)
     first = Receiver(turns)
     honest = Receiver(turns, "ipv4:10.0.0.2:1")
     await settled()
     flood = [Receiver(turns) for _ in range(100)]
     await settled()
-    assert not honest.task.done()
     assert [receiver.task.done() for receiver in flood] == [True] * 69 + [False] * 31
     late = Receiver(turns, "ipv4:10.0.0.2:1")
     await settled()
-    assert honest.task.done(), "it has waited longest, and its client has few"
-    await cancel(first, late, *flood)
-    await asyncio.gather(honest.task, return_exceptions=True)
+    assert flood[69].task.done()
+    assert not honest.task.done()
+    for receiver in (first, late, honest):
+        receiver.end.set()
+        await settled()
+    assert late.has_turn.is_set()
+    assert honest.has_turn.is_set(), "the flood waits longer"
+    await cancel(first, late, honest, *flood)
 
 
 async def test_a_client_that_goes_is_not_told_that_it_is_refused() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -14,6 +14,7 @@ from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.order.fair import Fair
+from services.scheduler.core.order.fair_batch import FairBatch
 from services.scheduler.core.order.fcfs import FirstComeFirstServed
 from services.scheduler.core.order.order import Order
 from services.scheduler.core.placement import RUNNING_TOKENS
@@ -211,11 +212,11 @@ class Site:
         """Returns whether fewer tokens come before the first token of a request in another pipeline
         than in one that has no requests."""
         return any(
-            sum(RUNNING_TOKENS + one.n_unscheduled * (not one.n_new_tokens) for one in running)
+            sum(RUNNING_TOKENS + max(0, one.n_prefill_tokens - one.n_scheduled) for one in running)
             + _n_uncached(line, request)
             < _n_uncached(idle, request)
             for line in self.serving
-            if (running := line.pool.running)
+            if (running := line.pool.running) and self.pool.order.may_begin(request, running)
         )
 
     @property
@@ -259,14 +260,21 @@ class Fleet(RuleBasedStateMachine):
         is_fair=st.booleans(),
         policy=st.sampled_from(POLICIES),
         is_optimistic=st.booleans(),
+        batch_tokens=st.none() | st.integers(1, 3),
     )
     def begin(
-        self, n_pipelines: int, is_fair: bool, policy: Callable[[], Policy], is_optimistic: bool
+        self,
+        n_pipelines: int,
+        is_fair: bool,
+        policy: Callable[[], Policy],
+        is_optimistic: bool,
+        batch_tokens: int | None,
     ) -> None:
         self.now = 0.0
         order: Order = FirstComeFirstServed()
         if is_fair:
-            order = Fair(ageing_s=1.0, now=lambda: self.now)
+            batch = None if batch_tokens is None else FairBatch(batch_tokens)
+            order = Fair(ageing_s=1.0, now=lambda: self.now, batch=batch)
         self.site = Site(n_pipelines, order=order, policy=policy, is_optimistic=is_optimistic)
         self.accounts = [AccountUse(AccountLimits(weight=w), name=str(w)) for w in (1.0, 2.0)]
         for line in self.site.lines:
@@ -607,33 +615,3 @@ def test_request_stays_with_the_build_of_its_tokens_as_long_as_it_serves() -> No
     site.lose(other)
     [moved] = new.pool.running
     assert (moved.left_build, moved.build) == ("old", "new")
-
-
-@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 12)), min_size=40, max_size=80))
-@settings(max_examples=20, deadline=None)
-def test_two_clients_differ_by_the_bound_of_fairness_over_all_pipelines(
-    arrivals: list[tuple[int, int]],
-) -> None:
-    """The bound is `2 max(w_p n_prompt, w_q n_slots)`, with the K/V slots of all pipelines."""
-    n_pipelines, n_blocks = 2, 12
-    site = Site(n_pipelines, order=Fair(ageing_s=1.0, now=lambda: 0.0), n_blocks=n_blocks)
-    for line in site.lines:
-        site.open(line)
-    accounts = [AccountUse(AccountLimits(), name=name) for name in "ab"]
-    for client, n_prompt in arrivals:
-        site.submit(n_prompt, 4, accounts[client])
-    one, two = (
-        next((one.client for one in site.requests if one.account is account), None)
-        for account in accounts
-    )
-    if one is None or two is None:
-        return
-    weight = max(one.output_charge, two.output_charge)
-    bound = 2 * weight * max(12, n_pipelines * n_blocks * BLOCK_SIZE)
-    while one.n_waiting and two.n_waiting:
-        assert abs(one.served - two.served) <= bound
-        for line in site.serving:
-            if line.in_flight:
-                site.return_oldest(line)
-    site.run()
-    assert not site.requests_left

@@ -65,6 +65,14 @@ def render(document: dict[str, Any]) -> str:
 
 
 def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
+    return (
+        f"<h3><code>{method.upper()} {escape(path)}</code></h3>"
+        f"<p>{escape(operation['summary'])}</p>{operation_table(operation)}"
+    )
+
+
+def operation_table(operation: dict[str, Any]) -> str:
+    """Returns a table of an operation's body, parameters and answers, in HTML."""
     rows = []
     body = operation.get("requestBody", {}).get("content", {}).get("application/json")
     if body is not None:
@@ -81,13 +89,19 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
                 for media_type, kind in response["content"].items()
             )
             rows.append((status, " or ".join(kinds)))
-    return (
-        f"<h3><code>{method.upper()} {escape(path)}</code></h3>"
-        f"<p>{escape(operation['summary'])}</p>{_table(rows)}"
-    )
+    return _table(rows)
 
 
 def _schema(name: str, schema: dict[str, Any]) -> str:
+    return (
+        f'<h3 id="{escape(name)}"><code>{escape(name)}</code></h3>'
+        f"<p>{escape(schema.get('description', ''))}</p>{schema_table(schema)}"
+    )
+
+
+def schema_table(schema: dict[str, Any]) -> str:
+    """Returns a table of a schema's fields, or its type if it has none, in HTML. Required fields
+    have a star, and types that have a name link to the anchor of that name."""
     required = schema.get("required", ())
     rows = [
         (
@@ -96,11 +110,7 @@ def _schema(name: str, schema: dict[str, Any]) -> str:
         )
         for field, kind in schema.get("properties", {}).items()
     ]
-    text = escape(schema.get("description", ""))
-    return (
-        f'<h3 id="{escape(name)}"><code>{escape(name)}</code></h3><p>{text}</p>'
-        f"{_table(rows) if rows else _type_of(schema)}"
-    )
+    return _table(rows) if rows else _type_of(schema)
 
 
 def _table(rows: list[tuple[str, str]]) -> str:

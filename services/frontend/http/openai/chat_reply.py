@@ -127,13 +127,15 @@ class ChatReply(GenerationReply):
         return choice
 
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
-        if not self._wants_logprobs or piece.logprobs is None or not piece.token_ids:
+        scores, generation = piece.scores, self._generation
+        if not self._wants_logprobs or scores is None or not scores.token_ids:
             return None
-        generation = self._generation
+        if scores.logprobs is None:
+            return None
         return chat_logprobs(
             self._token_names,
-            piece.token_ids[: generation.n_shown(piece)],
-            piece.logprobs,
+            scores.token_ids[: generation.n_shown(piece)],
+            scores.logprobs,
             n_top=generation.options.n_logprobs or 0,
         )
 

@@ -65,11 +65,11 @@ class CompletionReply(GenerationReply):
             if piece.prompt_logprobs is not None:
                 columns.add(others, piece.prompt_logprobs)
             columns.add_offsets(generation.prompt_text_offsets(index), start=0)
-        elif not piece.token_ids:
+        elif piece.scores is None or not piece.scores.token_ids:
             return None
-        if piece.logprobs is not None:
+        if piece.scores is not None and piece.scores.logprobs is not None:
             if self._options.echo and index not in self._n_echoed:
                 self._n_echoed[index] = len(generation.prompt_text(index))
-            columns.add(piece.token_ids, piece.logprobs)
-            columns.add_offsets(piece.text_offsets, start=self._n_echoed.get(index, 0))
+            columns.add(piece.scores.token_ids, piece.scores.logprobs)
+            columns.add_offsets(piece.scores.offsets, start=self._n_echoed.get(index, 0))
         return columns.to_answer()

@@ -70,7 +70,8 @@ class CompletionBody(GenerationBody):
     """Whether to begin each answer with the prompt."""
     logprobs: Annotated[int | None, N_LOGPROBS] = None
     """Number of the most likely tokens to show at each position. The answer then also has the
-    log-probability of each token. With `echo`, the tokens of the prompt are included."""
+    log-probability of each token. With `echo`, the tokens of the prompt are included. A stop text
+    that is cut off has none, unless `return_token_ids` shows the tokens."""
     best_of: Annotated[int | None, N_ANSWERS] = None
     """Number of answers to generate for each prompt, at least `n`. The reply has only the best `n`
     of the answers, best first. With `stream`, a number larger than `n` is refused."""

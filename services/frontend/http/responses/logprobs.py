@@ -56,9 +56,12 @@ class AnswerLogprobs(TextLogprobs):
     def add(self, piece: Piece) -> None:
         self._n_before = len(self._written)
         self._written += piece.text
-        if piece.logprobs is not None:
-            listed = token_logprobs(self._texts, piece.token_ids, piece.logprobs, n_top=self._n_top)
-            self._tokens.extend(zip(piece.text_offsets, listed, strict=True))
+        scores = piece.scores
+        if scores is not None and scores.logprobs is not None:
+            listed = token_logprobs(
+                self._texts, scores.token_ids, scores.logprobs, n_top=self._n_top
+            )
+            self._tokens.extend(zip(scores.offsets, listed, strict=True))
 
     def take(self, text: str) -> list[ChatTokenLogprob]:
         at = self._place_of(text)
@@ -90,7 +93,7 @@ def in_tokens(piece: Piece) -> Iterator[Piece]:
     """Yields a piece as pieces of one token each if it has log-probabilities. A piece without
     log-probabilities is yielded unchanged."""
     begin = 0
-    for end in piece.text_offsets[1:]:
+    for end in () if piece.scores is None else piece.scores.offsets[1:]:
         yield Piece(piece.index, piece.text[begin:end])
         begin = end
     yield Piece(

@@ -1,9 +1,9 @@
 """Suspects: the requests that were in flight when a pipeline was lost, until they are cleared.
 
-Each suspect may have caused the loss of the pipeline. Suspects are admitted before all other
-requests and one at a time, the most suspicious first. The next suspect is admitted when every
-running request has produced tokens and the last suspect is cleared. So the next loss is blamed on
-the only suspect in flight, and a request that is blamed again runs alone the next time.
+Each suspect may have caused the loss. Suspects are admitted before all other requests and one at a
+time, the most suspicious first. The next suspect is admitted when every running request has
+produced tokens and the last suspect is cleared. So the next loss is blamed on the only suspect in
+flight, and a request that is blamed again runs alone the next time.
 
 How soon a suspect fails depends on how the pipelines were lost. A rank that fails by itself, by an
 error or a signal such as SIGSEGV, was most likely ended by what it computed: the suspect fails at
@@ -97,5 +97,5 @@ def verdict(request: Request) -> str | None:
     if request.n_deaths >= MAX_DEATHS:
         return f"a worker failed {MAX_DEATHS} times in a row while it computed this request"
     if request.n_losses >= MAX_LOSSES:
-        return f"the pipeline was lost {MAX_LOSSES} times in a row serving this request"
+        return f"a pipeline was lost {MAX_LOSSES} times in a row while it computed this request"
     return None

@@ -47,7 +47,8 @@ class AccountLimits:
     tokens_per_minute: int | None = None
     max_in_flight_tokens: int | None = None
     weight: float = 1.0
-    """The account's share of the pipeline relative to other waiting accounts, in the fair order."""
+    """The account's share of the pipelines, relative to other waiting accounts, in the fair
+    order."""
 
 
 class AccountUse:

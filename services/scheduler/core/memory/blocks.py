@@ -64,6 +64,11 @@ class Blocks:
         self.n_evicted += 1
         return self.cache.evict()
 
+    def limit_cache(self, max_blocks: int) -> None:
+        """Sets the largest number of blocks in the prefix cache, and frees the blocks that are
+        evicted because there are more."""
+        self.free_evicted(self.cache.limit(max_blocks))
+
     def free(self, block_id: int) -> None:
         """Frees a block that is used by no request and is not in the prefix cache."""
         self._free.append(block_id)

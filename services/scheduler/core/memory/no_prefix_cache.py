@@ -42,6 +42,10 @@ class NoPrefixCache:
         """Returns an empty list: no block is in the cache."""
         return []
 
+    def limit(self, max_blocks: int) -> list[int]:
+        """Returns an empty list: no block is in the cache."""
+        return []
+
     def evict(self) -> int:
         """Raises RuntimeError, since an empty cache has no block to evict. Requests have then
         reserved more than there is."""

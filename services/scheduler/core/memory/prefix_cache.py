@@ -44,7 +44,8 @@ _OF_REST = b"rest"
 """Suffix of the key of a rest; the key begins with the key of the block before the rest."""
 
 MAX_BLOCKS = 2**18
-"""Largest number of blocks in the cache. Their entries take 80 MB of this process's memory."""
+"""Largest number of blocks in the caches of all pipelines (`cache_room.py`). Their entries take 60
+MB of this process's memory."""
 
 
 class PrefixCache:
@@ -204,9 +205,9 @@ class PrefixCache:
             if key in self._block_of:
                 continue
             if len(self._key_of) >= self._max_blocks:
-                if not self._unused:
+                evicted += self._evict_to(self._max_blocks - 1)
+                if len(self._key_of) >= self._max_blocks:
                     break
-                evicted.append(self.evict())
             self._block_of[key] = block_id
             self._key_of[block_id] = key
             self._n_users[block_id] = 1
@@ -283,6 +284,18 @@ class PrefixCache:
         del self._unused[block_id]
         self._forget(block_id)
         return block_id
+
+    def limit(self, max_blocks: int) -> list[int]:
+        """Sets the largest number of blocks in the cache. Returns the blocks that are evicted
+        because there are more. Blocks with users are not evicted."""
+        self._max_blocks = max_blocks
+        return self._evict_to(max_blocks)
+
+    def _evict_to(self, n_blocks: int) -> list[int]:
+        """Evicts blocks without users until the cache has at most `n_blocks` blocks, and returns
+        the evicted blocks."""
+        n_evicted = min(len(self._key_of) - n_blocks, len(self._unused))
+        return [self.evict() for _ in range(n_evicted)]
 
     def _forget(self, block_id: int) -> None:
         del self._block_of[self._key_of.pop(block_id)]

@@ -20,12 +20,12 @@ served falls behind the others: no request starves. Whole classes rise rather th
 Otherwise the client that sends most requests would have the oldest ones and would come first for
 that reason.
 
-Among the requests of one client in a class, a request with more tokens in the prefix cache may be
-preferred to the first request. The reason is that memory has room for few beginnings of sequences,
-so consecutive requests should share a beginning. Only the first `N_PREFERABLE` requests are
-considered, and the first request is passed over at most `MAX_PASSES` times. So a request waits for
-at most `MAX_PASSES` + 1 admissions of its client for itself and for each request that arrived
-before it.
+Among the requests of one client in a class, a request with more tokens in the prefix cache of the
+pipeline that selects may be preferred to the first request. The reason is that memory has room for
+few beginnings of sequences, so a pipeline should admit requests that share a beginning. With n
+pipelines, only the first n `N_PREFERABLE` requests are considered, and the first request is passed
+over at most n `MAX_PASSES` times. So a request waits for at most n `MAX_PASSES` + 1 admissions of
+its client for itself and for each request that arrived before it.
 
 Preempted requests come before all others, since they have begun and their prompts are charged
 already. But a waiting request may be called: then no other request is admitted, and the called
@@ -41,7 +41,13 @@ from services.scheduler.core.clients.accounts import AccountUse
 from services.scheduler.core.clients.client import ServedClient
 from services.scheduler.core.order.fair_batch import Allowances, FairBatch
 from services.scheduler.core.order.order import Clock, OrderOptions
-from services.scheduler.core.order.priorities import Counters, MayBegin, PriorityClass, any_client
+from services.scheduler.core.order.priorities import (
+    ClientLine,
+    Counters,
+    MayBegin,
+    PriorityClass,
+    any_client,
+)
 from services.scheduler.core.request import Request
 
 N_KEPT = 1024
@@ -83,6 +89,7 @@ class Fair:
         self._clients: dict[str | None, ServedClient] = {}
         self._sweep_at = N_KEPT
         self._last_backlogged = ServedClient()
+        self._preferring: ClientLine | None = None  # a pipeline's preference holds here
 
     @classmethod
     def of(cls, options: OrderOptions, now: Clock) -> Self:
@@ -134,13 +141,24 @@ class Fair:
         may be admitted again."""
         self._called, self._called_to = request, place
 
-    def prefer(self, n_cached: Callable[[Request], int]) -> None:
-        """Chooses the request with the largest cached part among the first requests of the client
-        that is next. `n_cached` returns the number of cached tokens of a request. The chosen
-        request keeps the first turn of its client until it is admitted."""
+    def prefer(
+        self, n_cached: Callable[[Request], int], *, pipeline: int = 0, n_pipelines: int = 1
+    ) -> None:
+        """Prefers the request with the largest cached part among the first requests of the client
+        that is next, until `end_preference` is called. The preferred request takes the first turn
+        of its client. `n_cached` returns the number of cached tokens of a request in the memory of
+        the pipeline that selects, which has the number `pipeline` among `n_pipelines`."""
         first = self.first_in_turn
         if first is not None:
-            self._classes[first.priority].prefer(_client_of(first), n_cached)
+            line = self._classes[first.priority].line_of(_client_of(first))
+            line.prefer(n_cached, pipeline=pipeline, n_pipelines=n_pipelines)
+            self._preferring = line
+
+    def end_preference(self) -> None:
+        """Lets the requests of each client come in the order of their arrival again."""
+        if self._preferring is not None:
+            self._preferring.preferred = None
+            self._preferring = None
 
     def take_place(self) -> int:
         """Returns a new place in the order of running requests, after all earlier places."""
@@ -218,13 +236,23 @@ class Fair:
         return chain(ready, self._preempted, self._in_turn(may_begin))
 
     def batch_limits(
-        self, running: Collection[Request], ready: Sequence[Request]
+        self, running: Collection[Request], ready: Sequence[Request], *, pipeline: int = 0
     ) -> Allowances | None:
         """Returns, for each client, the number of tokens that it may have in the next batch.
         Returns None if no client is limited."""
         if self.batch is not None:
-            self._allowances = self.batch.allowances(running, ready, self._called)
+            self._allowances = self.batch.allowances(
+                running, ready, self._called, pipeline=pipeline
+            )
         return self._allowances
+
+    def may_begin(self, request: Request, running: Collection[Request]) -> bool:
+        """Returns whether the client of a waiting request may have one more request in a pipeline
+        where `running` run."""
+        client = _client_of(request)
+        if self.batch is None or not self.has_rivals or not client.n_running:
+            return True
+        return self.batch.room(running).may_begin(client)
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Returns the rank of a request for preemption. The highest rank is preempted first. Among

@@ -117,20 +117,26 @@ class FairBatch:
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
         self.max_tokens = max_tokens
-        self._last: Allowances | None = None
+        self._last: dict[int, Allowances] = {}  # of the last batch, by pipeline
 
     def allowances(
-        self, running: Iterable[Request], ready: Sequence[Request], called: Request | None
+        self,
+        running: Iterable[Request],
+        ready: Sequence[Request],
+        called: Request | None,
+        *,
+        pipeline: int = 0,
     ) -> Allowances | None:
-        """Returns, for each client, the number of tokens that it may have in the next batch.
-        Returns None if no client is limited.
+        """Returns, for each client, the number of tokens that it may have in the next batch of a
+        pipeline. Returns None if no client is limited.
 
-        `running` are all running requests. `ready` are the requests that could be in the batch, by
-        place. `called` is the waiting request that takes the place of a running one.
+        `running` are all requests that run in the pipeline. `ready` are the requests that could be
+        in the batch, by place. `called` is the waiting request that takes the place of a running
+        one.
         """
         n_running = Counter(map(_CLIENT, running))
         limits = self._limits(n_running)
-        last, self._last = self._last, None
+        last = self._last.pop(pipeline, None)
         if not limits:
             return None
         by_client = defaultdict(list)
@@ -142,8 +148,8 @@ class FairBatch:
             begin = bisect_left(requests, last.next_place(client) if last else 0, key=_PLACE)
             turns[client] = [*requests[begin:], *requests[:begin]][: limits[client]]
             limits[client] -= len(turns[client])
-        self._last = Allowances(turns, limits, n_running, called)
-        return self._last
+        self._last[pipeline] = allowances = Allowances(turns, limits, n_running, called)
+        return allowances
 
     def room(self, running: Iterable[Request]) -> "Room":
         """Returns an object that says which clients may have more running requests."""

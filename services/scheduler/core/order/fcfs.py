@@ -1,7 +1,8 @@
 """First come, first served: the order of the paper (Algorithm 1, line 20)."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import ClassVar, Self
 
 from services.scheduler.core.order.order import Clock, OrderOptions
@@ -36,7 +37,7 @@ class FirstComeFirstServed:
 
     def restore(self, requests: Sequence[Request]) -> None:
         """Puts preempted requests back into the waiting ones, in the order of arrival."""
-        self._waiting = dict.fromkeys(sorted([*self._waiting, *requests], key=_place))
+        self._waiting = dict.fromkeys(sorted([*self._waiting, *requests], key=attrgetter("place")))
 
     def admit(self, request: Request) -> None:
         """Removes an admitted request from the waiting ones. The request keeps its place."""
@@ -51,21 +52,20 @@ class FirstComeFirstServed:
     ) -> Iterator[Request]:
         """Yields the running requests by arrival, and then the waiting ones by arrival.
 
-        Together this is one order of arrival, with one exception: after a loss or because of a
-        grammar, a waiting request may have arrived before some running ones. If such a request came
-        before the running ones here and there were no memory for it, the running ones could not
-        continue and free their memory.
+        Together this is one order of arrival, except that a waiting request may have arrived before
+        running ones, after a loss or because of a grammar. If it came before them and there were no
+        memory for it, they could not continue and free their memory.
         """
         return chain(ready, self._waiting if waiting is None else waiting)
 
-    def batch_limits(self, running: Collection[Request], ready: Sequence[Request]) -> None:
+    def batch_limits(self, running: object, ready: object, *, pipeline: int = 0) -> None:
         """Returns None, since this order limits no request."""
+
+    def may_begin(self, request: Request, running: object) -> bool:
+        """Returns True, since this order limits no request."""
+        return True
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Returns the number of the request in the order of arrival. The request that arrived last
         is preempted first."""
         return (request.place,)
-
-
-def _place(request: Request) -> int:
-    return request.place

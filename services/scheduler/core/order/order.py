@@ -81,11 +81,16 @@ class Order(Protocol):
         ...
 
     def batch_limits(
-        self, running: Collection[Request], ready: Sequence[Request]
+        self, running: Collection[Request], ready: Sequence[Request], *, pipeline: int = 0
     ) -> BatchLimits | None:
-        """Returns the limits of the order for the next batch. Returns None if the order limits no
-        request. `running` are all running requests, and `ready` the requests that could be in the
-        batch, by place."""
+        """Returns the limits of the order for the next batch of a pipeline. Returns None if the
+        order limits no request. `running` are all requests that run in the pipeline, and `ready`
+        the requests that could be in the batch, by place."""
+        ...
+
+    def may_begin(self, request: Request, running: Collection[Request]) -> bool:
+        """Returns whether the limits let a waiting request begin in a pipeline where `running`
+        run."""
         ...
 
     def rank(self, request: Request) -> tuple[int, ...]:

@@ -1,19 +1,18 @@
 """The waiting requests of one priority in the fair order, sorted by the counters of their
 clients."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import islice
+from itertools import chain, islice
 
 from services.scheduler.core.clients.client import ServedClient
 from services.scheduler.core.request import Request
 
 N_PREFERABLE = 16
-"""Number of a client's first requests among which one may be preferred."""
+"""Number of a client's first requests, for each pipeline, among which one may be preferred."""
 
 MAX_PASSES = 8
-"""Largest number of times that a client's first request is passed over."""
+"""Largest number of times, for each pipeline, that a client's first request is passed over."""
 
 MayBegin = Callable[[ServedClient], bool]
 """Function that tells whether a request of a client may begin."""
@@ -27,50 +26,66 @@ def any_client(client: ServedClient) -> bool:
 class ClientLine:
     """The waiting requests of one client in one class, by arrival; never empty."""
 
-    __slots__ = ("client", "entry", "n_passes", "preferred", "requests")
+    __slots__ = ("choices", "client", "entry", "n_passes", "preferred", "requests")
 
     def __init__(self, client: ServedClient) -> None:
         self.client = client
-        self.requests: OrderedDict[Request, None] = OrderedDict()
+        self.requests: dict[Request, None] = {}
         self.entry: _Entry | None = None  # in the heap; None once the line is empty
-        self.preferred: Request | None = None  # moved to the front, ahead of the oldest request
+        self.preferred: Request | None = None  # comes first, before the oldest request
+        self.choices: dict[int, Request] = {}  # the requests that pipelines prefer
         self.n_passes = 0  # times that the oldest request was passed over
 
-    def prefer(self, n_cached: Callable[[Request], int]) -> None:
-        """Moves the request with the largest cached part to the front. Does nothing if another
-        request is in front of the oldest one already. `n_cached` returns the number of cached
-        tokens of a request."""
-        if self.preferred is not None or self.n_passes == MAX_PASSES or len(self.requests) == 1:
+    def prefer(
+        self, n_cached: Callable[[Request], int], *, pipeline: int, n_pipelines: int
+    ) -> None:
+        """Lets the request with the largest cached part come first, among the first requests of the
+        line. `n_cached` returns the cached part of a request in the memory of the pipeline with the
+        number `pipeline`. Requests that other pipelines prefer are left to them. A choice is kept
+        until the chosen request leaves the line, so that most selections search nothing."""
+        if len(self.requests) == 1 or self.n_passes >= MAX_PASSES * n_pipelines:
             return
-        head = list(islice(self.requests, N_PREFERABLE))
-        best = max(head, key=n_cached)  # the first of several
-        if best is not head[0]:
-            self.preferred = best
-            self.requests.move_to_end(best, last=False)
+        chosen = self.choices.get(pipeline)
+        if chosen is None:
+            of_others = set(self.choices.values())
+            head = islice(self.requests, N_PREFERABLE * n_pipelines)
+            free = [one for one in head if one not in of_others]
+            chosen = max(free, key=n_cached, default=self.oldest)  # the first of several
+            self.choices[pipeline] = chosen
+        self.preferred = chosen
 
     def remove(self, request: Request) -> None:
         """Removes a request."""
+        if request is self.oldest:
+            self.n_passes = 0
+        elif request is self.preferred:
+            self.n_passes += 1
         if request is self.preferred:
             self.preferred = None
-            self.n_passes += 1
-        elif self.n_passes and request is self._oldest():
-            self.n_passes = 0
+        if self.choices:
+            self.choices = {n: one for n, one in self.choices.items() if one is not request}
         del self.requests[request]
 
-    def _oldest(self) -> Request:
-        """Returns the request that arrived first."""
-        requests = iter(self.requests)
-        first = next(requests)
-        return first if self.preferred is None else next(requests, first)
+    @property
+    def oldest(self) -> Request:
+        """The request that arrived first."""
+        return next(iter(self.requests))
+
+    def in_order(self) -> Iterator[Request]:
+        """Returns the requests, the preferred one first and then by arrival."""
+        preferred = self.preferred
+        if preferred is None:
+            return iter(self.requests)
+        return chain((preferred,), (one for one in self.requests if one is not preferred))
 
     def entry_now(self) -> "_Entry":
         client = self.client
-        return client.served, client.turn, self._oldest().arrival, self
+        return client.served, client.turn, self.oldest.arrival, self
 
     def arrival_of(self, request: Request) -> int:
         """Returns the arrival number that decides when a request has its turn. A preferred request
         takes the turn of the oldest request."""
-        return self._oldest().arrival if request is self.preferred else request.arrival
+        return self.oldest.arrival if request is self.preferred else request.arrival
 
 
 _Entry = tuple[float, int, int, ClientLine]
@@ -133,8 +148,9 @@ class PriorityClass:
             self._heap = [entry for entry in self._heap if entry[3].entry is entry]
             heapify(self._heap)
 
-    def prefer(self, client: ServedClient, n_cached: Callable[[Request], int]) -> None:
-        self._lines[client].prefer(n_cached)
+    def line_of(self, client: ServedClient) -> ClientLine:
+        """Returns the line of a client, which must have a waiting request in the class."""
+        return self._lines[client]
 
     def least_served(self) -> float:
         """Returns the least counter of the clients in the class, which must not be empty."""
@@ -172,7 +188,7 @@ class PriorityClass:
                     heappush(ahead, entry)
                 if line.entry is not heap[index]:
                     continue
-                requests = iter(line.requests)
+                requests = line.in_order()
                 request = next(requests)
             client = line.client
             if not may_begin(client):

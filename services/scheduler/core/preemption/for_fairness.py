@@ -6,7 +6,8 @@ or room for all requests.
 
 A client may take a place from another client under two conditions: it has been served no more than
 the other client, and with one place more it would still have no more places, relative to its
-weight, than the other client with one place less. Then the first waiting request of the client is
+weight, than the other client with one place less. Requests that run in other pipelines count as
+places, too. Then the first waiting request of the client is
 called, and the last running request of the other client is preempted:
 
 - Where the batch is full, the called request takes the place of the other one. The preempted
@@ -66,13 +67,8 @@ class ForFairness:
 
     def prepare(self) -> None:
         """Chooses a waiting request to be admitted next, if running requests must be preempted to
-        make room.
-
-        If memory has ever been short, the first requests of the next client compete: the one with
-        the largest cached part is chosen. Before that, waiting loses no cached tokens.
-        """
-        if self._kv_manager.blocks.n_evicted:
-            self._order.prefer(self._kv_manager.n_cached_columns)
+        make room."""
+        self._prefer()
         if self._called is not None:
             self._stop()
         else:
@@ -80,20 +76,32 @@ class ForFairness:
         if not self._order.has_rivals or self._kv_manager.is_owing or self._pool.has_suspects:
             return
         first = self._order.first_to_call(self._pool.running)
-        if first is None or not self._pool.may_admit(first):
+        if first is None:
             return
         n_running = Counter(map(_CLIENT, self._pool.running))
-        richest = self._richest(first, n_running)
+        richest = self._richest(first, n_running, n_running)
         if richest is None and self._order.first_preempted is None:
+            return
+        if not self._pool.may_admit(first):
             return
         n_missing = _n_missing_blocks(self._kv_manager, first)
         if n_missing:
             if richest is not None:
                 self._take_memory(first, richest, n_missing)
         elif self._policy.is_full(ready := self._pool.ready_by_place):
-            self._take_place(first, ready)
+            self._take_place(first, ready, n_running)
         elif self._goes_before_preempted(first):
             self._call(first)
+
+    def _prefer(self) -> None:
+        """Lets the first requests of the next client compete, among several pipelines or if memory
+        has ever been short: the request with the largest cached part comes first. A single pipeline
+        with enough memory loses no cached tokens by waiting."""
+        self._order.end_preference()  # of the last pipeline that has selected
+        n_pipelines = self._pool.shared.placement.n_open
+        if self._kv_manager.blocks.n_evicted or n_pipelines > 1:
+            n_cached = self._kv_manager.n_cached_columns
+            self._order.prefer(n_cached, pipeline=self._pool.number, n_pipelines=n_pipelines)
 
     def settle(self, selected: Collection[Request]) -> None:
         """If the called request is in the batch, moves the request whose place it took to the last
@@ -135,7 +143,12 @@ class ForFairness:
         self._called = request
         self._order.call(request, place=place)
 
-    def _take_place(self, first: Request, ready: Sequence[Request]) -> None:
+    def _take_place(
+        self,
+        first: Request,
+        ready: Sequence[Request],
+        n_running: Counter[ServedClient | None],
+    ) -> None:
         """Gives the request `first` the place of a request in the batch, if the client of `first`
         may have more running requests."""
         riding = ready[: self._policy.max_batch_size]
@@ -144,7 +157,7 @@ class ForFairness:
             known = set(ready)
             others = (one for one in self._pool.running if one.n_in_flight and one not in known)
             n_riding.update(map(_CLIENT, others))
-        richest = self._richest(first, n_riding)
+        richest = self._richest(first, n_riding, n_running)
         if richest is None:
             return
         for request in reversed(riding):
@@ -190,15 +203,26 @@ class ForFairness:
         return mine.may_have_more(other, mine.n_running, other.n_running + 1)
 
     def _richest(
-        self, first: Request, n_places: Counter[ServedClient | None]
+        self,
+        first: Request,
+        n_places: Counter[ServedClient | None],
+        n_running: Counter[ServedClient | None],
     ) -> ServedClient | None:
-        """Returns the client with the most running requests relative to its weight. Only clients
-        count from which the client of `first` may take a place. Returns None if there is no such
-        client."""
+        """Returns the client with the most places relative to its weight. Only clients count that
+        have a place in this pipeline, and from which the client of `first` may take one. Returns
+        None if there is no such client.
+
+        `n_places` has the places of each client in this pipeline, and `n_running` its running
+        requests.
+        """
         mine = _client_of(first)
-        n_mine, most, most_places = n_places[mine], None, 0.0
-        for one, n_its in n_places.items():
-            if one is None or n_its < 2 or n_its / one.weight <= most_places:
+        n_mine = n_places[mine] + mine.n_running - n_running[mine]
+        most, most_places = None, 0.0
+        for one, n_here in n_places.items():
+            if one is None:
+                continue
+            n_its = n_here + one.n_running - n_running[one]
+            if n_its < 2 or n_its / one.weight <= most_places:
                 continue
             if mine.may_have_more(one, n_mine, n_its):
                 most, most_places = one, n_its / one.weight

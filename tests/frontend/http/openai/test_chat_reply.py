@@ -9,6 +9,7 @@ import pytest
 
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import TokenUsage
+from services.frontend.generation.token_scores import TokenScores
 from services.frontend.http.openai.chat_reply import ChatReply
 from services.frontend.http.openai.reply import ReplyOptions
 from services.frontend.http.protocol.json_text import to_json
@@ -41,7 +42,7 @@ class FakeGeneration:
         return self.reader
 
     def n_shown(self, piece: Piece) -> int:
-        return len(piece.token_ids)
+        return 0 if piece.scores is None else len(piece.scores.token_ids)
 
     def prompt_of(self, _: int) -> Any:
         return SimpleNamespace(prompt="x")
@@ -64,8 +65,9 @@ def test_each_token_has_its_log_probability(reader: MessageReader, texts: list[s
             text,
             (number,),
             None,
-            Logprobs(array("f", [-1]), array("I", [1]), array("I"), array("f")),
-            (0,),
+            TokenScores(
+                (number,), (0,), Logprobs(array("f", [-1]), array("I", [1]), array("I"), array("f"))
+            ),
         )
         for number, text in enumerate(texts)
     ]

@@ -325,6 +325,7 @@ def test_the_one_of_which_most_is_cached_comes_first_of_a_clients() -> None:
     cached = {"a2": 5, "a3": 5, "b1": 9}
     names = []
     for _ in range(8):
+        order.end_preference()
         order.prefer(lambda request: cached.get(request.request_id, 0))
         names += admitted(pool, 1)
     assert names == ["a2", "b1", "a3", "b0", "a0", "b2", "a1", "b3"]
@@ -345,6 +346,7 @@ def test_nobody_is_passed_over_without_end_for_what_is_cached(
             pool.add(request_of(name, "a"))
         if not waiting:
             continue
+        order.end_preference()
         order.prefer(lambda _: data.draw(st.integers(0, 2)))
         if data.draw(st.integers(0, 9)) == 0:
             gone = data.draw(st.sampled_from(waiting))
@@ -364,9 +366,45 @@ def test_what_is_passed_over_most_often_comes_though_others_are_cached() -> None
         pool.add(request_of(str(number), "a"))
     places = []
     for _ in range(20):
+        order.end_preference()
         order.prefer(lambda request: int(int(request.request_id) > 0))
         places += admitted(pool, 1)
     assert places.index("0") == MAX_PASSES
+
+
+def test_each_pipeline_prefers_what_it_has_cached_and_leaves_others_what_they_prefer() -> None:
+    order = fair()
+    pool = RequestPool(max_requests=100, order=order)
+    for number in range(6):
+        pool.add(request_of(str(number), "a"))
+    cached = ({"4": 9, "2": 5}, {"4": 7, "3": 5})  # by pipeline
+    names = []
+    for pipeline in (0, 1, 0, 1):
+        order.end_preference()
+        n_cached = cached[pipeline]
+        order.prefer(
+            lambda request, n_cached=n_cached: n_cached.get(request.request_id, 0),  # type: ignore[misc]
+            pipeline=pipeline,
+            n_pipelines=2,
+        )
+        names += admitted(pool, 1)
+    assert names == ["4", "3", "2", "0"]
+    order.end_preference()
+    assert admitted(pool, 2) == ["1", "5"]
+
+
+def test_a_preference_of_one_pipeline_does_not_hold_for_another() -> None:
+    order = fair()
+    pool = RequestPool(max_requests=100, order=order)
+    for number in range(3):
+        pool.add(request_of(str(number), "a"))
+    order.prefer(lambda request: int(request.request_id), pipeline=0, n_pipelines=2)
+    order.end_preference()
+    order.prefer(lambda _: 0, pipeline=1, n_pipelines=2)
+    assert admitted(pool, 1) == ["0"]
+    order.end_preference()
+    order.prefer(lambda _: 0, pipeline=0, n_pipelines=2)
+    assert admitted(pool, 1) == ["2"]
 
 
 # Priorities

@@ -1,0 +1,156 @@
+"""A whole local system on real sockets whose ranks compute nothing: the control plane alone."""
+
+import argparse
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import psutil
+
+from benchmarks.control.null_model import COMPUTE_MS
+from services.local.child import Child
+
+HOST = "127.0.0.1"
+COMMON = ("--log-level=ERROR",)
+"""Settings of all processes of a plane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """A running control plane: its addresses, and its processes by their kinds."""
+
+    http: str
+    grpc: str
+    scheduler: str
+    metrics: str
+    """URL of the scheduler's metrics."""
+    processes: dict[str, list[psutil.Process]]
+
+    def used(self) -> dict[str, "Used"]:
+        """Returns the processor time used so far by the processes of each kind, and by this
+        process."""
+        processes = {**self.processes, "client": [psutil.Process()]}
+        return {name: Used.by(of_kind) for name, of_kind in processes.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Processor time in seconds, the kernel's part of that time, and the number of voluntary
+    context switches of processes."""
+
+    cpu_s: float
+    kernel_s: float
+    n_sleeps: int
+
+    @classmethod
+    def by(cls, processes: Sequence[psutil.Process]) -> Self:
+        """Returns the use of processes since they started."""
+        times = [process.cpu_times() for process in processes]
+        kernel_s = sum(one.system for one in times)
+        return cls(
+            sum(one.user for one in times) + kernel_s,
+            kernel_s,
+            sum(process.num_ctx_switches().voluntary for process in processes),
+        )
+
+    def since(self, before: "Used") -> "Used":
+        """Returns the difference from an earlier use of the processes."""
+        return Used(
+            self.cpu_s - before.cpu_s,
+            self.kernel_s - before.kernel_s,
+            self.n_sleeps - before.n_sleeps,
+        )
+
+
+@contextlib.asynccontextmanager
+async def null_plane(
+    options: argparse.Namespace,
+    *,
+    compute_ms: float,
+    max_batch_size: int,
+    max_batch_tokens: int,
+    n_pipelines: int = 1,
+) -> AsyncIterator[Plane]:
+    """Runs a control plane: a pipeline of one stage, whose rank sleeps, a scheduler and a frontend.
+    The stages of several pipelines are one process (`null_stages.py`)."""
+    os.environ[COMPUTE_MS] = str(compute_ms)  # the ranks inherit it
+    async with contextlib.AsyncExitStack() as children:
+        if n_pipelines == 1:
+            stages = await _start_stage(children)
+        else:
+            stages = await _start_stages(children, n_pipelines)
+        scheduler = await Child.start(
+            "scheduler",
+            "services.scheduler",
+            (
+                f"--address={HOST}:0",
+                f"--stages={stages}",
+                "--n-stages=1",
+                f"--max-batch-size={max_batch_size}",
+                f"--max-batch-tokens={max_batch_tokens}",
+                f"--metrics-address={HOST}:0",
+                *COMMON,
+            ),
+        )
+        children.push_async_callback(scheduler.stop)
+        address = await scheduler.wait_for("address")
+        frontend = await start_frontend(options, address)
+        children.push_async_callback(frontend.stop)
+        http = await frontend.wait_for("http")
+        metrics = f"http://{scheduler.said['metrics']}/metrics"
+        yield Plane(f"http://{http}", frontend.said["grpc"], address, metrics, _processes())
+
+
+async def _start_stage(children: contextlib.AsyncExitStack) -> str:
+    """Starts a stage, and returns its address."""
+    stage = await Child.start(
+        "controller",
+        "benchmarks.control.null_rank",
+        ("--model=.", f"--address={HOST}:0", "--n-threads=1", *COMMON),
+    )
+    children.push_async_callback(stage.stop)
+    return str(await stage.wait_for("address"))
+
+
+async def _start_stages(children: contextlib.AsyncExitStack, n_stages: int) -> str:
+    """Starts a process of many stages, and returns their addresses, separated by commas."""
+    stages = await Child.start("stages", "benchmarks.control.null_stages", (f"--n={n_stages}",))
+    children.push_async_callback(stages.stop)
+    return str(await stages.wait_for("addresses"))
+
+
+async def start_frontend(
+    options: argparse.Namespace, scheduler: str, settings: Sequence[str] = ()
+) -> Child:
+    """Starts a frontend of the scheduler with the address `scheduler`."""
+    return await Child.start(
+        "frontend",
+        "services.frontend",
+        (
+            f"--model={options.model}",
+            f"--scheduler={scheduler}",
+            f"--http-address={HOST}:0",
+            f"--grpc-address={HOST}:0",
+            *settings,
+            *COMMON,
+        ),
+    )
+
+
+def _processes() -> dict[str, list[psutil.Process]]:
+    modules = {
+        "benchmarks.control.null_rank": "controller",
+        "benchmarks.control.null_stages": "stages",
+        "services.scheduler": "scheduler",
+        "services.frontend": "frontend",
+    }
+    found: dict[str, list[psutil.Process]] = defaultdict(list)
+    for process in psutil.Process().children():
+        (name,) = (name for module, name in modules.items() if module in process.cmdline())
+        found[name].append(process)
+        for child in process.children():
+            found["rank"].append(child)
+    return dict(found)

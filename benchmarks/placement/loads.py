@@ -1,0 +1,236 @@
+"""Loads: requests whose prompts share beginnings, and the clients that send them.
+
+- Mooncake: an hour of a chat service, from its publisher's file (`conversation.jsonl` of
+  https://github.com/kvcache-ai/Mooncake, FAST'25). A line has the time of arrival, the lengths, and
+  ids of the prompt's blocks of 512 tokens; equal ids stand for equal blocks.
+- Chats: users who talk in several turns, made by a generator.
+- Azure: lengths of a service whose prompts share nothing here (`simulator.published_traces`).
+
+The traces name no clients, so conversations are dealt to `N_CLIENTS` clients. The first
+`N_LARGE` of them get `LARGE_PART` of all conversations.
+"""
+
+import json
+import random
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
+from services.scheduler.core.request import TOKEN_ID
+from simulator.engine import A_TOKEN, STOP_TOKEN, Arrival
+from simulator.published_traces import PUBLISHED, bursty_arrivals
+
+N_CLIENTS, N_LARGE, LARGE_PART = 8, 2, 0.5
+MOONCAKE_BLOCK = 512
+BLOCK = 64
+"""Tokens of a K/V block, for loads whose trace names no blocks."""
+
+FIRST_TOKEN = 1000
+"""Tokens of prompts begin here, so that none of them is a sampled token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests in the order of their arrival, and the block size of their prefix cache."""
+
+    arrivals: tuple[Arrival, ...]
+    block_size: int
+
+    def at_rate(self, rate: float) -> "Load":
+        """Returns the load with all times stretched to a mean of `rate` requests a second."""
+        span_s = self.arrivals[-1].time_s - self.arrivals[0].time_s
+        factor = (len(self.arrivals) - 1) / rate / span_s
+        return Load(
+            tuple(replace(one, time_s=factor * one.time_s) for one in self.arrivals),
+            self.block_size,
+        )
+
+    def first(self, n_requests: int) -> "Load":
+        """Returns the load of the first `n_requests` requests."""
+        return Load(self.arrivals[:n_requests], self.block_size)
+
+
+class Clients:
+    """Accounts of clients, to which conversations are dealt."""
+
+    def __init__(self, seed: int) -> None:
+        self._accounts = [AccountUse(AccountLimits(), name=str(n)) for n in range(N_CLIENTS)]
+        self._random = random.Random(f"clients {seed}")
+
+    def deal(self) -> AccountUse:
+        """Returns the client of another conversation."""
+        if self._random.random() < LARGE_PART:
+            return self._accounts[self._random.randrange(N_LARGE)]
+        return self._accounts[self._random.randrange(N_LARGE, N_CLIENTS)]
+
+
+class Row(NamedTuple):
+    """A request of Mooncake's file."""
+
+    time_s: float
+    n_prompt: int
+    n_output: int
+    block_ids: Sequence[int]
+
+    @property
+    def conversation(self) -> int:
+        """Id of the block in which conversations differ first: the second one, if there is one."""
+        return self.block_ids[min(1, len(self.block_ids) - 1)]
+
+    @property
+    def prompt(self) -> "array[int]":
+        """The tokens of the prompt; equal blocks have equal tokens."""
+        runs = [(FIRST_TOKEN + one, MOONCAKE_BLOCK) for one in self.block_ids]
+        return _repeated(runs)[: self.n_prompt]
+
+
+def mooncake(path: Path, n_requests: int, *, seed: int) -> Load:
+    """Returns `n_requests` requests of the publisher's file: all requests of sampled conversations.
+    All prompts begin with the same block. Requests with an equal second block are one conversation.
+
+    Raises:
+        ValueError: a line is malformed, or the file has too few lines.
+    """
+    with path.open() as file:
+        rows = [_row(path, number, line) for number, line in enumerate(file, 1)]
+    if len(rows) < n_requests:
+        raise ValueError(f"{path}: has {len(rows)} requests, fewer than {n_requests}")
+    conversations = list(dict.fromkeys(row.conversation for row in rows))
+    random.Random(f"conversations {seed}").shuffle(conversations)
+    rank = {one: place for place, one in enumerate(conversations)}
+    chosen = sorted(rows, key=lambda row: rank[row.conversation])[:n_requests]
+    clients = Clients(seed)
+    accounts = {one: clients.deal() for one in dict.fromkeys(row.conversation for row in chosen)}
+    return Load(
+        tuple(
+            _arrival(row.time_s, row.prompt, row.n_output, accounts[row.conversation])
+            for row in sorted(chosen, key=lambda row: row.time_s)
+        ),
+        MOONCAKE_BLOCK,
+    )
+
+
+def _row(path: Path, number: int, line: str) -> Row:
+    """Returns the request of a line of Mooncake's file.
+
+    Raises:
+        ValueError: the line is malformed.
+    """
+    try:
+        values = json.loads(line)
+        ids = [int(one) for one in values["hash_ids"]]
+        time_s = float(values["timestamp"]) / 1e3
+        row = Row(time_s, int(values["input_length"]), int(values["output_length"]), ids)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}, line {number}: no request of Mooncake: {error!r}") from error
+    if not ids or not 0 < row.n_prompt <= len(ids) * MOONCAKE_BLOCK:
+        raise ValueError(f"{path}, line {number}: no request of Mooncake: {len(ids)} blocks")
+    return row
+
+
+N_APPS = 24
+SYSTEM_TOKENS = (400, 6000)
+"""Shortest and longest system prompt, uniform in the logarithm."""
+MEDIAN_MESSAGE, MEDIAN_ANSWER, SPREAD = 300, 200, 0.8
+"""Median lengths of messages and answers, and the standard deviation of their logarithms."""
+MAX_ANSWER = 1000
+MEAN_TURNS = 6.0
+TOKEN_S, MEAN_PAUSE_S = 0.025, 6.0
+"""Seconds of an answer for each token, and the mean seconds until the next message."""
+
+
+class Turn(NamedTuple):
+    """A request of a chat, with the prompt as runs of equal tokens: a token and its number."""
+
+    time_s: float
+    runs: Sequence[tuple[int, int]]
+    n_output: int
+    account: AccountUse
+
+
+def chats(n_requests: int, *, rate: float, seed: int) -> Load:
+    """Returns `n_requests` turns of chats, with about `rate` turns a second.
+
+    Chats begin as a Poisson process. Each belongs to one of `N_APPS` apps, with a probability in
+    proportion to 1 / (its number), and begins with the app's system prompt. A prompt is the system
+    prompt and all messages and answers before, and a new message. The number of turns is geometric,
+    pauses are exponential. The next message comes a pause after the answer would have ended at one
+    token every `TOKEN_S`. Chats that have begun before the first request are in their later turns.
+    """
+    generator = np.random.default_rng([seed, 5])
+    low, high = np.log(SYSTEM_TOKENS)
+    systems = np.exp(generator.uniform(low, high, N_APPS)).astype(int).tolist()
+    weights = 1 / np.arange(1, N_APPS + 1)
+    clients = Clients(seed)
+    tokens = iter(range(FIRST_TOKEN + N_APPS, 2**31))
+    span_s = n_requests / rate
+    lead_s = 4 * MEAN_TURNS * (MEAN_PAUSE_S + MEDIAN_ANSWER * TOKEN_S)
+    turns: list[Turn] = []
+    begin_s = -lead_s
+    while begin_s < 1.2 * span_s:
+        begin_s += generator.exponential(MEAN_TURNS / rate)
+        app = int(generator.choice(N_APPS, p=weights / weights.sum()))
+        opening = (FIRST_TOKEN + app, systems[app])
+        turns += _chat(begin_s, opening, clients.deal(), tokens, generator)
+    coming = sorted((one for one in turns if one.time_s >= 0), key=lambda one: one.time_s)
+    return Load(
+        tuple(
+            _arrival(one.time_s, _repeated(one.runs), one.n_output, one.account)
+            for one in coming[:n_requests]
+        ),
+        BLOCK,
+    )
+
+
+def _chat(
+    begin_s: float,
+    opening: tuple[int, int],
+    account: AccountUse,
+    tokens: Iterator[int],
+    generator: np.random.Generator,
+) -> Iterator[Turn]:
+    """Yields the turns of one chat. `opening` is the run of the system prompt, and `tokens` yields
+    a token for each message."""
+    runs, time_s = [opening], begin_s
+    for _ in range(int(generator.geometric(1 / MEAN_TURNS))):
+        n_message, n_answer = np.exp(
+            generator.normal(np.log((MEDIAN_MESSAGE, MEDIAN_ANSWER)), SPREAD)
+        ).tolist()
+        n_output = min(MAX_ANSWER, 2 + int(n_answer))
+        runs = [*runs, (next(tokens), 1 + int(n_message))]
+        yield Turn(time_s, runs, n_output, account)
+        runs = [*runs, (A_TOKEN, n_output - 1), (STOP_TOKEN, 1)]
+        time_s += n_output * TOKEN_S + generator.exponential(MEAN_PAUSE_S)
+
+
+def azure(n_requests: int, *, seed: int) -> Load:
+    """Returns requests of Azure's conversations of 2023, as far as their distribution is published,
+    as a Poisson process. Each prompt is a conversation of its own, with tokens of its own."""
+    trace = PUBLISHED["Azure 2023 conversation"]
+    times_s = bursty_arrivals(n_requests, rate=1.0, variation=trace.variation, seed=seed)
+    clients = Clients(seed)
+    lengths = trace.lengths(n_requests, seed=seed)
+    return Load(
+        tuple(
+            _arrival(time_s, _repeated([(token, one.n_prompt)]), one.n_output, clients.deal())
+            for token, (time_s, one) in enumerate(zip(times_s, lengths, strict=True), FIRST_TOKEN)
+        ),
+        BLOCK,
+    )
+
+
+def _arrival(time_s: float, prompt: "array[int]", n_output: int, account: AccountUse) -> Arrival:
+    return Arrival(time_s, len(prompt), max(1, n_output), prompt_token_ids=prompt, account=account)
+
+
+def _repeated(runs: Sequence[tuple[int, int]]) -> "array[int]":
+    """Returns runs of equal tokens as one sequence."""
+    tokens = array(TOKEN_ID)
+    for token, n in runs:
+        tokens += array(TOKEN_ID, [token]) * n
+    return tokens

@@ -1,0 +1,34 @@
+"""The room of this process for the entries of prefix caches, which the pipelines share.
+
+Each pipeline has a prefix cache of its own. The entries take memory of the scheduler's process,
+however many pipelines there are, so all caches together have at most `MAX_BLOCKS` entries. Each
+cache may have an equal part of them.
+"""
+
+from collections.abc import Hashable
+
+from services.scheduler.core.memory.blocks import Blocks
+from services.scheduler.core.memory.prefix_cache import MAX_BLOCKS
+
+
+class CacheRoom:
+    """Limits the caches of the pipelines that serve."""
+
+    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+        self._max_blocks = max_blocks
+        self._open: dict[Hashable, Blocks] = {}  # by pipeline
+
+    def open(self, pipeline: Hashable, blocks: Blocks) -> None:
+        """Gives the cache of a pipeline its part, and evicts from the other caches what is beyond
+        their parts now. Blocks that requests use stay entered until they have no user."""
+        self._open[pipeline] = blocks
+        self._share_out()
+
+    def close(self, pipeline: Hashable) -> None:
+        """Gives the part of a pipeline that serves no longer to the others."""
+        self._open.pop(pipeline, None)
+        self._share_out()
+
+    def _share_out(self) -> None:
+        for blocks in self._open.values():
+            blocks.limit_cache(max(1, self._max_blocks // len(self._open)))

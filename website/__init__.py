@@ -1,0 +1,1 @@
+"""The documentation as a site: MkDocs' settings, its hooks, and pages made from code."""

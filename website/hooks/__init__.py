@@ -1,0 +1,1 @@
+"""Hooks of MkDocs, which adapt the pages of the repository to the site."""
