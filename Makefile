@@ -308,7 +308,10 @@ rollout-workers:  ## Replace the workers, a pipeline at a time; streams go on
 
 status:  ## Print pods, who leads, and which of them give requests tokens now
 	@$(IN_NAMESPACE) get pods --selector app.kubernetes.io/name=orcinus,app.kubernetes.io/instance=$(INSTANCE)
-	@printf '\nLEADER   %s\n' "$$($(IN_NAMESPACE) get lease $(notdir $(call workload,scheduler)) -o jsonpath='{.spec.holderIdentity}')"
+	@leader=$$($(IN_NAMESPACE) get lease $(notdir $(call workload,scheduler)) -o jsonpath='{.spec.holderIdentity}'); \
+	  printf '\nLEADER   %s\n' "$$leader"; \
+	  [ -z "$$leader" ] || timeout 10 $(IN_NAMESPACE) exec "pod/$${leader%%_*}" -- python -m services.common.show_metrics \
+	    localhost:9464 orcinus_pipelines orcinus_model_state 2>&1 | sed 's/^/MODEL    /'
 	@for pod in $$($(IN_NAMESPACE) get pods -o name \
 	    --selector 'app.kubernetes.io/name=orcinus,app.kubernetes.io/instance=$(INSTANCE),app.kubernetes.io/component in (frontend, scheduler)'); do \
 	  why=$$( { timeout 10 $(IN_NAMESPACE) exec $$pod -- python -m services.common.healthcheck localhost:50060 serving \

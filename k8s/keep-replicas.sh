@@ -1,7 +1,8 @@
 #!/bin/sh
 # k8s/keep-replicas.sh DIRECTORY: before the kustomization DIRECTORY is applied server-side, which has an autoscaler where there
-# was none, gives the Deployment's number of replicas an owner of its own. Else the number, which the manifests do not have any
-# more, would go, and the API server would put its default there: one.
+# was none (a HorizontalPodAutoscaler, or a scheduler with the right to scale its workers), gives the Deployment's number of
+# replicas an owner of its own. Else the number, which the manifests do not have any more, would go, and the API server would put
+# its default there: one.
 #
 # The first server-side apply after a client-side one takes over all of its fields, for its own field manager. So kubectl's usual
 # manager takes them first, by applying once more what was applied last, with the number of now, and the manager `autoscaling`
@@ -10,13 +11,17 @@ set -eu
 rendered=$(kubectl kustomize "$1")
 client_side='{.metadata.annotations.kubectl\.kubernetes\.io/last-applied-configuration}'
 echo "$rendered" | awk '
-  /^---/ { is_scaler = is_target = 0 }
-  /^kind: HorizontalPodAutoscaler/ { is_scaler = 1 }
-  is_scaler && /^  namespace: / { namespace = $2 }
-  is_scaler && /^  scaleTargetRef:/ { is_target = 1 }
-  is_target && /^    name: / { print namespace, $2; is_target = 0 }
-' | while read -r namespace name; do
-  scaler=$(kubectl --namespace "$namespace" get hpa "$name" --ignore-not-found --output name)
+  /^---/ { kind = ""; is_target = 0 }
+  /^kind: HorizontalPodAutoscaler$/ { kind = "hpa" }
+  /^kind: Role$/ { kind = "role" }
+  /^  name: / { scaler = $2 }
+  /^  namespace: / { namespace = $2 }
+  kind == "hpa" && /^  scaleTargetRef:/ { is_target = 1 }
+  kind == "hpa" && is_target && /^    name: / { print namespace, $2, kind "/" scaler; is_target = 0 }
+  kind == "role" && /^  - deployments\/scale$/ { print namespace, item, kind "/" scaler }
+  /^  - / { item = $2 } # a rule has the name of its Deployment, and then deployments/scale
+' | while read -r namespace name scaler; do
+  scaler=$(kubectl --namespace "$namespace" get "$scaler" --ignore-not-found --output name)
   [ -z "$scaler" ] || continue
   replicas=$(kubectl --namespace "$namespace" get deployment "$name" --ignore-not-found --output 'jsonpath={.spec.replicas}')
   [ -n "$replicas" ] || continue

@@ -1,4 +1,5 @@
-"""A Kubernetes API on a real socket, of which there is no more than one lease and some pods.
+"""A Kubernetes API on a real socket, of which there is no more than one lease, some pods and the
+scale of one Deployment.
 
 It keeps the rules that matter: every change has a version, a lease is replaced only against its
 newest one and created by a PUT without a version, a watch starts at a version and is refused when
@@ -10,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from aiohttp import web
 
 NAMESPACE = "orcinus"
 LEASE = "orcinus-scheduler"
+DEPLOYMENT = "orcinus-worker"
 TOKEN = "first-token"
 
 Object = dict[str, Any]
@@ -35,7 +37,8 @@ class FakeKubernetes:
     """The one token that is accepted."""
 
     errors: dict[str, int] = field(default_factory=dict)
-    """Statuses to answer requests with, by verb: get, create, update, list, watch."""
+    """Statuses to answer requests with, by verb: get, create, update, list, watch; of the scale,
+    get-scale and patch-scale."""
 
     slow: dict[str, float] = field(default_factory=dict)
     """Seconds that answers take, by verb; the request has its effect at once."""
@@ -53,6 +56,10 @@ class FakeKubernetes:
     compacted: int = 0
     lease: Object | None = None
     pods: dict[str, Object] = field(default_factory=dict)
+    n_replicas: int | None = None
+    """Replicas of the Deployment; None if there is no Deployment."""
+    on_scale: Callable[[int], None] = lambda _: None
+    """Called when a client has set the number of replicas."""
     host: str = ""
     _events: list[tuple[int, Object]] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -222,6 +229,37 @@ class FakeKubernetes:
         self._publish("MODIFIED", item | {"metadata": metadata})
         return web.json_response(item)
 
+    async def get_scale(self, request: web.Request) -> web.Response:
+        """Reads the number of replicas."""
+        refusal = await self._begin(request, "get-scale")
+        await asyncio.sleep(self.slow.get("get-scale", 0))
+        return refusal or self._scale()
+
+    async def patch_scale(self, request: web.Request) -> web.Response:
+        """Sets the number of replicas."""
+        refusal = await self._begin(request, "patch-scale")
+        if request.content_type != "application/merge-patch+json":
+            return _status(415, f"the media type {request.content_type} is not supported")
+        if refusal is None and self.n_replicas is not None:
+            self.n_replicas = int((await request.json())["spec"]["replicas"])
+            self.on_scale(self.n_replicas)
+        await asyncio.sleep(self.slow.get("patch-scale", 0))
+        return refusal or self._scale()
+
+    def _scale(self) -> web.Response:
+        """The scale, without a number that is 0, as an API server writes it."""
+        if self.n_replicas is None:
+            return _status(404, f'deployments.apps "{DEPLOYMENT}" not found')
+        return web.json_response(
+            {
+                "kind": "Scale",
+                "apiVersion": "autoscaling/v1",
+                "metadata": {"name": DEPLOYMENT, "namespace": NAMESPACE},
+                "spec": {"replicas": self.n_replicas} if self.n_replicas else {},
+                "status": {"replicas": len(self.pods), "selector": "app=worker"},
+            }
+        )
+
     async def get_pods(self, request: web.Request) -> web.StreamResponse:
         """Lists or watches pods."""
         is_watch = request.query.get("watch", "").lower() == "true"
@@ -319,6 +357,9 @@ async def fake_kubernetes(tls: ssl.SSLContext | None = None) -> AsyncIterator[Fa
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{LEASE}"
     app.router.add_get(lease, api.get_lease)
     app.router.add_put(lease, api.put_lease)
+    scale = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{DEPLOYMENT}/scale"
+    app.router.add_get(scale, api.get_scale)
+    app.router.add_patch(scale, api.patch_scale)
     app.router.add_get(f"/api/v1/namespaces/{NAMESPACE}/pods", api.get_pods)
     app.router.add_patch(f"/api/v1/namespaces/{NAMESPACE}/pods/{{name}}", api.patch_pod)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)

@@ -270,6 +270,10 @@ class FakeScheduler:
         self.pipeline = pipeline
         """Description of the pipeline for frontends that connect; they are told nothing if it is
         None."""
+        self.sleep: scheduler_pb2.Sleep | None = None
+        """What frontends are told while there is no pipeline, if anything."""
+        self.demands: list[int] = []
+        """Numbers of held requests that frontends have told, in order."""
         self.n_free: int | None = None
         """Free places that its messages tell of; none if it is None."""
         self.requests: list[FakeRequest] = []
@@ -330,6 +334,24 @@ class FakeScheduler:
         self.pipeline = None
         for connection in self._connections:
             connection.send(scheduler_pb2.ConnectResponse(is_closed=True, shortfall=shortfall))
+
+    def note_sleep(self, state: scheduler_pb2.SleepState) -> None:
+        """Has a model without a pipeline that is asleep or starts, and tells all frontends."""
+        self.pipeline = None
+        self.sleep = scheduler_pb2.Sleep(state=state, pipeline=PIPELINE)
+        for connection in self._connections:
+            connection.send(scheduler_pb2.ConnectResponse(is_closed=True, sleep=self.sleep))
+
+    async def note_demand(self, n_requests: int) -> None:
+        """A frontend holds so many requests."""
+        async with self._arrivals:
+            self.demands.append(n_requests)
+            self._arrivals.notify_all()
+
+    async def wait_demand(self, n_requests: int) -> None:
+        """Waits until the last number that was told is this one."""
+        async with self._arrivals:
+            await self._arrivals.wait_for(lambda: self.demands[-1:] == [n_requests])
 
     async def wait_ended(self) -> None:
         """Waits until all requests that have come have ended."""
@@ -395,6 +417,8 @@ class _Connection:
         self._running: dict[str, tuple[FakeRequest, asyncio.Future[None]]] = {}
         if scheduler.pipeline is not None:
             self.send(scheduler_pb2.ConnectResponse(pipeline=scheduler.pipeline))
+        elif scheduler.sleep is not None:
+            self.send(scheduler_pb2.ConnectResponse(sleep=scheduler.sleep))
 
     def send(self, response: scheduler_pb2.ConnectResponse) -> None:
         if self._scheduler.n_free is not None:
@@ -420,6 +444,8 @@ class _Connection:
         while (message := await context.read()) is not grpc.aio.EOF:
             if message.HasField("submission"):
                 await self._scheduler.submit(message.submission, self)
+            elif message.HasField("demand"):
+                await self._scheduler.note_demand(message.demand.n_requests)
             else:
                 self._cancel(message.cancellation.request_id)
 

@@ -57,6 +57,7 @@ def _scheduler(registry: CollectorRegistry) -> None:
     scheduler = build(max_batch_size=4, n_blocks=16, block_size=4, pipeline_depth=2)
     metrics = SchedulerMetrics(registry)
     metrics.note_unfit((UnfitWorker("1:1", "pod", "block_size 16, not 32"),))
+    metrics.ask_state(lambda: "serving")
     epoch = metrics.observe(Pipeline("p", 1, members), scheduler)
     epoch.opened()
     epoch.timed(1, worker_pb2.IterationTiming(iteration=1))

@@ -2,11 +2,11 @@
 
     python -m benchmarks.engine.quantization [--threads 2]
 
-First prints, for each element type with and without quantized weights, the bits per byte that the
-engine needs for documents which the demo model was not trained on, counted as in
-`models.train_demo`. The share of tokens whose argmax for the next token equals float32's is beside
-them. Then prints the milliseconds of one layer's matrices, with the shapes of
-`benchmarks.make_model`'s llama-125m, whose weights come from memory.
+First prints, for each element type with and without quantized weights, and for int4 also with exact
+inputs of products, the bits per byte that the engine needs for documents which the demo model was
+not trained on, counted as in `models.train_demo`. The share of tokens whose argmax for the next
+token equals float32's is beside them. Then prints the milliseconds of one layer's matrices, with
+the shapes of `benchmarks.make_model`'s llama-125m, whose weights come from memory.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from benchmarks.machine import ROOT
 from kernels.packing.linear import pack
-from kernels.weights.linear import LinearWeight, Quantization
+from kernels.weights.linear import Activations, LinearWeight, Quantization
 from models.train_demo.chat import BOS, EOS
 from models.train_demo.corpus import Document, collect
 from models.train_demo.model import MAX_CONTEXT
@@ -39,13 +39,15 @@ DEMO = ROOT / "models" / "demo"
 BLOCK_SIZE = 16
 N_BLOCKS = MAX_CONTEXT // BLOCK_SIZE
 GREEDY = SamplingParams(temperature=0)
-FORMS: list[tuple[str, Quantization]] = [
-    ("float32", "none"),
-    ("float32", "int8"),
-    ("float32", "int4"),
-    ("bfloat16", "none"),
-    ("bfloat16", "int8"),
-    ("bfloat16", "int4"),
+FORMS: list[tuple[str, Quantization, Activations]] = [
+    ("float32", "none", "exact"),
+    ("float32", "int8", "rounded"),
+    ("float32", "int4", "exact"),
+    ("float32", "int4", "rounded"),
+    ("bfloat16", "none", "exact"),
+    ("bfloat16", "int8", "rounded"),
+    ("bfloat16", "int4", "exact"),
+    ("bfloat16", "int4", "rounded"),
 ]
 SHAPES = [(768, 1280), (768, 768), (768, 4096), (2048, 768)]  # n_in, n_out
 BATCHES = (1, 16, 64, 512)
@@ -73,8 +75,8 @@ def windows_of(documents: Sequence[Document]) -> list[list[int]]:
     return windows
 
 
-def load(dtype: str, quantization: Quantization) -> StageModel:
-    """Loads the whole demo model with an element type and a quantization."""
+def load(dtype: str, quantization: Quantization, activations: Activations) -> StageModel:
+    """Loads the whole demo model with an element type, a quantization and inputs of products."""
     return load_stage(
         DEMO,
         stage_index=0,
@@ -83,6 +85,7 @@ def load(dtype: str, quantization: Quantization) -> StageModel:
         tp_size=1,
         dtype=dtype,
         quantization=quantization,
+        activations=activations,
         device=torch.device("cpu"),
         on_progress=lambda n_done, n_total: None,
     )
@@ -128,14 +131,14 @@ def compare_accuracy() -> None:
     n_bytes = sum(len(document.text.encode()) for document in documents)
     windows = windows_of(documents)
     print(f"{len(documents)} documents held out, {n_bytes} bytes")
-    print(f"{'':<16}{'bits per byte':>14}{'same token':>12}")
+    print(f"{'':<24}{'bits per byte':>14}{'same token':>12}")
     exact: Loss | None = None
-    for dtype, quantization in FORMS:
-        loss = loss_of(load(dtype, quantization), windows, f"{dtype} {quantization}")
+    for dtype, quantization, activations in FORMS:
+        name = dtype if quantization == "none" else f"{dtype} {quantization} {activations}"
+        loss = loss_of(load(dtype, quantization, activations), windows, name)
         exact = exact or loss
         agreement = (loss.argmax == exact.argmax).float().mean().item()
-        name = dtype if quantization == "none" else f"{dtype} {quantization}"
-        print(f"{name:<16}{loss.n_bits / n_bytes:>14.4f}{agreement:>12.1%}")
+        print(f"{name:<24}{loss.n_bits / n_bytes:>14.4f}{agreement:>12.1%}")
 
 
 def seconds_of(layers: Sequence[Sequence[LinearWeight]], inputs: Sequence[Tensor]) -> float:
@@ -155,20 +158,23 @@ def compare_speed() -> None:
         [torch.randn(n_out, n_in).mul_(0.02).bfloat16() for n_in, n_out in SHAPES]
         for _ in range(2 * COLD_BYTES // n_bytes)
     ]
-    forms: dict[Quantization, list[list[LinearWeight]]] = {
+    forms: dict[str, list[list[LinearWeight]]] = {
         "none": [[pack(weight) for weight in layer] for layer in plain],
         "int8": [[pack(weight, "int8") for weight in layer] for layer in plain],
         "int4": [[pack(weight, "int4") for weight in layer] for layer in plain],
+        "exact": [[pack(weight, "int4", "exact") for weight in layer] for layer in plain],
     }
-    print(f"\n{'tokens':<8}{'bfloat16 ms':>12}{'int8':>8}{'int4':>8}  of its time")
+    heads = f"{'tokens':<8}{'bfloat16 ms':>12}{'int8':>8}{'int4':>8}{'exact int4':>12}"
+    print(f"\n{heads}  of its time")
     for n_tokens in tqdm(BATCHES, leave=False):
         inputs = [torch.randn(n_tokens, n_in).bfloat16() for n_in, _ in SHAPES]
         best = dict.fromkeys(forms, float("inf"))
         for _ in range(N_ROUNDS):
             for form, layers in forms.items():
                 best[form] = min(best[form], seconds_of(layers, inputs))
-        int8, int4 = (best[form] / best["none"] for form in ("int8", "int4"))
-        tqdm.write(f"{n_tokens:<8}{1e3 * best['none']:>12.3f}{int8:>8.2f}{int4:>8.2f}")
+        int8, int4, exact = (best[form] / best["none"] for form in ("int8", "int4", "exact"))
+        of_int = f"{int8:>8.2f}{int4:>8.2f}{exact:>12.2f}"
+        tqdm.write(f"{n_tokens:<8}{1e3 * best['none']:>12.3f}{of_int}")
 
 
 def main() -> None:

@@ -1,8 +1,10 @@
 """Linear layers on the CPU whose weights stay quantised, with a scale for each group of inputs.
 
-`src/groups.h` describes the layout in memory. A product converts each word of quantised weights to
-floats in registers. So weights are read from memory only once, in their quantised form, and tokens
-are not rounded. Every build of the library has this product.
+`src/groups.h` describes the layout in memory. Weights are read from memory only once, in their
+quantised form. A product either converts each word of quantised weights to floats in registers, or
+rounds inputs to int8 and sums products of whole numbers (`src/rounded_inputs.h`); the form of the
+matrix says which. Every build of the library has both products, and the sums of whole numbers are
+equal in all builds.
 """
 
 from __future__ import annotations
@@ -116,6 +118,7 @@ class GroupPanels:
             matrix.form.size,
             scale_type.itemsize,
             matrix.offsets is not None,
+            matrix.form.rounds_inputs,
             matrix.form.values,
         )
         return cls(packed, form)

@@ -93,6 +93,7 @@ class GroupsStruct(ctypes.Structure):
         ("size", _int),
         ("scale_bytes", _int),
         ("has_offsets", _int),
+        ("rounds_inputs", _int),
         ("values", ctypes.c_int8 * 16),
     )
 

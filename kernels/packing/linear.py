@@ -11,10 +11,12 @@ plain, for cuBLAS.
 With `quantization` a weight becomes a number of 8 or 4 bits, so that a product reads a half or a
 quarter of the memory. Weights stay quantised while they are multiplied, by the native library on a
 CPU and by Triton on a GPU. `pack_grouped` takes weights that are quantised in the checkpoint.
-Inputs are not quantised, with one exception: for "int8" on a CPU with VNNI inputs are rounded to
-int8 with a scale for each token. Sums of products are then exact integers, and an instruction
-computes twice as many products. Embeddings and heads are quantised in groups of inputs, and so are
-all weights of 4 bits.
+
+With the `activations` "rounded" a CPU also rounds the inputs of some products to int8, so that sums
+of products are exact integers and an instruction computes two to four times as many products. For
+weights of 4 bits in groups a scale belongs to 32 inputs of a token. For "int8" on a CPU with VNNI a
+scale belongs to a token. All other products keep their inputs, and with "exact" all products do.
+Embeddings and heads are quantised in groups of inputs, and so are all weights of 4 bits.
 
 A residual is added to the sums before rounding, so that fusing the addition loses no precision.
 """
@@ -46,6 +48,7 @@ from kernels.pytorch.linear import CublasWeight, OneDnnWeight
 from kernels.weights.gated_in_two import GatedInTwo, GatedMatrix
 from kernels.weights.groups import Bits, GroupedMatrix
 from kernels.weights.linear import (
+    Activations,
     Gate,
     GatedWeight,
     LinearWeight,
@@ -68,7 +71,9 @@ def can_group(device: torch.device) -> bool:
     return _group_forms(device.type) is not None
 
 
-def pack(weight: Tensor, quantization: Quantization = "none") -> LinearWeight:
+def pack(
+    weight: Tensor, quantization: Quantization = "none", activations: Activations = "rounded"
+) -> LinearWeight:
     """Returns `weight` [n_out, n_in] in the form that is fastest on its device.
 
     A weight without storage (a meta tensor) or without elements is not quantised.
@@ -77,39 +82,48 @@ def pack(weight: Tensor, quantization: Quantization = "none") -> LinearWeight:
         ValueError: the weight cannot be quantised on its device.
     """
     if _is_quantised(weight, quantization):
-        forms = _int8_forms(weight.device.type) if quantization == "int8" else None
+        forms = _int8_forms(weight.device.type, quantization, activations)
         if forms is not None and forms.can_take(weight):
             return forms.plain(weight)
-        return pack_grouped(in_groups(weight, _BITS[quantization]), weight.device, weight.dtype)
+        matrix = _in_groups(weight, quantization, activations)
+        return pack_grouped(matrix, weight.device, weight.dtype)
     if can_pack(weight):
         return NativeWeight.of(weight)
     return OneDnnWeight.of(weight) if _suits_one_dnn(weight) else _plain(weight)
 
 
-def pack_table(weight: Tensor, quantization: Quantization = "none") -> TableWeight:
+def pack_table(
+    weight: Tensor, quantization: Quantization = "none", activations: Activations = "rounded"
+) -> TableWeight:
     """Returns `weight` [n_rows, size] in the fastest form that also allows looking up rows.
 
     Raises:
         ValueError: the weight cannot be quantised on its device.
     """
     if _is_quantised(weight, quantization):
-        return pack_grouped(in_groups(weight, _BITS[quantization]), weight.device, weight.dtype)
+        matrix = _in_groups(weight, quantization, activations)
+        return pack_grouped(matrix, weight.device, weight.dtype)
     return NativeWeight.of(weight) if can_pack(weight) else _plain(weight)
 
 
-def pack_gated(weight: Tensor, gate: Gate, quantization: Quantization = "none") -> GatedMatrix:
+def pack_gated(
+    weight: Tensor,
+    gate: Gate,
+    quantization: Quantization = "none",
+    activations: Activations = "rounded",
+) -> GatedMatrix:
     """Returns the gate and up matrices `weight` [2 * n_out, n_in] of a gated MLP, the gate's rows
     first, in the form that is fastest on their device."""
     if _is_quantised(weight, quantization):
-        forms = _int8_forms(weight.device.type) if quantization == "int8" else None
+        forms = _int8_forms(weight.device.type, quantization, activations)
         if forms is None:
-            matrix = in_groups(weight, _BITS[quantization])
+            matrix = _in_groups(weight, quantization, activations)
             return pack_grouped_gated(matrix, weight.device, weight.dtype, gate)
         if forms.can_take_gated(weight):
             return forms.gated(weight, gate)
     elif can_gate(weight):
         return NativeGatedWeight.of(weight, gate)
-    return GatedInTwo(pack(weight, quantization), gate)
+    return GatedInTwo(pack(weight, quantization, activations), gate)
 
 
 def pack_grouped(matrix: GroupedMatrix, device: torch.device, dtype: torch.dtype) -> TableWeight:
@@ -151,10 +165,14 @@ class _Int8Forms:
 
 
 @cache
-def _int8_forms(device_type: str) -> _Int8Forms | None:
+def _int8_forms(
+    device_type: str, quantization: Quantization, activations: Activations
+) -> _Int8Forms | None:
     """Returns the int8 functions for a type of device, with a scale for each output. Returns None
-    if that type has none."""
-    if device_type == "cpu" and has_int8():
+    if that type has none, or none that does with inputs as `activations` says."""
+    if quantization != "int8":
+        return None
+    if device_type == "cpu" and has_int8() and activations == "rounded":
         return _Int8Forms(
             can_quantise, NativeInt8Weight.of, can_quantise_gated, NativeInt8GatedWeight.of
         )
@@ -203,6 +221,13 @@ def _group_forms(device_type: str) -> _GroupForms | None:
             linear_groups.TritonGroupsGatedWeight.of,
         )
     return None
+
+
+def _in_groups(
+    weight: Tensor, quantization: Quantization, activations: Activations
+) -> GroupedMatrix:
+    matrix = in_groups(weight, _BITS[quantization])
+    return matrix.rounding_inputs() if activations == "rounded" else matrix
 
 
 def _is_quantised(weight: Tensor, quantization: Quantization) -> bool:

@@ -41,10 +41,18 @@ class GroupForm:
     bits: Bits
     size: int  # inputs of a group; the last group may have fewer
     values: tuple[int, ...] = WHOLE  # the value of each number of four bits, in the range of int8
+    rounds_inputs: bool = False  # whether products round inputs to int8, where the device can
 
     def n_groups(self, n_in: int) -> int:
         """Returns the number of groups of each output in a matrix with `n_in` inputs."""
         return -(-n_in // self.size)
+
+    @property
+    def can_round_inputs(self) -> bool:
+        """Whether products with these numbers can be sums of whole numbers: they have four bits,
+        and their values follow each other."""
+        first = self.values[0]
+        return self.bits == 4 and self.values == tuple(range(first, first + len(self.values)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,13 @@ class GroupedMatrix:
         return replace(
             self, numbers=self.numbers[order], scales=self.scales[order], offsets=offsets
         )
+
+    def rounding_inputs(self) -> GroupedMatrix:
+        """Returns the matrix with a form whose products round inputs to int8, if its numbers allow
+        that; else the matrix as it is."""
+        if not self.form.can_round_inputs:
+            return self
+        return replace(self, form=replace(self.form, rounds_inputs=True))
 
     def without_zeros(self) -> GroupedMatrix:
         """Returns the matrix, with `offsets` set to None if all offsets are zero."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Quantization = Literal["none", "int8", "int4"]
+Activations = Literal["rounded", "exact"]
 Gate = Literal["silu", "gelu_tanh"]
 
 

@@ -10,7 +10,8 @@ second signal comes, end as unavailable.
 
 The frontend is ready while there is a pipeline of any model, and for `hold_s` seconds after a
 pipeline is lost. So the frontend stays ready if another scheduler takes the lead, or a pipeline
-forms again, within that time.
+forms again, within that time. It is also ready while a model that has ever been served is asleep or
+starts.
 
 While the frontend lingers, clients and Kubernetes get different answers about readiness. `/ready`
 and the health service of the API say that the frontend is not ready, since their clients can choose
@@ -260,8 +261,9 @@ class Frontend:
         self._listeners.close()
 
     async def wait_ready(self) -> None:
-        """Waits until requests to at least one model can be answered."""
-        await self._models.wait_open()
+        """Waits until requests to at least one model can be answered, at once or after the model
+        has been woken."""
+        await self._models.wait_taking(True)
 
     async def _announce(self) -> None:
         """Waits until requests can be answered, then reports to the launcher the addresses of the

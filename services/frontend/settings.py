@@ -254,6 +254,11 @@ class FrontendSettings(ServerSettings):
     once. The default is longer than a change of the leading scheduler takes, so that clients do not
     notice the change."""
 
+    wake_s: NonNegativeFloat = 600.0
+    """Seconds that a new request waits for a pipeline while the model is asleep or starts, where
+    the scheduler's `min_pipelines` is 0. Must exceed the time in which workers start and load their
+    weights."""
+
     resume_s: NonNegativeFloat = 600.0
     """Seconds that an accepted request waits for another pipeline after its pipeline is lost. Then
     the request ends with the error `unavailable`. Each loss starts the time anew. The default is

@@ -26,12 +26,14 @@ from services.common.health import Health
 from services.common.serving import ServingWatch
 from services.common.telemetry import configure_logging
 from services.common.tracing import Tracing
+from services.scheduler.autoscaling import build_autoscaler
 from services.scheduler.building import BuildScheduler
 from services.scheduler.cluster.deletion_costs import DeletionCosts
 from services.scheduler.cluster.leader_elector import RENEWAL, LeaderElector
 from services.scheduler.cluster.leader_watch import LeaderWatch
 from services.scheduler.cluster.leadership import LeadershipLost
 from services.scheduler.cluster.pod_directory import PodDirectory
+from services.scheduler.cluster.replicas import ReplicaStore
 from services.scheduler.cluster.stages import StageDirectory, StaticStages
 from services.scheduler.cluster.term import ElectedTerm, Term, Unopposed
 from services.scheduler.core.admission.admission_control import AdmissionControl
@@ -104,6 +106,7 @@ class SchedulerProcess:
         )
         self._progress = IterationProgress(on_iteration=self._serving.note_progress)
         self._metrics.ask_serving(self._serving.reason_against)
+        self._metrics.ask_state(lambda: self._service.state)
         self._metrics.ask_queued(lambda: self._control.backlog.work.n_prompt_tokens)
         self._elector: LeaderElector | None = None
         self._on_members: OnMembers = lambda serving, draining: None
@@ -152,8 +155,11 @@ class SchedulerProcess:
 
     async def _serve_in_turn(self, client: "KubernetesClient", pods: PodDirectory) -> None:
         """Waits until this scheduler is elected, and then leads as long as it holds the lease."""
+        workers = None
+        if (deployment := self._settings.worker_deployment) is not None:
+            workers = client.scale(self._settings.namespace, deployment)
         if self._settings.lease_name is None:
-            await self._lead(pods, Unopposed())
+            await self._lead(pods, Unopposed(), workers=workers)
             return
         self._elector = elector = self._candidate(client, self._settings.lease_name)
         watch = LeaderWatch(
@@ -165,7 +171,9 @@ class SchedulerProcess:
         try:
             if await process.happens_before(acquiring, self._stop):
                 term = ElectedTerm(acquiring.result(), elector)
-                leading = self._lead(pods, term, hand_over=partial(self._hand_over, elector))
+                self._service.known.restore(elector.model)
+                hand_over = partial(self._hand_over, elector)
+                leading = self._lead(pods, term, hand_over=hand_over, workers=workers)
                 await process.first_of(leading, _hold(elector), self._wait_for_successor(elector))
         finally:
             await elector.release()
@@ -194,17 +202,34 @@ class SchedulerProcess:
             identity=container + uuid4().hex[:8],
             address=str(Address(settings.pod_ip, self._port)) if settings.pod_ip else "",
             predecessors=container if settings.pod_uid else "",
+            model=self._service.known.to_text,
             lease_duration_s=settings.lease_duration_s,
             retry_period_s=settings.retry_period_s,
         )
 
     async def _lead(
-        self, stages: StageDirectory, term: Term, *, hand_over: HandOver | None = None
+        self,
+        stages: StageDirectory,
+        term: Term,
+        *,
+        hand_over: HandOver | None = None,
+        workers: ReplicaStore | None = None,
     ) -> None:
         """Leads until told to stop. Meanwhile the health service reports this scheduler as the
-        leader, so that frontends find it."""
+        leader, so that frontends find it. `workers`, if given, is where the number of workers is
+        set."""
         connect = tls.connector(self._settings.tls_dir, role=tls.WORKER)
         spares = SpareWatch(stages, on_unfit=self._note_unfit, connect=connect)
+        autoscaler = None
+        if workers is not None:
+            autoscaler = build_autoscaler(
+                self._settings,
+                workers,
+                n_stages=stages.n_stages,
+                control=self._control,
+                service=self._service,
+                on_wanted=self._metrics.note_wanted,
+            )
         leader = Leader(
             self._settings,
             stages,
@@ -223,8 +248,9 @@ class SchedulerProcess:
             build=self._build,
             hand_over=hand_over,
             on_shortfall=self._note_shortfall,
-            on_wanted=self._metrics.note_wanted,
+            on_wanted=self._metrics.note_wanted if autoscaler is None else lambda _: None,
             on_members=self._on_members,
+            autoscaler=autoscaler,
         )
         announcing = asyncio.create_task(self._announce(leader))
         await self._health.set_serving(True)
@@ -260,16 +286,18 @@ class SchedulerProcess:
         could be served."""
         if self._service.is_open:
             return ""
+        if self._service.is_asleep:
+            return "the model is asleep"
         is_leader = self._elector is None or self._elector.is_leader
         return "no pipeline" if is_leader else "this scheduler has stood by"
 
     async def _tell_readiness(self) -> None:
         """Keeps the readiness of this process up to date. A leader is ready while it has a
-        pipeline. A standby is ready while it could take over."""
+        pipeline, or its model is asleep. A standby is ready while it could take over."""
         while True:
             elector = self._elector
             if elector is None or elector.is_leader:
-                is_ready = self._service.is_open
+                is_ready = self._service.is_open or self._service.is_asleep
             else:
                 is_ready = elector.could_take_over
             await self._health.set_ready(is_ready)

@@ -57,6 +57,8 @@ class FrontendStream:
         self._n_free = n_free
         self._is_told_full = False
         self.requests: dict[str, Request] = {}
+        self.n_held = 0
+        """Number of requests that the frontend holds while the model is asleep or starts."""
         self._numbers: dict[Request, int] = {}  # numbers that name requests in the columns
         self.is_overfull = asyncio.Event()
         """Set once too many bytes wait to be sent."""
@@ -110,7 +112,9 @@ class FrontendStream:
     def open(self, pipeline: scheduler_pb2.PipelineDescription) -> None:
         """Sends the frontend the description of the pipeline. Requests may come from now on."""
         self._outbox.pipeline.CopyFrom(pipeline)
+        self._outbox.ClearField("sleep")
         self._outbox.is_closed = False
+        self.n_held = 0
         self._note_update()
 
     def close(self) -> None:
@@ -126,6 +130,11 @@ class FrontendStream:
         """Tells the frontend why there is no pipeline."""
         self._outbox.shortfall = text
         self._note_update(text)
+
+    def note_sleep(self, sleep: scheduler_pb2.Sleep) -> None:
+        """Tells the frontend that the model is asleep or starts."""
+        self._outbox.sleep.CopyFrom(sleep)
+        self._note_update()
 
     def accept(self, request: Request, number: int | None = None) -> None:
         """Adds a request and tells the frontend that the request is accepted. `number`, if given,

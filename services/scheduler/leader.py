@@ -40,6 +40,7 @@ from services.scheduler.pipeline.forming import Former, OnMembers
 from services.scheduler.pipeline.membership import OnShortfall, Pipeline
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from services.scheduler.pipeline.suspicion import Suspicion
+from services.scheduler.scaling.autoscaler import Autoscaler
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.settings import SchedulerSettings
@@ -71,11 +72,12 @@ class Leader:
         on_shortfall: OnShortfall = lambda _: None,
         on_wanted: Callable[[int], None] = lambda _: None,
         on_members: OnMembers = lambda serving, draining: None,
+        autoscaler: Autoscaler | None = None,
     ) -> None:
         """`hand_over` is called when this leader is told to stop, if there is another scheduler.
         Otherwise no request is accepted any more while running requests finish. `on_wanted` is
         called with the number of pipelines that the workers allow. `on_members` is that of
-        `Former`."""
+        `Former`. `autoscaler` sets the number of workers while this leader forms pipelines."""
         self.has_served = asyncio.Event()
         """Set once the first pipeline serves."""
         self._settings = settings
@@ -91,6 +93,7 @@ class Leader:
         self._on_shortfall = on_shortfall
         self._on_wanted = on_wanted
         self._on_members = on_members
+        self._autoscaler = autoscaler
         self._fleet = Fleet(
             RequestPool(
                 max_requests=settings.max_requests,
@@ -118,7 +121,8 @@ class Leader:
             pipeline_id=self._settings.pipeline_id,
             limit_s=self._settings.start_timeout_s,
             max_pipelines=self._settings.max_pipelines,
-            is_serving=lambda: self._fleet.is_serving,
+            # A model that is asleep needs no pipeline, for as long as it sleeps.
+            is_serving=lambda: self._fleet.is_serving or self._is_asleep,
             release=self._release,
             connect=self._connect,
             on_shortfall=self._on_shortfall,
@@ -126,18 +130,24 @@ class Leader:
             on_members=self._on_members,
         )
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        forming = self._start(self._form(former), "forming")
+        forming = [self._start(self._form(former), "forming")]
+        if self._autoscaler is not None:
+            forming.append(self._start(self._autoscaler.run(), "autoscaling"))
         failing = asyncio.create_task(_result_of(self._failure))
         try:
             if await happens_before(failing, stop, cancel=False):
                 failing.result()
             self._is_draining = True
-            await _cancel(forming)
+            await _cancel(*forming)
             await former.close()
             await self._drain(failing)
         finally:
-            await _cancel(forming, failing, *self._serving)
+            await _cancel(*forming, failing, *self._serving)
             await former.close()
+
+    @property
+    def _is_asleep(self) -> bool:
+        return self._autoscaler is not None and self._autoscaler.is_asleep
 
     async def _form(self, former: Former) -> None:
         """Forms pipelines, and begins to serve each, until cancelled."""
@@ -195,7 +205,8 @@ class Leader:
     def _begin_drain(
         self, pipeline: Pipeline, loop: ServingLoop, former: Former, leaving: frozenset[str]
     ) -> None:
-        loop.leave()
+        # Of a model that is to sleep nobody waits for another pipeline.
+        loop.leave(is_last=self._is_asleep)
         former.note_leaving(pipeline, leaving)
         self._watching.note_draining(pipeline.epoch)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc.aio
 from orcinus.v1 import scheduler_pb2
+from orcinus.v1.scheduler_pb2 import SleepState
 
 from services.common import tls
 from services.common.address import of_grpc_peer
@@ -31,6 +32,7 @@ from services.scheduler.core.clients.accounts import Accounts, AccountUse
 from services.scheduler.core.request import FinishReason, Request
 from services.scheduler.fleet import Fleet
 from services.scheduler.frontend_stream import FrontendStream
+from services.scheduler.known_model import KnownModel
 from services.scheduler.observing.request_observer import RequestObserver
 from services.scheduler.submission import account_limits, check_submission, refusal, to_request
 
@@ -73,13 +75,32 @@ class SchedulerService:
         self._is_open = False
         self.shortfall = ""
         """Why there is no pipeline, for clients; empty while a pipeline serves."""
-        self._pipeline = scheduler_pb2.PipelineDescription()
+        self.known = KnownModel()
+        """What is known of the model; outlives pipelines."""
         self._fleet: Fleet
 
     @property
     def is_open(self) -> bool:
         """Whether submissions are accepted."""
         return self._is_open
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether no pipeline serves because the model is asleep."""
+        return not self._is_open and self.known.sleep_state == SleepState.SLEEP_STATE_ASLEEP
+
+    @property
+    def state(self) -> str:
+        """State of the model: `serving`, `asleep`, `starting` or `unavailable`. Empty if this
+        scheduler does not lead."""
+        if self._is_open:
+            return "serving"
+        return self.known.state_without_pipeline if self._is_leading else ""
+
+    @property
+    def n_held(self) -> int:
+        """Number of requests that frontends hold while the model is asleep or starts."""
+        return sum([frontend.n_held for frontend in self._frontends])
 
     def lead(self) -> None:
         """Lets frontends in from now on."""
@@ -94,11 +115,11 @@ class SchedulerService:
         checkpoint cannot run are ended, since they would make the ranks fail.
         """
         if self._is_open:
-            if pipeline.max_model_len <= self._pipeline.max_model_len:
+            if pipeline.max_model_len <= self.known.pipeline.max_model_len:
                 return
         else:
             self._drop_unfit(pipeline, fleet)
-        self._pipeline, self._fleet = pipeline, fleet
+        self.known.pipeline, self._fleet = pipeline, fleet
         self._is_open = True
         self.shortfall = ""
         for frontend in self._frontends:
@@ -106,8 +127,8 @@ class SchedulerService:
 
     def _drop_unfit(self, pipeline: scheduler_pb2.PipelineDescription, fleet: Fleet) -> None:
         """Ends the waiting requests that a new pipeline cannot run."""
-        for request in list(self._connections) if pipeline != self._pipeline else ():
-            if self._pipeline.model != pipeline.model:
+        for request in list(self._connections) if pipeline != self.known.pipeline else ():
+            if self.known.pipeline.model != pipeline.model:
                 fleet.cancel(request)
             elif (reason := refusal(request, pipeline)) is not None:
                 fleet.give_up(request, f"the pipeline that serves now cannot: {reason.message}")
@@ -117,10 +138,22 @@ class SchedulerService:
         self._is_open = False
         for frontend in self._frontends:
             frontend.close()
+        self._tell_sleep(self._frontends)
+
+    def note_sleep(self, state: SleepState) -> None:
+        """Notes what it means for the model if no pipeline serves. Tells frontends if none does."""
+        if state != self.known.sleep_state:
+            self.known.sleep_state = state
+            self._tell_sleep(self._frontends)
+
+    def _tell_sleep(self, frontends: Iterable[FrontendStream]) -> None:
+        if not self._is_open and (sleep := self.known.sleep) is not None:
+            for frontend in frontends:
+                frontend.note_sleep(sleep)
 
     def note_shortfall(self, text: str) -> None:
         """Tells frontends why there is no pipeline."""
-        if self._is_open or text == self.shortfall:
+        if self._is_open or self.is_asleep or text == self.shortfall:
             return
         self.shortfall = text
         for frontend in self._frontends:
@@ -195,9 +228,10 @@ class SchedulerService:
         await context.send_initial_metadata(())  # tells the frontend that this scheduler leads
         connection = FrontendStream(self._n_free)
         if self._is_open:
-            connection.open(self._pipeline)
+            connection.open(self.known.pipeline)
         elif self.shortfall:
             connection.note_shortfall(self.shortfall)
+        self._tell_sleep((connection,))
         self._frontends.add(connection)
         reading = asyncio.create_task(self._read(connection, context), name="frontend reader")
         writing = asyncio.create_task(_write(connection, context), name="frontend writer")
@@ -254,12 +288,15 @@ class SchedulerService:
             if request is not None:
                 self._fleet.cancel(request)
 
+        elif message.HasField("demand") and not self._is_open:
+            connection.n_held = message.demand.n_requests
+
     def _submit(self, connection: FrontendStream, submission: scheduler_pb2.Submission) -> None:
         if not self._is_open:
             raise Unavailable("the scheduler takes no requests at the moment")
         if submission.request_id in connection.requests:
             raise InvalidRequest("request_id", f"{submission.request_id!r} is in use")
-        sampling = check_submission(submission, self._pipeline)
+        sampling = check_submission(submission, self.known.pipeline)
         now = self._now()
         account = self._account_of(submission, now)
         request = to_request(submission, sampling, account=account, now=now)

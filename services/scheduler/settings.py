@@ -62,6 +62,34 @@ class SchedulerSettings(ServerSettings):
     """Largest number of pipelines that serve at the same time. When not set, there are as many as
     there are workers for; the remaining workers are spares."""
 
+    worker_deployment: str | None = None
+    """Name of the Kubernetes Deployment of the workers. When set, the leading scheduler changes the
+    Deployment's number of replicas, so that there are as many pipelines as the waiting requests
+    need. `max_pipelines` must be set, too. When not set, the number of workers is left alone."""
+
+    min_pipelines: int = Field(default=1, ge=0)
+    """Smallest number of pipelines, with `worker_deployment`. With 0 the model is asleep while
+    there are no requests, and the first request starts a pipeline."""
+
+    n_spare_workers: int = Field(default=0, ge=0)
+    """Number of workers beside those of the pipelines, with `worker_deployment`. A spare worker
+    takes the place of a lost one at once. A model that is asleep has no spare workers."""
+
+    queue_goal_s: float = Field(default=10.0, gt=0)
+    """Seconds within which all waiting requests should begin, with `worker_deployment`. If they
+    would wait longer, pipelines are added: as many as finish the queue in this time. Choose about
+    the time in which a worker starts; a shorter time adds pipelines for bursts that are over before
+    a pipeline has started."""
+
+    scale_down_after_s: float = Field(default=300.0, gt=0)
+    """Seconds for which fewer pipelines must have been enough before pipelines are removed, with
+    `worker_deployment`. The time begins anew with each change of the number. A longer time keeps
+    workers through pauses between bursts."""
+
+    sleep_after_s: float = Field(default=600.0, gt=0)
+    """Seconds without a request after which the last pipeline is removed, with `min_pipelines` 0.
+    Choose a time that is long compared with the time in which a worker starts."""
+
     namespace: str = "default"
     """Kubernetes namespace of the workers' pods and of the lease."""
 
@@ -255,6 +283,7 @@ class SchedulerSettings(ServerSettings):
                 f"n_stages: {self.n_stages} stages need as many workers, and stages has "
                 f"{len(self.stage_addresses)} addresses"
             )
+        self._check_scaling()
         if self.policy == "chunked" and self.max_batch_tokens < self.max_batch_size:
             raise ValueError(
                 f"max_batch_tokens: {self.max_batch_tokens} is less than "
@@ -265,3 +294,18 @@ class SchedulerSettings(ServerSettings):
         if 2 * self.retry_period_s >= self.lease_duration_s:
             raise ValueError("retry_period_s must be less than half of lease_duration_s")
         return self
+
+    def _check_scaling(self) -> None:
+        if self.worker_deployment is None:
+            if self.min_pipelines == 0:
+                raise ValueError("min_pipelines: 0 needs worker_deployment, to start workers again")
+            return
+        if self.stages:
+            raise ValueError("worker_deployment is for workers in Kubernetes, without stages")
+        if self.max_pipelines is None:
+            raise ValueError("worker_deployment needs max_pipelines")
+        if self.min_pipelines > self.max_pipelines:
+            raise ValueError(
+                f"min_pipelines: {self.min_pipelines} is more than "
+                f"max_pipelines {self.max_pipelines}"
+            )

@@ -25,6 +25,7 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 DataPlane = Literal["auto", "gloo", "nccl"]
 LoadFormat = Literal["safetensors", "random"]
 Quantization = Literal["none", "int8", "int4"]
+Activations = Literal["rounded", "exact"]
 
 
 class SharedSettings(BaseModel):
@@ -64,6 +65,11 @@ class SharedSettings(BaseModel):
     less than a third, and both are less exact. Needs the native kernels on a CPU and Triton on a
     GPU. All stages must have the same value. Norms, experts and matrices whose files already have
     so few bits are not quantised."""
+
+    activations: Activations = "rounded"
+    """Inputs of products with quantised matrices. With `rounded` a CPU rounds them to int8 where
+    that is faster: for matrices of 4 bits, and with VNNI for `int8`. With `exact` no product rounds
+    its inputs. All stages must have the same value."""
 
     load_format: LoadFormat = "safetensors"
     """Source of the weights. `random` makes random weights, needs only config.json and is for

@@ -93,6 +93,19 @@ COMPOSITIONS: Mapping[str, Composition] = {
     "a spare": Composition("base", n_workers=3),
     "lws, 3 stages": Composition("base", ("lws",), n_stages=3),
     "tensor-parallel on GPUs": Composition("base", ("tensor-parallel", "gpu")),
+    "pipeline-autoscaling": Composition(
+        "base",
+        ("pipeline-autoscaling",),
+        options={
+            "configMapGenerator": [
+                {
+                    "name": "orcinus-scheduler-settings",
+                    "behavior": "merge",
+                    "literals": ["ORCINUS_MIN_PIPELINES=0", "ORCINUS_MAX_PIPELINES=3"],
+                }
+            ]
+        },
+    ),
     "everything": Composition("base", (*_EVERYTHING, "tracing", "autoscaling", "stages"), 4),
     "everything, lws": Composition("base", (*_EVERYTHING, "tracing", "lws", "stages"), 4),
     "limits, tensor-parallel": Composition("base", ("tensor-parallel", "cpu-limits")),
@@ -178,13 +191,13 @@ class Workload:
         self.pod: Object = template["spec"]
 
     @property
-    def n_pods(self) -> int:
-        """Number of pods, or of pods in the group."""
+    def n_pods(self) -> int | None:
+        """Number of pods, or of pods in the group; None if it is left to an autoscaler."""
         spec = self.item["spec"]
         if self.item["kind"] == "LeaderWorkerSet":
             size: int = spec["leaderWorkerTemplate"]["size"]
             return size
-        replicas: int = spec["replicas"]
+        replicas: int | None = spec.get("replicas")
         return replicas
 
     @property

@@ -254,16 +254,16 @@ def test_an_instance_that_the_overlay_is_not_is_refused(composer: Composer) -> N
 
 SCALED = """#!/bin/sh
 case "$*" in
-  *'get hpa'*) {scaler} ;;
-  *'get deployment orcinus-frontend'*last-applied*) printf '%s' '{applied}' ;;
-  *'get deployment orcinus-frontend'*) printf '{replicas}' ;;
+  *'get hpa/orcinus-frontend '*|*'get role/orcinus-scheduler-scale '*) {scaler} ;;
+  *'get deployment orcinus-'*last-applied*) printf '%s' '{applied}' ;;
+  *'get deployment orcinus-'*) printf '{replicas}' ;;
   'apply --server-side --field-manager autoscaling'*) cat >&2 ;;
   'apply --server-side '*) cat ;;
   *) exec {{kubectl}} "$@" ;;
 esac
 """
-"""A kubectl whose cluster has frontends, and an autoscaler or none. It prints what is applied: to
-stderr if the field manager is `autoscaling`, otherwise to stdout."""
+"""A kubectl whose cluster has frontends and workers, and an autoscaler or none. It prints what is
+applied: to stderr if the field manager is `autoscaling`, otherwise to stdout."""
 
 
 def keeping(
@@ -288,8 +288,17 @@ def keeping(
         ("autoscaling", "echo horizontalpodautoscaler/orcinus-frontend", "5", ""),
         ("autoscaling", "", "", ""),
         ("page", "", "5", ""),
+        ("pipeline-autoscaling", "", "6", "spec: {replicas: 6}"),
+        ("pipeline-autoscaling", "echo role/orcinus-scheduler-scale", "6", ""),
     ],
-    ids=["the first autoscaler", "another one", "nothing deployed", "no autoscaler"],
+    ids=[
+        "the first autoscaler",
+        "another one",
+        "nothing deployed",
+        "no autoscaler",
+        "the first one of workers",
+        "another one of workers",
+    ],
 )
 def test_the_first_autoscaler_takes_over_the_replicas_that_run(
     composer: Composer, component: str, scaler: str, replicas: str, kept: str

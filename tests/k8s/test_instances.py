@@ -147,7 +147,7 @@ def test_variables_name_what_the_deployment_has(name: str) -> None:
     assert scheduler["ORCINUS_LEASE_NAME"] == "orcinus-scheduler-b"
     assert scheduler["ORCINUS_PIPELINE_ID"] == OTHER
     assert "orcinus-scheduler-b" in services
-    (role,) = manifests.of("Role")
+    role, *_ = manifests.of("Role")
     (leases,) = (rule for rule in role["rules"] if rule["resources"] == ["leases"])
     assert leases["resourceNames"] == ["orcinus-scheduler-b"]
     for variables in (frontend, scheduler):

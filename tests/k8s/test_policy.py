@@ -129,7 +129,7 @@ def test_only_the_scheduler_has_a_token_and_rights_of_its_names(name: str) -> No
     ]
     assert with_token == ["orcinus-scheduler"]
     assert not manifests.of("ClusterRole", "ClusterRoleBinding")
-    (role,) = manifests.of("Role")
+    role, *scaling = manifests.of("Role")
     assert not manifests.of("Lease")  # applied again, it would take the leader's away
     patches = {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}
     assert role["rules"] == [
@@ -142,9 +142,23 @@ def test_only_the_scheduler_has_a_token_and_rights_of_its_names(name: str) -> No
         },
         *([patches] if name == "pod-deletion-cost" else []),
     ]
-    (binding,) = manifests.of("RoleBinding")
-    assert binding["roleRef"]["name"] == role["metadata"]["name"]
-    assert [subject["name"] for subject in binding["subjects"]] == ["orcinus-scheduler"]
+    has_autoscaler = "ORCINUS_WORKER_DEPLOYMENT" in str(manifests.workload("scheduler").container)
+    assert [one["rules"] for one in scaling] == has_autoscaler * [
+        [
+            {
+                "apiGroups": ["apps"],
+                "resources": ["deployments/scale"],
+                "resourceNames": ["orcinus-worker"],
+                "verbs": ["get", "patch"],
+            }
+        ]
+    ]
+    bindings = manifests.of("RoleBinding")
+    assert [one["roleRef"]["name"] for one in bindings] == [
+        one["metadata"]["name"] for one in (role, *scaling)
+    ]
+    for binding in bindings:
+        assert [subject["name"] for subject in binding["subjects"]] == ["orcinus-scheduler"]
 
 
 @each_composition()

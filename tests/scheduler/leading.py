@@ -9,9 +9,12 @@ from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from services.common import rpc, rpc_handlers
+from services.scheduler.autoscaling import build_autoscaler
 from services.scheduler.cluster.term import Unopposed
+from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.leader import HandOver, Leader
 from services.scheduler.observing.metrics import SchedulerMetrics
+from services.scheduler.observing.pace import Pace
 from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.service import SchedulerService
 from services.scheduler.settings import SchedulerSettings
@@ -40,6 +43,19 @@ class MovingStages:
         return [address for address in self._addresses if address]
 
 
+class FewWorkers:
+    """A number of workers that there are to be, in memory."""
+
+    def __init__(self, n_workers: int = 0) -> None:
+        self.n_workers = n_workers
+
+    async def read(self) -> int:
+        return self.n_workers
+
+    async def write(self, n_workers: int) -> None:
+        self.n_workers = n_workers
+
+
 class Scene:
     """A leader, where its stages are, and a frontend."""
 
@@ -49,12 +65,14 @@ class Scene:
         address: str,
         stop: asyncio.Event,
         registry: CollectorRegistry,
+        service: SchedulerService,
         leading: asyncio.Task[None],
     ) -> None:
         self.leading = leading
         self.stages = stages
         self.stop = stop
         self.registry = registry
+        self.service = service
         self._channel = rpc.connect(address)
         self._stream = scheduler_pb2_grpc.SchedulerServiceStub(self._channel).Connect()
 
@@ -87,6 +105,17 @@ class Scene:
             **known,
         )
         await self._stream.write(scheduler_pb2.ConnectRequest(submission=submission))
+
+    async def sleep(self, state: scheduler_pb2.SleepState) -> scheduler_pb2.Sleep:
+        """Waits until the model is asleep or starts."""
+        while (message := await self.read()).sleep.state != state:
+            pass
+        return message.sleep
+
+    async def hold(self, n_requests: int) -> None:
+        """Says that so many requests wait for a pipeline."""
+        demand = scheduler_pb2.Demand(n_requests=n_requests)
+        await self._stream.write(scheduler_pb2.ConnectRequest(demand=demand))
 
     async def cancel(self, name: str) -> None:
         cancellation = scheduler_pb2.Cancellation(request_id=name)
@@ -128,21 +157,42 @@ class Scene:
 
 @contextlib.asynccontextmanager
 async def scene(
-    n_stages: int, *, hand_over: HandOver | None = None, **settings: float
+    n_stages: int,
+    *,
+    hand_over: HandOver | None = None,
+    workers: FewWorkers | None = None,
+    known: str = "",
+    **settings: float | str,
 ) -> AsyncIterator[Scene]:
+    """`workers`, if given, is what an autoscaler sets. `known` is what an earlier leader knew."""
     stages, stop = MovingStages(n_stages), asyncio.Event()
     registry = CollectorRegistry()
     metrics = SchedulerMetrics(registry)
-    requests = RequestObservers(metrics.requests)
-    service = SchedulerService(requests)
     options = SchedulerSettings(n_stages=n_stages, **settings)  # type: ignore[arg-type]
+    control = AdmissionControl(goal_s=None, is_fair=True)
+    pace = Pace(control, options)
+    requests = RequestObservers(metrics.requests, pace)
+    service = SchedulerService(requests, control=control)
+    service.known.restore(known)
+    autoscaler = None
+    if workers is not None:
+        autoscaler = build_autoscaler(
+            options,
+            workers,
+            n_stages=n_stages,
+            control=control,
+            service=service,
+            on_wanted=metrics.note_wanted,
+        )
     leads = Leader(
         options,
         stages,
         service,
         requests=requests,
-        observe=[metrics.observe],
+        control=control,
+        observe=[metrics.observe, pace.observe],
         hand_over=hand_over,
+        autoscaler=autoscaler,
     )
     server = rpc.create_server()
     server.add_generic_rpc_handlers((rpc_handlers.service_handler(SERVICE, service),))
@@ -150,7 +200,7 @@ async def scene(
     await server.start()
     leading = asyncio.create_task(leads.lead(Unopposed(), stop))
     await asyncio.sleep(0)  # it leads from its first step on
-    it = Scene(stages, address, stop, registry, leading)
+    it = Scene(stages, address, stop, registry, service, leading)
     try:
         yield it
         stop.set()

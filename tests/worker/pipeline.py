@@ -21,7 +21,7 @@ from torch import Tensor
 from kernels import Ops
 from kernels.packing.linear import can_compute
 from kernels.pytorch.interpreter import Interpreter
-from kernels.weights.linear import Quantization
+from kernels.weights.linear import Activations, Quantization
 from services.common.context_length import context_length
 from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
@@ -50,10 +50,11 @@ def load(
     dtype: str = "auto",
     load_format: LoadFormat = "safetensors",
     quantization: Quantization = "none",
+    activations: Activations = "exact",
     max_model_len: int | None = None,
     on_progress: OnProgress = lambda n_done, n_total: None,
 ) -> StageModel:
-    """A rank's part of a stage, on the CPU."""
+    """A rank's part of a stage, on the CPU. Oracles do not round inputs."""
     return load_stage(
         directory,
         stage_index=stage_index,
@@ -63,6 +64,7 @@ def load(
         dtype=dtype,
         load_format=load_format,
         quantization=quantization,
+        activations=activations,
         max_model_len=max_model_len,
         device=torch.device("cpu"),
         on_progress=on_progress,

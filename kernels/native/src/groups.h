@@ -29,8 +29,9 @@ struct Groups {
   int64_t size;         // inputs of a group, a multiple of those of a word
   int64_t scale_bytes;  // 2: float16, 4: float32
   int64_t has_offsets;
-  int8_t values[16];    // what numbers of four bits mean
-  ORCINUS_FIELDS(Groups, bits, size, scale_bytes, has_offsets, values)
+  int64_t rounds_inputs;  // to int8; only with four bits whose values follow each other
+  int8_t values[16];      // what numbers of four bits mean
+  ORCINUS_FIELDS(Groups, bits, size, scale_bytes, has_offsets, rounds_inputs, values)
 
   int64_t inputs_of_word() const { return 32 / bits; }
   int64_t n_steps() const { return size / inputs_of_word(); }

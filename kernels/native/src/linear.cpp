@@ -31,6 +31,7 @@
 #include "groups.h"
 #include "memory.h"
 #include "operations.h"
+#include "rounded_inputs.h"
 #include "threads.h"
 #include "vectors.h"
 
@@ -487,6 +488,48 @@ class GroupPanels {
   GroupDot<Dot, Values> dot_;
 };
 
+// A matrix in groups of four bits, whose inputs are rounded to int8.
+template <class Element>
+class RoundedPanels {
+ public:
+  static constexpr bool kIsQuantised = false;
+
+  RoundedPanels(const char* weights, const Groups& groups, int64_t n_in)
+      : weights_(weights), groups_(groups), n_in_(n_in), n_groups_(groups.n_groups(n_in)) {}
+
+  int64_t n_words() const { return n_groups_ * InputBlocks(groups_).group_words(); }
+  int64_t panel_bytes() const { return n_groups_ * groups_.group_bytes(); }
+  const char* panel(int64_t index) const { return weights_ + index * panel_bytes(); }
+  bool takes_as_stored() const { return false; }
+
+  void arrange_inputs(const Element* x, int n, uint32_t* out, const Job<Element>&, int64_t) const {
+    for (int token = 0; token < n; ++token) {
+      round_token(x + token * n_in_, n_in_, groups_, n, out + token);
+    }
+  }
+
+  void multiply(int n, int64_t panel_index, const uint32_t* inputs, const char* soon,
+                int64_t bytes_per_step, const Job<Element>& job, int64_t token) const {
+    Floats totals[2 * kTokens];
+    multiply_of(n, std::make_integer_sequence<int, kTokens>())(
+        groups_, panel(panel_index), inputs, n_groups_, soon, bytes_per_step, totals);
+    for (int i = 0; i < n; ++i) {
+      finish(job, token + i, panel_index * kPanel, totals[2 * i], totals[2 * i + 1]);
+    }
+  }
+
+ private:
+  template <int... n>
+  static constexpr auto multiply_of(int count, std::integer_sequence<int, n...>) {
+    constexpr decltype(&multiply_rounded<1>) table[] = {multiply_rounded<n + 1>...};
+    return table[count - 1];
+  }
+
+  const char* weights_;
+  Groups groups_;
+  int64_t n_in_, n_groups_;
+};
+
 template <class Matrix, class Element>
 void linear(const Element* x, const Matrix& matrix, int64_t n_tokens, int64_t n_in,
             Job<Element> job) {
@@ -676,7 +719,9 @@ ORCINUS_EXPORT(orcinus::Status, linear_groups, int64_t element, const void* x, c
                              n_out, static_cast<Finish>(finish)};
       const auto* of_x = static_cast<const Element*>(x);
       const auto* of_weights = static_cast<const char*>(weights);
-      if (form.bits == 4) {
+      if (form.rounds_inputs) {
+        linear(of_x, RoundedPanels<Element>(of_weights, form, n_in), n_tokens, n_in, job);
+      } else if (form.bits == 4) {
         linear_groups<4>(of_x, of_weights, form, n_tokens, n_in, job);
       } else {
         linear_groups<8>(of_x, of_weights, form, n_tokens, n_in, job);

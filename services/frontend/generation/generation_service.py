@@ -7,7 +7,8 @@ A request is checked here and turned into tokens (`RequestEncoder`); a `Generati
 `open` cancels the answers that still run.
 
 While there is no pipeline, requests wait for one up to `hold_s` seconds, for example while another
-scheduler takes the lead or the pipeline forms again. A client sees only a pause. Meanwhile,
+scheduler takes the lead or the pipeline forms again. They wait up to `wake_s` seconds for a model
+that is asleep or starts. A client sees only a pause. Meanwhile,
 questions about the model are answered with the last known pipeline, since the next pipeline serves
 the same model.
 """
@@ -33,6 +34,7 @@ from services.frontend.generation.generation import Generation
 from services.frontend.generation.model_profile import ModelProfile
 from services.frontend.generation.request_encoder import RequestEncoder
 from services.frontend.generation.service_limits import ServiceLimits
+from services.frontend.link.known_pipeline import ModelState
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.observing.metrics import FrontendMetrics, MeasuredCall
 from services.frontend.observing.request_span import RequestSpan, request_span
@@ -144,6 +146,11 @@ class GenerationService:
         """Names by which clients know the model. Answers show the first name. Raises Unavailable if
         the settings give no name and there has been no pipeline."""
         return self._profile.names or (self.describe().model,)
+
+    @property
+    def model_state(self) -> ModelState:
+        """State of the model: whether a pipeline serves it, and why none does."""
+        return self._scheduler.pipeline.state
 
     @property
     def model_created(self) -> int:
@@ -284,7 +291,7 @@ class GenerationService:
             TimedOut: the time of the call is over; later, the generation raises it.
             Unavailable: no pipeline came in time, or this process is stopping.
         """
-        until = _now() + self._limits.hold_s
+        until = _now() + self._hold_s
         options = self._profile.applied(request.options)
         if options is not request.options:
             request = replace(request, options=options)
@@ -310,6 +317,12 @@ class GenerationService:
                     yield generation
                 finally:
                     generation.close()
+
+    @property
+    def _hold_s(self) -> float:
+        """Seconds that a request waits for a pipeline."""
+        is_sleeping = self._scheduler.pipeline.is_sleeping
+        return self._limits.wake_s if is_sleeping else self._limits.hold_s
 
     def _deadline(self) -> float | None:
         """Returns the time at which the call of this task must have ended, by the event loop's

@@ -11,6 +11,8 @@ class ServiceLimits:
 
     hold_s: float = 0.0
     """Seconds that a request waits for a pipeline when there is none."""
+    wake_s: float = 0.0
+    """Seconds that a request waits for a pipeline while the model is asleep or starts."""
     max_request_s: float = 0.0
     """Seconds that a request may take; 0 sets no limit."""
     strict_max_tokens: bool = False

@@ -6,12 +6,27 @@ Times are readings of the event loop's clock.
 
 import asyncio
 import math
+from collections.abc import Callable
+from typing import Literal
+
+from orcinus.v1 import scheduler_pb2
+from orcinus.v1.scheduler_pb2 import SleepState
 
 from services.common import errors
 from services.frontend.request.pipeline import ServedPipeline
 
 STOPPING = "the server is stopping"
 NO_PIPELINE = "no pipeline at the moment; try again"
+
+ModelState = Literal["serving", "asleep", "starting", "unavailable"]
+"""State of a model. `serving`: a pipeline serves it. `asleep`: there are no workers, and the first
+request starts some. `starting`: workers are being started because of a request, or no pipeline has
+served yet. `unavailable`: the pipeline was lost."""
+
+_SLEEPING: dict[SleepState, ModelState] = {
+    SleepState.SLEEP_STATE_ASLEEP: "asleep",
+    SleepState.SLEEP_STATE_STARTING: "starting",
+}
 
 
 class KnownPipeline:
@@ -26,6 +41,11 @@ class KnownPipeline:
         workers, but no addresses."""
         self.is_stopping = False
         """Whether this process is stopping and takes no more requests."""
+        self.n_waiting = 0
+        """Number of tasks that wait for a pipeline."""
+        self.on_waiting: Callable[[], None] = lambda: None
+        """Called when `n_waiting` changes."""
+        self._sleeping: ModelState | None = None  # while the scheduler says that the model sleeps
         self._last: ServedPipeline | None = None
         self._last_open = -math.inf
         self._changed = asyncio.Event()
@@ -35,6 +55,25 @@ class KnownPipeline:
         """Whether a pipeline serves at the moment. If so, requests are sent to the scheduler at
         once."""
         return self.current is not None
+
+    @property
+    def state(self) -> ModelState:
+        """State of the model."""
+        if self.is_open:
+            return "serving"
+        return self._sleeping or ("starting" if self._last is None else "unavailable")
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether no pipeline serves because none was needed. The model is asleep or starts."""
+        return not self.is_open and self._sleeping is not None
+
+    @property
+    def trouble(self) -> str:
+        """Reason for which requests would have to wait; empty if a pipeline serves."""
+        if self.is_open:
+            return ""
+        return "no pipeline" if self._sleeping is None else f"the model is {self._sleeping}"
 
     @property
     def last(self) -> ServedPipeline:
@@ -64,20 +103,23 @@ class KnownPipeline:
         """Returns the time until which clients should send requests to this frontend. The time
         changes when a pipeline comes or is lost.
 
-        The time is infinite while there is a pipeline. After the loss of a pipeline, requests may
-        be held for `hold_s` seconds, whichever scheduler leads. Before the first pipeline the time
-        is in the past, since there may never be a pipeline.
+        The time is infinite while there is a pipeline, and while the model is asleep or starts.
+        After the loss of a pipeline, or of the scheduler of such a model, requests may be held for
+        `hold_s` seconds, whichever scheduler leads. Before the first pipeline the time is in the
+        past, since there may never be a pipeline.
         """
-        return math.inf if self.is_open else self._last_open + hold_s
+        is_taking = self.is_open or (self.is_sleeping and self._last is not None)
+        return math.inf if is_taking else self._last_open + hold_s
 
     async def wait_open(self, until: float | None = None) -> ServedPipeline:
-        """Waits for a pipeline and returns it.
+        """Waits for a pipeline and returns it. A task that waits here wakes a model that is asleep.
 
         Raises:
             Unavailable: no pipeline came by the time `until`, or this process is stopping.
         """
         if self.current is not None:
             return self.current
+        self._count_waiting(1)
         try:
             async with asyncio.timeout_at(until):
                 while self.current is None:
@@ -86,7 +128,13 @@ class KnownPipeline:
                     await self.wait_change()
         except TimeoutError:
             raise errors.Unavailable(NO_PIPELINE) from None
+        finally:
+            self._count_waiting(-1)
         return self.current
+
+    def _count_waiting(self, n: int) -> None:
+        self.n_waiting += n
+        self.on_waiting()
 
     async def wait_change(self) -> None:
         """Waits until a pipeline or a scheduler comes or is lost."""
@@ -95,14 +143,22 @@ class KnownPipeline:
     def open(self, pipeline: ServedPipeline) -> None:
         """Notes that `pipeline` serves from now on."""
         self.current = self._last = pipeline
+        self._sleeping = None
         self.shortfall = ""
         self.note_change()
 
     def shut(self) -> None:
-        """Notes that no pipeline serves from now on."""
-        if self.current is not None:
-            self.current = None
+        """Notes that no pipeline serves from now on, and that it is not known why."""
+        if self.current is not None or self._sleeping is not None:
+            self.current = self._sleeping = None
             self._last_open = asyncio.get_running_loop().time()
+        self.note_change()
+
+    def sleep(self, message: scheduler_pb2.Sleep) -> None:
+        """Notes that the model is asleep or starts, and what the scheduler knows of it."""
+        self._sleeping = _SLEEPING.get(message.state)
+        if message.HasField("pipeline"):
+            self._last = ServedPipeline.from_proto(message.pipeline)
         self.note_change()
 
     def note_change(self) -> None:

@@ -21,6 +21,7 @@ from orcinus.v1 import scheduler_pb2
 from services.common import errors, rpc
 from services.common.outage_log import OutageLog
 from services.frontend.link.backoff import Backoff
+from services.frontend.link.demand import Demand
 from services.frontend.link.known_pipeline import NO_PIPELINE, STOPPING, KnownPipeline
 from services.frontend.link.pool_gate import PoolGate
 from services.frontend.link.scheduler_events import (
@@ -78,6 +79,11 @@ class SchedulerClient:
         self._stream = SchedulerStream(address, connect)
         self.pipeline = KnownPipeline()
         """What this process knows of the scheduler's pipeline."""
+        self._demand = Demand(
+            lambda: self.pipeline.n_waiting + self.n_held,
+            lambda message: self._stream.send(message),
+        )
+        self.pipeline.on_waiting = self._demand.note_change
         self._has_leader = False
         self._outage = OutageLog.of_peer(log, f"the scheduler at {address}")
         self.n_resubmitted = 0
@@ -158,6 +164,7 @@ class SchedulerClient:
         self._forget(request)
         if request.is_held:
             request.release()
+            self._demand.note_change()
             return
         cancellation = scheduler_pb2.Cancellation(request_id=request_id)
         self._stream.send(scheduler_pb2.ConnectRequest(cancellation=cancellation))
@@ -201,6 +208,8 @@ class SchedulerClient:
             self._shut()
         elif response.HasField("pipeline") and not self.pipeline.is_stopping:
             self._open(ServedPipeline.from_proto(response.pipeline))
+        if response.HasField("sleep") and not self.pipeline.is_open:
+            self._sleep(response.sleep)
         if response.shortfall and not self.pipeline.is_open:
             self.pipeline.shortfall = response.shortfall
         for event in news_of(response):
@@ -221,10 +230,16 @@ class SchedulerClient:
             log.info("scheduler at %s serves %s", self._address, pipeline)
         if self._expiry is not None:
             self._expiry.cancel()
+        self._demand.end()
         self.pipeline.open(pipeline)
         for request in list(self._requests.values()):
             if request.is_held:
                 self._attempt(request)
+
+    def _sleep(self, message: scheduler_pb2.Sleep) -> None:
+        self.pipeline.sleep(message)
+        log.info("scheduler at %s: %s", self._address, self.pipeline.trouble)
+        self._demand.begin()
 
     def _shut(self) -> None:
         if self.pipeline.is_open:
@@ -242,6 +257,7 @@ class SchedulerClient:
 
     def _lose(self) -> None:
         self._has_leader = False
+        self._demand.end()
         self.pipeline.shortfall = ""
         self._shut()
         for request in list(self._requests.values()):
@@ -359,6 +375,7 @@ class SchedulerClient:
         request.was_held = True
         at = min(request.until, now + pause_s) if self.pipeline.is_open else request.until
         request.next_attempt = loop.call_at(at, self._attempt, request)
+        self._demand.note_change()
 
     def _fail(self, request: SubmittedRequest, error: errors.Unavailable | errors.PoolFull) -> None:
         request.release()

@@ -5,7 +5,6 @@ template, parsers and limits (`GenerationService`), the link to the schedulers o
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Literal
 
 from opentelemetry.trace import Tracer
 
@@ -28,10 +27,6 @@ from services.frontend.text.text_threads import TextThreads
 from services.frontend.text.tokenizer import Tokenizer
 from services.frontend.watching.subscription import Subscription
 from services.frontend.watching.view_feed import ViewFeed
-
-ModelState = Literal["serving", "starting", "unavailable"]
-"""State of a model: a pipeline serves it, no pipeline has served it since this process started, or
-its last pipeline was lost."""
 
 
 class ServedModel:
@@ -56,7 +51,7 @@ class ServedModel:
         """
         self._fallback_label = model_name(model.path)
         self.watch = ServingWatch(
-            trouble=lambda: "" if self.scheduler.pipeline.is_open else "no pipeline",
+            trouble=lambda: self.scheduler.pipeline.trouble,
             details=lambda: self.scheduler.pipeline.shortfall,
             n_waiting=lambda: self.scheduler.n_requests + self.service.n_waiting,
         )
@@ -92,6 +87,7 @@ class ServedModel:
             ),
             limits=ServiceLimits(
                 hold_s=settings.hold_s,
+                wake_s=settings.wake_s,
                 max_request_s=settings.max_request_s,
                 strict_max_tokens=settings.strict_max_tokens,
                 texts=TextLimits(
@@ -113,14 +109,6 @@ class ServedModel:
         been a pipeline."""
         last_model = self.scheduler.pipeline.last_model
         return self._names or (last_model or self._fallback_label,)
-
-    @property
-    def state(self) -> ModelState:
-        """Whether the model is served at the moment, or why not."""
-        pipeline = self.scheduler.pipeline
-        if pipeline.is_open:
-            return "serving"
-        return "unavailable" if pipeline.last_model else "starting"
 
     @property
     def figures(self) -> ModelFigures:

@@ -121,10 +121,6 @@ class ServedModels:
             else:
                 await asyncio.gather(*waits)
 
-    async def wait_open(self) -> None:
-        """Waits until a pipeline of any model serves."""
-        await first_of(*(model.scheduler.pipeline.wait_open() for model in self._models))
-
     def reason_against_serving(self) -> str:
         """Returns the reason why no model gives tokens to new requests. The result is empty if at
         least one model does. May be called from any thread."""

@@ -1,4 +1,5 @@
-"""The Kubernetes API as the scheduler needs it: one lease to keep, some pods to watch.
+"""The Kubernetes API as the scheduler needs it: one lease to keep, some pods to watch, one
+Deployment to scale.
 
 Only the modules `kubernetes_…` import the official client. Failed calls raise the exceptions of
 `lease.py` and `pod_directory.py`, which say whether a call may be tried again or is not allowed.
@@ -17,8 +18,10 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from services.common.errors import Unavailable
+from services.scheduler.cluster.kubernetes_answer import checked
 from services.scheduler.cluster.kubernetes_errors import FAILURES, explain, status_of
 from services.scheduler.cluster.kubernetes_lease import KubernetesLeaseStore
+from services.scheduler.cluster.kubernetes_scale import KubernetesScale
 from services.scheduler.cluster.pod_directory import (
     Pod,
     PodChange,
@@ -81,6 +84,10 @@ class KubernetesClient:
         """Returns the store of a Lease object. The first write creates it."""
         return KubernetesLeaseStore(self._api, namespace, name, self._call_timeout_s)
 
+    def scale(self, namespace: str, deployment: str) -> KubernetesScale:
+        """Returns the number of replicas of a Deployment, which can be read and set."""
+        return KubernetesScale(self._api, namespace, deployment, self._call_timeout_s)
+
     async def pod_state(self, namespace: str, name: str, uid: str) -> PodState:
         """Returns whether a pod exists and whether it runs, as the node of the pod has last
         reported.
@@ -95,7 +102,7 @@ class KubernetesClient:
             async with await _request_pods(
                 self._api, namespace, query, self._call_timeout_s
             ) as response:
-                items = (await _checked(response)).get("items") or []
+                items = (await checked(response)).get("items") or []
             return next((_state(item) for item in items if _uid(item) == uid), PodState.GONE)
         except FAILURES as error:
             raise _pods_trouble(f"list pod {name} in namespace {namespace}", error) from error
@@ -121,7 +128,7 @@ class KubernetesClient:
         try:
             answer = await self._api.call_api(*request, _request_timeout=self._call_timeout_s)
             async with answer.response as response:
-                await _checked(response)
+                await checked(response)
         except FAILURES as error:
             raise _pods_trouble(f"change pod {name} in namespace {namespace}", error) from error
 
@@ -162,7 +169,7 @@ class KubernetesPods:
         try:
             response = await self._request({}, self._call_timeout_s)
             async with response:
-                answer = await _checked(response)
+                answer = await checked(response)
                 return [_pod(item) for item in answer.get("items") or ()], _version(answer)
         except FAILURES as error:
             raise self._translated("list", error) from error
@@ -179,7 +186,7 @@ class KubernetesPods:
             response = await self._request(query, self._watch_timeout_s + WATCH_GRACE_S)
             async with response:
                 if response.status != HTTPStatus.OK:
-                    await _checked(response)
+                    await checked(response)
                 yield PodEvent(PodChange.NONE, version)
                 while line := await self._next_line(response):
                     yield _event(json.loads(line))
@@ -238,14 +245,6 @@ async def _request_pods(
     answer = await api.call_api(*request, _request_timeout=timeout_s)
     response: aiohttp.ClientResponse = answer.response
     return response
-
-
-async def _checked(response: aiohttp.ClientResponse) -> Any:
-    """Returns the JSON of an answer. Raises ApiException if the answer reports an error."""
-    text = await response.text()
-    if response.status != HTTPStatus.OK:
-        raise client.ApiException(response.status, response.reason, body=text)
-    return json.loads(text)
 
 
 def _event(line: Any) -> PodEvent:

@@ -11,6 +11,9 @@ from services.scheduler.cluster.lease import LeaseConflict, LeaseRecord, LeaseUn
 ADDRESS_ANNOTATION = "orcinus/leader-address"
 """Annotation of the lease that says where its holder listens."""
 
+MODEL_ANNOTATION = "orcinus/model"
+"""Annotation of the lease that describes the model that was served last."""
+
 RELEASED_ANNOTATION = "orcinus/released"
 """Annotation of a lease that its last holder has given away."""
 
@@ -54,6 +57,7 @@ class KubernetesLeaseStore:
         # server refuses the write if the lease has changed since.
         own = {
             ADDRESS_ANNOTATION: record.address,
+            MODEL_ANNOTATION: record.model,
             RELEASED_ANNOTATION: "true" if record.is_released else "",
         }
         annotations = {**(self._metadata.annotations or {}), **own}
@@ -92,13 +96,15 @@ class KubernetesLeaseStore:
             raise LeaseUnavailable(f"cannot get lease {self._name}: the answer has no version")
         self._metadata = metadata
         spec = lease.spec or client.V1LeaseSpec()
+        annotations = metadata.annotations or {}
         return LeaseRecord(
             holder=spec.holder_identity or "",
             transitions=spec.lease_transitions or 0,
             duration_s=spec.lease_duration_seconds or 0,
             version=metadata.resource_version,
-            address=(metadata.annotations or {}).get(ADDRESS_ANNOTATION, ""),
-            is_released=RELEASED_ANNOTATION in (metadata.annotations or {}),
+            address=annotations.get(ADDRESS_ANNOTATION, ""),
+            model=annotations.get(MODEL_ANNOTATION, ""),
+            is_released=RELEASED_ANNOTATION in annotations,
             acquire_time=spec.acquire_time,
             renew_time=spec.renew_time,
         )

@@ -71,6 +71,7 @@ class LeaderElector:
         identity: str,
         address: str = "",
         predecessors: str = "",
+        model: Callable[[], str] = lambda: "",
         lease_duration_s: float = 8.0,
         retry_period_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
@@ -79,7 +80,9 @@ class LeaderElector:
     ) -> None:
         """Creates a candidate. Other processes connect to `address` to see whether this process
         still runs. `predecessors` is a prefix of identities: processes whose identities begin with
-        the prefix have ended, since this process runs in their container. Empty if unknown."""
+        the prefix have ended, since this process runs in their container. Empty if unknown. `model`
+        returns the description of the model that is served, or was served last, as far as this
+        process knows; the description is written into the lease."""
         if not 0 < 2 * retry_period_s < lease_duration_s:
             raise ValueError(
                 "retry_period_s must be less than half of lease_duration_s: "
@@ -91,6 +94,7 @@ class LeaderElector:
         self._identity = identity
         self._address = address
         self._predecessors = predecessors
+        self._model = model
         self._lease_duration_s = lease_duration_s
         self._retry_period_s = retry_period_s
         self._call_timeout_s = lease_duration_s / 2  # one hung call leaves time for another
@@ -127,6 +131,12 @@ class LeaderElector:
         """Address of the holder of the lease when last read. The value is empty if the lease has
         none."""
         return self._record.address if self._record else ""
+
+    @property
+    def model(self) -> str:
+        """Description of the model that was served last, as the lease had it when last read. The
+        value is empty if the lease has none."""
+        return self._record.model if self._record else ""
 
     @property
     def leader_renews(self) -> bool:
@@ -282,6 +292,7 @@ class LeaderElector:
             self._record,
             holder=self._identity,
             address=self._address,
+            model=self._model() or self._record.model,
             is_released=False,
             transitions=transitions,
             renew_time=self._timestamp(),

@@ -38,6 +38,10 @@ class LeaseRecord:
     """Address of the leader, host:port. Other processes connect to the address to see whether the
     leader still runs. Empty if the leader has given none."""
 
+    model: str = ""
+    """Description of the model that was served last, which the leader keeps here for the next one.
+    Empty if there is none."""
+
     is_released: bool = False
     """Whether the last holder has given the lease away. A lease that has no holder and was not
     released was created, deleted or emptied by an operator; the leader, if one lives, writes the

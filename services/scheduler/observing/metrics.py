@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -12,6 +13,9 @@ from services.scheduler.observing.pipeline_metrics import PipelineMetrics
 from services.scheduler.observing.request_metrics import RequestMetrics
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.pipeline.shortfall import UnfitWorker
+
+MODEL_STATES = ("serving", "asleep", "starting", "unavailable")
+"""All states of a model. `SchedulerService.state` explains them."""
 
 
 class SchedulerMetrics:
@@ -31,6 +35,12 @@ class SchedulerMetrics:
             ["worker", "says"],
             registry=registry,
         )
+        self._state = Gauge(
+            semconv.MODEL_STATE,
+            "1 for the state of the model, if this scheduler leads.",
+            ["state"],
+            registry=registry,
+        )
         self._serving = Gauge(
             semconv.SERVING, "1 while requests that come now get tokens.", registry=registry
         )
@@ -48,12 +58,19 @@ class SchedulerMetrics:
             self._unfit.labels(worker.name or worker.address, worker.says).set(1)
 
     def note_wanted(self, n_pipelines: int) -> None:
-        """Sets the number of pipelines that the known workers and the settings allow."""
+        """Sets the number of pipelines that the autoscaler wants, or that the known workers and the
+        settings allow if there is no autoscaler."""
         self._pipeline.wanted.set(n_pipelines)
 
     def ask_queued(self, n_tokens: Callable[[], float]) -> None:
         """Sets the function from which the gauge `orcinus_tokens_queued` is read."""
         self._pipeline.queued.set_function(n_tokens)
+
+    def ask_state(self, state: Callable[[], str]) -> None:
+        """Sets the function that returns the state of the model, from which the gauges
+        `orcinus_model_state` are read."""
+        for name in MODEL_STATES:
+            self._state.labels(name).set_function(partial(_is_state, state, name))
 
     def ask_serving(self, reason_against: Callable[[], str]) -> None:
         """Sets the function from which the gauge `orcinus_serving` is read. The function returns
@@ -63,3 +80,7 @@ class SchedulerMetrics:
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> EpochObserver:
         """Returns the observer of an epoch that is about to form."""
         return EpochObserver(pipeline, scheduler, self._pipeline, self._iterations, self._clock_ns)
+
+
+def _is_state(state: Callable[[], str], name: str) -> bool:
+    return state() == name

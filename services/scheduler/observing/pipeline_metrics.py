@@ -36,7 +36,7 @@ class PipelineMetrics:
         ).set_function(lambda: sum(one.is_draining for one in self._schedulers.values()))
         self.wanted = Gauge(
             semconv.PIPELINES_WANTED,
-            "Pipelines that the known workers and the settings allow.",
+            "Pipelines that there are to be: by the autoscaler, or else by the known workers.",
             registry=registry,
         )
         self.queued = Gauge(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kernels.weights.linear import Quantization
+from kernels.weights.linear import Activations, Quantization
 from services.common.derived import Derived
 from services.common.gguf.header import is_gguf
 from services.worker.models.config import ModelConfig
@@ -42,6 +42,7 @@ def load_stage(
     on_progress: OnProgress,
     load_format: LoadFormat = "safetensors",
     quantization: Quantization = "none",
+    activations: Activations = "rounded",
     max_model_len: int | None = None,
 ) -> StageModel:
     """Reads the weights of one rank of one stage, and no other weights, from a checkpoint.
@@ -71,6 +72,7 @@ def load_stage(
         device=device,
         on_progress=on_progress,
         quantization=quantization,
+        activations=activations,
     )
 
 

@@ -20,7 +20,7 @@ from kernels.packing.linear import can_group, pack_grouped, pack_grouped_gated
 from kernels.steps import Expert, ExpertMatrices, Gated
 from kernels.weights.gated_in_two import GatedMatrix
 from kernels.weights.groups import LONGEST, GroupedMatrix, GroupForm, joined
-from kernels.weights.linear import Gate, LinearWeight, Quantization, TableWeight
+from kernels.weights.linear import Activations, Gate, LinearWeight, Quantization, TableWeight
 from services.worker.models.gguf_file import GgufFile
 from services.worker.models.quantised.find import find_stored
 from services.worker.models.stored_tensor import GroupedTensor, Spans, StoredTensor
@@ -53,11 +53,12 @@ class CheckpointTensors(TensorSource):
         device: torch.device,
         on_progress: OnProgress,
         quantization: Quantization = "none",
+        activations: Activations = "rounded",
         weight_format: WeightFormat | None = None,
     ) -> None:
         """Checks the names and shapes of tensors in the files. Raises CheckpointError if they do
         not match."""
-        super().__init__(wanted.tp_rank, wanted.tp_size, quantization)
+        super().__init__(wanted.tp_rank, wanted.tp_size, quantization, activations)
         self._dtype = dtype
         self._device = device
         self._file = str(files)
@@ -164,7 +165,8 @@ class CheckpointTensors(TensorSource):
         forms = self.group_forms(parts)
         if forms is None:
             return None
-        return joined([self._numbers(part, form) for part, form in zip(parts, forms, strict=True)])
+        numbers = [self._numbers(part, form) for part, form in zip(parts, forms, strict=True)]
+        return self._for_products(joined(numbers))
 
     def _expert(self, part: Part, index: int) -> GroupedMatrix:
         """Returns the quantised matrix of one expert. `part` has the shape [n_experts, n_out,
@@ -177,7 +179,11 @@ class CheckpointTensors(TensorSource):
         scales, offsets = self._scales(part, stored, spans, form)
         numbers = stored.read_numbers(spans)
         self._progress.add(stored.n_bytes(spans))
-        return GroupedMatrix(form, numbers[0], scales[0], None if offsets is None else offsets[0])
+        offsets = None if offsets is None else offsets[0]
+        return self._for_products(GroupedMatrix(form, numbers[0], scales[0], offsets))
+
+    def _for_products(self, matrix: GroupedMatrix) -> GroupedMatrix:
+        return matrix.rounding_inputs() if self.activations == "rounded" else matrix
 
     def _numbers(self, part: Part, form: GroupForm) -> GroupedMatrix:
         stored, whole = self._stored[part.name], part.spans

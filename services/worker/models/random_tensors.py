@@ -8,7 +8,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from kernels.weights.linear import Quantization
+from kernels.weights.linear import Activations, Quantization
 from services.worker.models.weights import (
     OnProgress,
     Part,
@@ -39,8 +39,9 @@ class RandomTensors(TensorSource):
         device: torch.device,
         on_progress: OnProgress,
         quantization: Quantization = "none",
+        activations: Activations = "rounded",
     ) -> None:
-        super().__init__(wanted.tp_rank, wanted.tp_size, quantization)
+        super().__init__(wanted.tp_rank, wanted.tp_size, quantization, activations)
         self._dtype = dtype
         self._device = device
         longest = max((part.shape[-1] for part in wanted.parts), default=0)

@@ -8,7 +8,7 @@ import torch
 
 from kernels import ops_for
 from kernels.packing.linear import can_compute
-from kernels.weights.linear import Quantization
+from kernels.weights.linear import Activations, Quantization
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.families.cohere import CohereStage
@@ -135,11 +135,13 @@ def build_stage(
     device: torch.device,
     on_progress: OnProgress,
     quantization: Quantization,
+    activations: Activations,
 ) -> StageModel:
     """Returns one rank's share of one stage, on `device`.
 
     The tensors are read from `files`, or are random if `files` is None. All matrices except the
-    experts' matrices are quantised by `quantization`. `on_progress` is called with the bytes read
+    experts' matrices are quantised by `quantization`. `activations` says whether products with
+    quantised matrices may round their inputs. `on_progress` is called with the bytes read
     so far and the total bytes of the share, first with 0 bytes and then repeatedly. Raises
     UnsupportedModel for features that are not implemented, and CheckpointError for files that do
     not match the configuration. Both are raised before any weight is read.
@@ -170,6 +172,7 @@ def build_stage(
             device=device,
             on_progress=on_progress,
             quantization=quantization,
+            activations=activations,
         )
     else:
         source = CheckpointTensors(
@@ -179,6 +182,7 @@ def build_stage(
             device=device,
             on_progress=on_progress,
             quantization=quantization,
+            activations=activations,
             weight_format=config.weight_format,
         )
     return family(config, place, source=source, dtype=dtype, device=device)
@@ -192,6 +196,7 @@ def random_stage(
     dtype: torch.dtype,
     device: torch.device,
     quantization: Quantization = "none",
+    activations: Activations = "rounded",
 ) -> StageModel:
     """Returns a stage with all of its layers and random weights. No file is read."""
     return build_stage(
@@ -205,4 +210,5 @@ def random_stage(
         device=device,
         on_progress=lambda n_done, n_total: None,
         quantization=quantization,
+        activations=activations,
     )

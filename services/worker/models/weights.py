@@ -30,6 +30,7 @@ from kernels.packing.linear import pack, pack_gated, pack_table
 from kernels.steps import ExpertMatrices
 from kernels.weights.gated_in_two import GatedMatrix
 from kernels.weights.linear import (
+    Activations,
     Gate,
     LinearWeight,
     PlainWeight,
@@ -87,14 +88,21 @@ class Part:
 class TensorSource(ABC):
     """A source from which a model gets the tensors of one rank.
 
-    All matrices except the matrices of experts are quantised as `quantization` says. Each rank's
-    share is quantised separately.
+    All matrices except the matrices of experts are quantised as `quantization` says, for products
+    whose inputs are as `activations` says. Each rank's share is quantised separately.
     """
 
-    def __init__(self, tp_rank: int, tp_size: int, quantization: Quantization = "none") -> None:
+    def __init__(
+        self,
+        tp_rank: int,
+        tp_size: int,
+        quantization: Quantization = "none",
+        activations: Activations = "rounded",
+    ) -> None:
         self.tp_rank = tp_rank
         self.tp_size = tp_size
         self.quantization = quantization
+        self.activations = activations
 
     def tensor(
         self,
@@ -131,12 +139,12 @@ class TensorSource(ABC):
     def weight(self, parts: Sequence[Part], order: Tensor | None = None) -> LinearWeight:
         """Returns the joined parts, packed as the matrix of a linear layer. The unpacked matrix is
         not kept."""
-        return pack(self.joined(parts, order), self.quantization)
+        return pack(self.joined(parts, order), self.quantization, self.activations)
 
     def gated(self, parts: Sequence[Part], gate: Gate) -> GatedMatrix:
         """Returns the joined parts, packed as one matrix. The parts are the projection to gates,
         then the projection to the values that the gates multiply."""
-        return pack_gated(self.joined(parts), gate, self.quantization)
+        return pack_gated(self.joined(parts), gate, self.quantization, self.activations)
 
     def experts(self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part]) -> ExpertMatrices:
         """Returns experts gated by SiLU. Their matrices are not quantised, even if `quantization`
@@ -172,7 +180,7 @@ class TensorSource(ABC):
 
     def table(self, part: Part) -> TableWeight:
         """Returns a packed matrix that is used for both multiplication and row look-up."""
-        return pack_table(self.joined([part]), self.quantization)
+        return pack_table(self.joined([part]), self.quantization, self.activations)
 
     def rows(self, part: Part) -> TableWeight:
         """Returns a matrix that is used only for row look-up. It is packed only if it is

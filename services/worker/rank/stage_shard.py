@@ -96,6 +96,7 @@ class StageShard:
             dtype=settings.dtype,
             load_format=settings.load_format,
             quantization=settings.quantization,
+            activations=settings.activations,
             max_model_len=settings.max_model_len,
             device=device,
             on_progress=_progress_to(channel),

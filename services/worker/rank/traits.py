@@ -44,6 +44,7 @@ def settings_traits(settings: FreeRankSettings) -> dict[str, str]:
     is_nccl = settings.device == "cuda" and settings.data_plane != "gloo"
     return {
         "quantization": settings.quantization,
+        "activations": settings.activations,
         "tp_size": str(settings.tp_size),
         "block_size": str(settings.block_size),
         "data_plane": "nccl" if is_nccl else "gloo",

@@ -64,7 +64,7 @@ class Fleet:
     async def wait_state(self, name: str, state: str) -> None:
         """Waits until the frontend says that a model is in a state."""
         async with asyncio.timeout(HANG_S):
-            while self.model(name).state != state:
+            while self.model(name).service.model_state != state:
                 await asyncio.sleep(0.01)
 
 

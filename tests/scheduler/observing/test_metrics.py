@@ -399,10 +399,13 @@ def test_gauges_are_those_of_all_pipelines_together() -> None:
     assert it.samples.sum("orcinus_pipelines") == it.samples.sum("orcinus_pipeline_up") == 0
 
 
-def test_wanted_pipelines_and_queued_tokens_are_gauges() -> None:
+def test_wanted_pipelines_queued_tokens_and_the_state_are_gauges() -> None:
     it = World()
     it.metrics.note_wanted(3)
     it.metrics.ask_queued(lambda: 70)
+    it.metrics.ask_state(lambda: "asleep")
+    assert it.samples.sum("orcinus_model_state") == 1
+    assert it.samples.sum("orcinus_model_state", state="asleep") == 1
     assert it.samples.sum("orcinus_pipelines_wanted") == 3
     assert it.samples.sum("orcinus_tokens_queued") == 70
     it.metrics.set_leading(False)

@@ -91,6 +91,7 @@ def test_a_damaged_header_is_refused_or_can_be_loaded(tmp_path: Path, name: str,
                 device=torch.device("cpu"),
                 on_progress=lambda n_done, n_total: None,
                 quantization="none",
+                activations="exact",
             )
         except (UnsupportedModel, CheckpointError) as error:
             refused.append(str(error))

@@ -363,6 +363,7 @@ def source_of(
         device=CPU,
         on_progress=lambda n_done, n_total: None,
         quantization=quantization,
+        activations="exact",
         weight_format=read_config(directory).weight_format,
     )
 

@@ -11,7 +11,8 @@ from services.common import errors
 from services.frontend.api_keys import Account
 from services.frontend.http.protocol.answer_object import answer_object
 from services.frontend.http.protocol.api import Api
-from services.frontend.models.served_model import ModelState, ServedModel
+from services.frontend.link.known_pipeline import ModelState
+from services.frontend.models.served_model import ServedModel
 
 
 @answer_object
@@ -30,9 +31,10 @@ class Model(TypedDict):
     """Largest number of tokens of a prompt and its output together. Left out before the model was
     first served."""
     state: ModelState
-    """`serving`: requests to the model get tokens. `starting`: no pipeline has served the model
-    since this server started. `unavailable`: the pipeline of the model was lost. Requests to a
-    model that is not `serving` wait for a pipeline for a while."""
+    """`serving`: requests to the model get tokens. `asleep`: no pipeline serves the model, and the
+    first request starts one. `starting`: one is being started because of a request, or none has
+    served the model since this server started. `unavailable`: the pipeline of the model was lost.
+    Requests to a model that is not `serving` wait for a pipeline for a while."""
 
 
 @answer_object
@@ -80,7 +82,7 @@ def _entry(model: ServedModel, name: str) -> Model:
         "object": "model",
         "created": model.service.model_created,
         "owned_by": "orcinus",
-        "state": model.state,
+        "state": model.service.model_state,
     }
     with suppress(errors.Unavailable):  # no pipeline has told it yet
         entry["max_model_len"] = model.service.describe().max_model_len

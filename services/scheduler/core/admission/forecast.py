@@ -11,6 +11,7 @@ The forecast makes no choice and has no clock; times are given by the caller, in
 """
 
 import math
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
@@ -79,6 +80,21 @@ class Forecast:
     def is_known(self) -> bool:
         """Whether enough iterations are known for a forecast."""
         return self._machine is not None and self._time.is_known
+
+    @property
+    def n_running(self) -> int:
+        """Number of requests that the pipeline has admitted."""
+        return 0 if self._machine is None else len(self._machine.pool.running)
+
+    @property
+    def used(self) -> float:
+        """Used part of the pipeline's places for running requests, or of its K/V memory if a larger
+        part of that is reserved."""
+        if self._machine is None:
+            return 0.0
+        kv_manager = self._machine.kv_manager
+        n_most = min(self._machine.max_running, kv_manager.rows.max_rows or sys.maxsize)
+        return max(self.n_running / n_most, kv_manager.n_reserved_slots / kv_manager.n_slots)
 
     def open(self, machine: Machine) -> None:
         """Begins with a new pipeline, and drops the measured speed of the last pipeline."""

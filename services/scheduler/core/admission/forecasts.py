@@ -37,6 +37,16 @@ class Forecasts:
         """Whether enough iterations are known for a forecast."""
         return any(forecast.is_known for forecast in self._open)
 
+    @property
+    def n_running(self) -> int:
+        """Number of requests that all pipelines together have admitted."""
+        return sum([forecast.n_running for forecast in self._open])
+
+    @property
+    def used(self) -> float:
+        """Used part of the capacity of all pipelines together, in pipelines."""
+        return sum([forecast.used for forecast in self._open])
+
     def open(self, machine: Machine) -> Forecast:
         """Begins with a pipeline whose speed is not known yet, and returns its forecast. What an
         earlier pipeline has learned about requests is kept."""
@@ -76,11 +86,22 @@ class Forecasts:
             default=0.0,
         )
 
+    def begin_all_s(self, work: WaitingWork, now: float) -> float:
+        """Returns the seconds from now until the last request of the waiting work `work` has its
+        first token, if all pipelines share the work. Returns 0 as long as too little is known."""
+        speeds = self._speeds(work, now)
+        return 1 / (sum(speeds) * len(self._open) / len(speeds)) if speeds else 0.0
+
+    def _speeds(self, work: WaitingWork, now: float) -> list[float]:
+        """Returns how much of `work` each pipeline of known speed begins in a second."""
+        known = [forecast for forecast in self._open if forecast.is_known]
+        return [1 / max(LEAST_S, one.first_token_s(work, NOTHING, now)) for one in known]
+
     def _share(self, before: WaitingWork, now: float) -> None:
         """Computes the share of each pipeline whose speed is known in the waiting work. A pipeline
         whose speed is not known yet is assumed to be as fast as the others on average."""
         self._shared_at = now
         known = [forecast for forecast in self._open if forecast.is_known]
-        speeds = [1 / max(LEAST_S, one.first_token_s(before, NOTHING, now)) for one in known]
+        speeds = self._speeds(before, now)
         whole = sum(speeds) * len(self._open) / max(1, len(known))
         self._shares = [(one, speed / whole) for one, speed in zip(known, speeds, strict=True)]

@@ -1,0 +1,30 @@
+"""The number of workers that there are to be, and the interface of its store.
+
+This module does not depend on Kubernetes, where the number is that of a Deployment's replicas.
+"""
+
+from typing import Protocol
+
+
+class ReplicasUnavailable(Exception):
+    """Raised when the store did not answer or refused a call; another attempt may succeed."""
+
+
+class ReplicaStore(Protocol):
+    """A store of the number of workers that there are to be."""
+
+    async def read(self) -> int:
+        """Returns the number of workers that there are to be.
+
+        Raises:
+            ReplicasUnavailable: the number could not be read.
+        """
+        ...
+
+    async def write(self, n_workers: int) -> None:
+        """Sets the number of workers that there are to be.
+
+        Raises:
+            ReplicasUnavailable: the call failed. The number may have been set or not.
+        """
+        ...
