@@ -3,15 +3,13 @@ each shows its labels."""
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from orcinus.v1 import worker_pb2
 from prometheus_client import CollectorRegistry
 
 from services.common.metrics import new_registry
 from services.frontend.api_keys import ApiKeys
-from services.frontend.link.known_pipeline import KnownPipeline
-from services.frontend.observing.metrics import FrontendMetrics, FrontendState
+from services.frontend.observing.metrics import FrontendMetrics, FrontendState, ModelFigures
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
 from services.scheduler.observing.metrics import SchedulerMetrics
@@ -21,21 +19,6 @@ from services.worker.controller.controller import Controller
 from services.worker.controller.metrics import WorkerMetrics
 from tests.fakes import describe_stage
 from tests.scheduler.core.workload import build
-
-
-@dataclass
-class Nothing:
-    """A frontend that has nothing to do."""
-
-    n_in_flight: int = 0
-    n_waiting: int = 0
-    n_resubmitted: int = 0
-    pipeline: KnownPipeline = field(default_factory=KnownPipeline)
-    n_held: int = 0
-    n_viewers: int = 0
-
-    def reason_against(self) -> str:
-        return "no pipeline for 5 s"
 
 
 async def registries() -> Mapping[str, CollectorRegistry]:
@@ -52,7 +35,12 @@ def _frontend(registry: CollectorRegistry) -> None:
     metrics = FrontendMetrics(registry)
     registry.register(
         FrontendState(
-            Nothing(), Nothing(), ApiKeys(None).refusals, serving=Nothing(), views=Nothing()
+            models=lambda: [
+                ModelFigures(name="demo", is_up=False, n_held=0, n_resubmitted=0, n_viewers=0)
+            ],
+            n_in_flight=lambda: 0,
+            reason_against_serving=lambda: "no pipeline for 5 s",
+            refusals=ApiKeys(None).refusals,
         )
     )
     request = GenerationRequest(prompts=("a",), options=GenerationOptions())

@@ -207,6 +207,8 @@ def _type(kind: type[ServiceSettings], name: str) -> str:
 def _plain_type(name: str, branch: Mapping[str, Any]) -> str:
     if "enum" in branch or "const" in branch:
         return ", ".join(f"`{value}`" for value in branch.get("enum", [branch.get("const")]))
+    if (one := _of_one_model(branch)) is not None:
+        return f"{_plain_type(name, one)}; also by model"
     kind = branch.get("type")
     if kind in ("integer", "number"):
         return ", ".join(filter(None, (unit_of(name), _range(branch))))
@@ -214,6 +216,16 @@ def _plain_type(name: str, branch: Mapping[str, Any]) -> str:
         return "size in bytes"
     names = {"boolean": "`true`, `false`", "array": "list"}
     return names.get(str(kind), "path" if branch.get("format") == "path" else "text")
+
+
+def _of_one_model(branch: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns the schema of the value of a setting that may have a value for each model, or None
+    for other settings."""
+    match branch:
+        case {"items": {"prefixItems": [{"pattern": _}, value]}}:
+            found: Mapping[str, Any] = value
+            return found
+    return None
 
 
 def _range(branch: Mapping[str, Any]) -> str:
@@ -240,6 +252,8 @@ def _default(field: FieldInfo) -> str:
         return f"`{str(value).lower()}`"
     if isinstance(value, int | float):
         return f"{value:g}" if isinstance(value, float) or value < 2**16 else f"{value:,}"
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
+        return ", ".join(f"`{one}`" for _, one in value)  # by model
     if isinstance(value, tuple):
         return f"`{'-'.join(map(str, value))}`" if value else "*empty*"
     return f"`{value}`" if str(value) else "*empty*"

@@ -28,7 +28,7 @@ import uvloop
 
 from benchmarks import machine
 from benchmarks.control.null_plane import null_plane, start_frontend
-from services.frontend.settings import ReasoningParser, ToolParser
+from services.frontend.model_settings import ReasoningParser, ToolParser
 
 PLAIN = "none"
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}

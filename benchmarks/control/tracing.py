@@ -34,6 +34,7 @@ import uvloop
 from orcinus.v1 import inference_pb2, inference_pb2_grpc
 from tqdm import tqdm
 
+from services.common.by_model import for_all
 from services.local.launcher import Launcher
 from services.local.settings import LocalSettings
 
@@ -101,7 +102,7 @@ async def running(
         del os.environ[name]
     os.environ.update(environment)
     settings = LocalSettings(
-        model=arguments.model,
+        model=for_all(arguments.model),
         stages=arguments.stages,
         http_port=0,
         grpc_port=0,

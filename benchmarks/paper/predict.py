@@ -44,6 +44,7 @@ from benchmarks.plots import MARKERS
 from benchmarks.records import RunRecord
 from benchmarks.serving.openai_client import OpenAIClient
 from benchmarks.serving.serve import measure, warm_up
+from services.common.by_model import for_all
 from services.common.cpus import usable_cpus
 from services.local.settings import LocalSettings
 from services.tune.calibration import Calibration, MeasuredIteration, calibrate, iterations_of
@@ -99,7 +100,7 @@ class Case:
         """Returns the settings of the local system for this case."""
         candidate = self.candidate
         return LocalSettings(
-            model=model,
+            model=for_all(model),
             stages=self.stages,
             pipelines=self.pipelines,
             threads=candidate.layout.threads,

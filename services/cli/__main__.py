@@ -31,7 +31,7 @@ class Command:
 
 
 COMMANDS: Mapping[str, Command] = {
-    "serve": Command(programs.serve, "serve a model on this machine, with OpenAI's API"),
+    "serve": Command(programs.serve, "serve models on this machine, with OpenAI's API"),
     "chat": Command(chat.main, "chat with a model on the terminal"),
     "check": Command(check.main, "say what would run of a model, and what it takes"),
     "bench": Command(bench.main, "measure what a server makes of users"),

@@ -64,7 +64,9 @@ def main(arguments: Sequence[str]) -> int:
 def measure(target: Target, options: argparse.Namespace) -> list[Answered]:
     """Sends a warm-up request, then all requests of the benchmark. Returns the result of each,
     without the warm-up."""
-    vocabulary = sorted(set(target.api.post("/tokenize", {"prompt": TEXT})["tokens"]))
+    vocabulary = sorted(
+        set(target.api.post("/tokenize", {"prompt": TEXT, "model": target.model})["tokens"])
+    )
 
     def load(n_requests: int, seed: int) -> Load:
         return Load(

@@ -26,7 +26,7 @@ from kernels.weights.quantise import GROUP_SIZES
 from services.common.cannot_start import CannotStart
 from services.common.checkpoint_report import CheckpointReport
 from services.common.tokenizer_files.find import tokenizer_file
-from services.frontend.generation.served_model import ServedModel
+from services.frontend.generation.model_profile import ModelProfile
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.template_files import template_source
 from services.frontend.text.tokenizer import Tokenizer
@@ -315,7 +315,7 @@ def _state_bytes(config: ModelConfig, layers: range, dtype: torch.dtype, tp: int
 def _text(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     tokenizer = Tokenizer.from_model(path)
     template = ChatTemplate.from_model(path)
-    written = ServedModel(chat_template=template).message_format(tokenizer)
+    written = ModelProfile(chat_template=template).message_format(tokenizer)
     has_tools = template is None or template.takes_tool_results
     return {
         "tokenizer": tokenizer_file(path).name,

@@ -1,4 +1,4 @@
-"""Commands that run a program with a model as first argument: `orcinus serve` and `orcinus tune`.
+"""Commands that run a program with models as first arguments: `orcinus serve` and `orcinus tune`.
 
 The program replaces this process. So signals reach the program, and its exit status is the exit
 status of the command.
@@ -7,42 +7,74 @@ status of the command.
 import os
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
 
 from services.cli.model import KINDS, find
+from services.common.by_model import pair_in
 from services.common.ending import refuse
+from services.common.gguf.header import model_name
 from services.common.settings import PREFIX
 
 _NAME_OPTION = "--served-model-name"
 
 
 def serve(arguments: Sequence[str]) -> int:
-    """Replaces this process by `python -m services.local`, which serves a model.
+    """Replaces this process by `python -m services.local`, which serves a model, or several.
 
-    If the model was fetched from a remote source, it is served under its name there, unless the
+    If a model was fetched from a remote source, it is served under its name there, unless the
     settings give another name.
     """
-    return _become("serve", "services.local", arguments, is_named=True)
+    return _become("serve", "services.local", arguments, takes_several=True)
 
 
 def tune(arguments: Sequence[str]) -> int:
     """Replaces this process by `python -m services.tune`, which finds settings for a model."""
-    return _become("tune", "services.tune", arguments, is_named=False)
+    return _become("tune", "services.tune", arguments, takes_several=False)
 
 
-def _become(command: str, module: str, arguments: Sequence[str], *, is_named: bool) -> int:
+def _become(command: str, module: str, arguments: Sequence[str], *, takes_several: bool) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
+        more, naming = (
+            (" [MODEL …]", " Of several, NAME=MODEL names one.") if takes_several else ("", "")
+        )
         sys.stdout.write(
-            f"usage: orcinus {command} MODEL [options]\n\nMODEL is {KINDS}.\n"
+            f"usage: orcinus {command} MODEL{more} [options]\n\nMODEL is {KINDS}.{naming}\n"
             f"The options are those of python -m {module}, but for --model:\n\n"
         )
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, "-m", module, "--help"])
     if arguments[0].startswith("-"):
         refuse(f"orcinus {command}: MODEL comes before all options", ready_fd=None)
-    os.execv(
-        sys.executable,
-        [sys.executable, "-m", module, *options_for(arguments, is_named=is_named)],
-    )
+    models = tuple(takewhile(lambda argument: not argument.startswith("-"), arguments))
+    has_names = any(_name_and_model(text)[0] for text in models)
+    if takes_several and (len(models) > 1 or has_names):
+        options = [*options_for_several(models), *arguments[len(models) :]]
+    else:
+        options = options_for(arguments, is_named=takes_several)
+    os.execv(sys.executable, [sys.executable, "-m", module, *options])
+
+
+def options_for_several(texts: Sequence[str]) -> list[str]:
+    """Returns the options for a program that serves several models. A text is a model, or
+    NAME=MODEL. A model without a NAME is named as at its remote source, or as its directory.
+
+    Raises:
+        NoModel: there is no such model.
+    """
+    return [f"--model={_named(text)}" for text in texts]
+
+
+def _named(text: str) -> str:
+    """Returns a model as NAME=DIRECTORY."""
+    name, model = _name_and_model(text)
+    found = find(model)
+    return f"{name or found.name or model_name(found.path)}={found.path.absolute()}"
+
+
+def _name_and_model(text: str) -> tuple[str, str]:
+    """Returns the parts of NAME=MODEL. The name is empty if a text is a model alone."""
+    return ("", text) if Path(text).expanduser().exists() else pair_in(text)
 
 
 def options_for(arguments: Sequence[str], *, is_named: bool) -> list[str]:

@@ -35,6 +35,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"{KINDS}; it is served while this lasts, with further options of services.local",
     )
     parser.add_argument("--url", help=f"a system that serves already ({URL}, without a MODEL)")
+    parser.add_argument(
+        "--model", dest="name", metavar="NAME", help="name of the model, if several are served"
+    )
     parser.add_argument("--key-env", metavar="NAME", help="variable that holds the API key")
 
 
@@ -71,18 +74,23 @@ def opened(options: argparse.Namespace, rest: Sequence[str]) -> Iterator[Target]
     """
     api_key = None if options.key_env is None else os.environ[options.key_env]
     if options.model is None:
-        yield _target(options.url or URL, api_key)
+        yield _target(options.url or URL, api_key, options.name)
         return
     local_options = options_for([options.model, *rest], is_named=True)
     say(f"starting {options.model} …")
     with serving(local_options) as url:
-        yield _target(url, api_key)
+        yield _target(url, api_key, options.name)
 
 
-def _target(url: str, api_key: str | None) -> Target:
+def _target(url: str, api_key: str | None, name: str | None) -> Target:
     api = HttpApi(url, api_key=api_key, timeout_s=ANSWER_LIMIT_S)
     models = api.get("/v1/models")
     try:
-        return Target(api, str(models["data"][0]["id"]), api_key)
-    except (KeyError, IndexError, TypeError) as error:
-        raise ApiError(f"{api.url} lists no model") from error
+        names = [str(model["id"]) for model in models["data"]]
+    except (KeyError, TypeError) as error:
+        raise ApiError(f"{api.url} lists no models") from error
+    if not names:
+        raise ApiError(f"{api.url} lists no model")
+    if name is not None and name not in names:
+        raise ApiError(f"{api.url} has no model {name}; it has {', '.join(names)}")
+    return Target(api, name or names[0], api_key)

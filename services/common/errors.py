@@ -20,6 +20,7 @@ Each protocol translates these errors in exactly one place: `rpc_handlers.py` fo
 process.
 """
 
+from collections.abc import Sequence
 from typing import Self
 
 MAX_MESSAGE_LENGTH = 1000
@@ -37,6 +38,12 @@ MAX_QUOTE_LENGTH = 80
 def shortened(text: str, max_length: int = MAX_QUOTE_LENGTH) -> str:
     """Returns `text`, cut off after `max_length` characters."""
     return text if len(text) <= max_length else text[: max_length - 1] + "…"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns at least one name as a phrase: `'a'`, `'a' and 'b'`, `'a', 'b' and 'c'`."""
+    *others, last = map(repr, names)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 class OrcinusError(Exception):
@@ -94,8 +101,12 @@ class Unsupported(InvalidRequest):
 class UnknownModel(InvalidRequest):
     """The request names a model that is not served here."""
 
-    def __init__(self, model: str, *, served: str) -> None:
-        super().__init__("model", f"{shortened(model)!r} is not served here; {served!r} is")
+    def __init__(self, model: str, *, served: Sequence[str]) -> None:
+        """`served` are the names of the models that the caller may use."""
+        message = f"{shortened(model)!r} is not served here"
+        if served:
+            message += f"; {listed(served)} {'is' if len(served) == 1 else 'are'}"
+        super().__init__("model", message if model or served else "none is served to this caller")
 
 
 class TimedOut(OrcinusError):

@@ -181,6 +181,8 @@ def _reason(item: ErrorDetails) -> str:
 
 def _name(place: tuple[int | str, ...]) -> str:
     """Returns the path of a setting as text. Names of types that pydantic adds to the path are left
-    out."""
+    out, and so are the numbers of the pair and of its part in a setting by model."""
+    if len(place) == 3 and all(isinstance(part, int) for part in place[1:]):
+        place = place[:1]
     names = takewhile(lambda part: "[" not in str(part), place)
     return ".".join(map(str, names))

@@ -34,6 +34,7 @@ def parser(program: str = "python -m services.console") -> argparse.ArgumentPars
         prog=program, description="Shows iterations, requests and memory of a pipeline, live."
     )
     made.add_argument("--url", default=URL, help=f"a frontend's HTTP address ({URL})")
+    made.add_argument("--model", metavar="NAME", help="which of the frontend's models to watch")
     made.add_argument("--key-env", metavar="NAME", help="variable that holds the API key")
     made.add_argument("--file", type=Path, help="replay a recording instead")
     made.add_argument("--speed", type=float, default=1.0, help="pace of a replay (1)")
@@ -80,7 +81,7 @@ def feed_of(options: argparse.Namespace, *, is_plain: bool) -> Feed:
     key = None if options.key_env is None else os.environ.get(options.key_env)
     if options.key_env is not None and not key:
         raise ValueError(f"the variable {options.key_env} is not set")
-    return LiveFeed(HttpApi(options.url, api_key=key, timeout_s=SILENCE_S))
+    return LiveFeed(HttpApi(options.url, api_key=key, timeout_s=SILENCE_S), model=options.model)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from services.common.http_api import ApiError, HttpApi
 
@@ -85,16 +86,20 @@ class Feed(ABC):
 class LiveFeed(Feed):
     """The events that a frontend streams."""
 
-    def __init__(self, api: HttpApi) -> None:
+    def __init__(self, api: HttpApi, *, model: str | None = None) -> None:
+        """`model` is the name of the model to watch, or None if the frontend has only one."""
         super().__init__()
         self._api = api
+        self._path = (
+            EVENTS_PATH if model is None else f"{EVENTS_PATH}?{urlencode({'model': model})}"
+        )
 
     def _run(self) -> None:
         break_s = FIRST_BREAK_S
         is_again = False
         while not self._closing.is_set():
             try:
-                with self._api.events(EVENTS_PATH) as events:
+                with self._api.events(self._path) as events:
                     if is_again:
                         self._put({"type": "gap"})
                     for event in events:

@@ -1,13 +1,14 @@
 """The frontend: the part of Orcinus that clients call, over gRPC or over HTTP with the protocols of
-OpenAI and Anthropic. A request means the same in every protocol.
+OpenAI and Anthropic. A request means the same in every protocol, and names one of the models.
 
 The frontend owns the contract with clients: it checks requests, turns text into tokens and back,
 finds stop strings, renders templates, and reports errors in the shape of each protocol. It holds
-one stream to the scheduler. It does not decide the order of requests, and holds neither K/V memory
-nor tensors. It imports neither torch nor transformers. It keeps no state that outlives a request,
-so any number of replicas may run side by side.
+one stream to the scheduler of each model. It does not decide the order of requests, and holds
+neither K/V memory nor tensors. It imports neither torch nor transformers. It keeps no state that
+outlives a request, so any number of replicas may run side by side.
 
     http/, grpc/  the two protocols; nothing but translation
+    models/       the models that are served, each with all that belongs to it
     generation/   the one implementation: check, submit, assemble, cancel
     api_keys      which callers may call, and how much
     link/         the stream to the scheduler, and its messages in the frontend's words

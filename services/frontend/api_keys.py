@@ -20,7 +20,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -38,6 +38,7 @@ from pydantic import (
 from services.common import errors
 from services.common.mounted import Mounted
 from services.common.priority import DEFAULT_PRIORITY, PRIORITIES
+from services.common.settings import ModelName
 from services.frontend.request.answers_in_flight import AnswersInFlight
 from services.frontend.request.generation_request import GenerationRequest
 from services.frontend.request.refusals import Refusal, Refusals
@@ -84,6 +85,9 @@ class ApiKey(BaseModel):
     min_priority: Annotated[int, Field(ge=PRIORITIES.low, le=DEFAULT_PRIORITY)] = DEFAULT_PRIORITY
     """Best `priority` that requests of the key may have; a lower number is a better priority. With
     the default, no request of the key comes before requests that name no priority."""
+    models: Annotated[tuple[ModelName, ...], Field(min_length=1)] | None = None
+    """Names of the models that the key may use; null for all models. To other models the key gets
+    the answer that they are not served here."""
     may_watch: bool = False
     """Whether the key may watch the scheduler. A viewer sees the requests of all keys: when each
     runs, how long it is, and to which key it belongs."""
@@ -143,6 +147,7 @@ class Account:
         self._n_in_flight = 0
         self._max_in_flight: int | None = None
         self._min_priority = DEFAULT_PRIORITY
+        self._models: frozenset[str] | None = None
         self._may_watch = True
         self._bucket: CallBucket | None = None
         self._message: scheduler_pb2.Account | None = None
@@ -153,6 +158,7 @@ class Account:
         """Replaces the limits of the account by those of `key`. Answers in flight still count."""
         self._max_in_flight = key.max_in_flight
         self._min_priority = key.min_priority
+        self._models = None if key.models is None else frozenset(key.models)
         self._may_watch = key.may_watch
         self._message = scheduler_pb2.Account(
             name=key.name,
@@ -176,6 +182,10 @@ class Account:
         """Best priority that requests of the account may have. A lower number is a better
         priority."""
         return self._min_priority
+
+    def may_use(self, names: Iterable[str]) -> bool:
+        """Returns whether the account may use a model that has these names."""
+        return self._models is None or not self._models.isdisjoint(names)
 
     def check_watching(self) -> None:
         """Raises PermissionDenied if the caller may not watch the scheduler."""
@@ -368,8 +378,10 @@ def main() -> int:
     parser.add_argument("--max-in-flight-tokens", type=int, metavar="N")
     parser.add_argument("--weight", type=float, default=argparse.SUPPRESS, metavar="X")
     parser.add_argument("--min-priority", type=int, default=argparse.SUPPRESS, metavar="N")
+    parser.add_argument("--model", dest="models", action="append", metavar="NAME")
     parser.add_argument("--may-watch", action="store_true")
     arguments = parser.parse_args()
+    arguments.models = arguments.models and tuple(arguments.models)
     secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     try:
         entry = ApiKey(sha256=hash_of(secret), **vars(arguments))

@@ -1,5 +1,5 @@
 """One frontend from start to end: both protocols in one event loop, and one stream to the
-scheduler.
+scheduler of each model.
 
     bind → connect → announce → serve → linger → drain
 
@@ -8,14 +8,16 @@ takes requests for `linger_s` seconds, while they learn of it. Then it refuses n
 running requests finish. Requests that still run `END_S` seconds before `drain_s` is over, or when a
 second signal comes, end as unavailable.
 
-The frontend is ready while there is a pipeline, and for `hold_s` seconds after a pipeline is lost.
-It is also ready while the model is asleep or starts, if the model has ever been served.
-So the frontend stays ready if another scheduler takes the lead, or a pipeline forms again, within
-that time. While the frontend lingers, clients and Kubernetes get different answers about readiness.
-`/ready` and the health service of the API say that the frontend is not ready, since their clients
-can choose another frontend. The probe of Kubernetes is told that it is ready as long as requests
-are taken: Kubernetes knows by itself that the pod ends, and sends requests to such a pod only if no
-other pod is ready.
+The frontend is ready while there is a pipeline of any model, and for `hold_s` seconds after a
+pipeline is lost. So the frontend stays ready if another scheduler takes the lead, or a pipeline
+forms again, within that time. It is also ready while a model that has ever been served is asleep or
+starts.
+
+While the frontend lingers, clients and Kubernetes get different answers about readiness. `/ready`
+and the health service of the API say that the frontend is not ready, since their clients can choose
+another frontend. The probe of Kubernetes is told that it is ready as long as requests are taken:
+Kubernetes knows by itself that the pod ends, and sends requests to such a pod only if no other pod
+is ready.
 """
 
 import asyncio
@@ -31,13 +33,9 @@ from services.common.health import Health
 from services.common.process import ReadyPipe, first_of, raise_descriptor_limit, stop_event
 from services.common.resident_memory import give_back_memory
 from services.common.rpc_tracing import server_spans
-from services.common.serving import ServingWatch
-from services.common.tokenizer_files.find import tokenizer_file
 from services.common.tracing import Tracing
 from services.frontend.api_keys import ApiKeys
-from services.frontend.generation.generation_service import GenerationService
-from services.frontend.generation.served_model import ServedModel, model_created_at
-from services.frontend.generation.service_limits import ServiceLimits
+from services.frontend.generation.admission import Admission
 from services.frontend.grpc.inference_servicer import SERVICE, InferenceServicer, add_services
 from services.frontend.grpc.transfers import MAX_MESSAGE_BYTES, Transfers
 from services.frontend.http.app import create_app
@@ -50,17 +48,13 @@ from services.frontend.http.transport.request_body import BodyLimits
 from services.frontend.http.transport.server import BACKLOG, HttpServer
 from services.frontend.http.transport.silent_clients import notice_silence
 from services.frontend.http.transport.unix_socket import bound_at, listen_unix
-from services.frontend.link.scheduler_client import SchedulerClient
+from services.frontend.models.served_model import ServedModel
+from services.frontend.models.served_models import ServedModels
 from services.frontend.observing.metrics import CountedApp, FrontendMetrics, FrontendState
-from services.frontend.request.generation_defaults import GenerationDefaults
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusals
 from services.frontend.settings import FrontendSettings
-from services.frontend.text.chat_template import ChatTemplate
-from services.frontend.text.prompt_encoder import TextLimits
-from services.frontend.text.tokenizer import Tokenizer
-from services.frontend.watching.subscription import Subscription
-from services.frontend.watching.view_feed import ViewFeed
+from services.frontend.text.text_threads import TextThreads
 
 log = logging.getLogger(__name__)
 
@@ -95,56 +89,28 @@ class Frontend:
         self._refusals = Refusals()
         self._budget = MemoryBudget(settings.max_in_flight_bytes, refusals=self._refusals)
         self._metrics = FrontendMetrics(self._registry)
-        self._serving = ServingWatch(
-            trouble=lambda: self._scheduler.pipeline.trouble,
-            details=lambda: self._scheduler.pipeline.shortfall,
-            n_waiting=lambda: self._scheduler.n_requests + self._service.n_waiting,
-        )
-        connect = tls.connector(settings.tls_dir, role=tls.SCHEDULER)
-        self._feed = ViewFeed(
-            Subscription(settings.scheduler, connect=connect),
-            max_viewers=settings.max_viewers,
-            refusals=self._refusals,
-        )
-        self._scheduler = SchedulerClient(
-            settings.scheduler,
-            connect=connect,
-            resume_s=settings.resume_s,
-            on_tokens=self._serving.note_progress,
-            refusals=self._refusals,
-        )
-        self._defaults = GenerationDefaults()
-        if settings.generation_config == "auto":
-            self._defaults = GenerationDefaults.from_directory(settings.model)
-        self._service = GenerationService(
-            Tokenizer.from_model(settings.model),
-            self._scheduler,
-            model=ServedModel(
-                names=settings.served_model_name,
-                defaults=self._defaults,
-                chat_template=ChatTemplate.from_model(settings.model),
-                tool_parser=settings.tool_parser,
-                reasoning_parser=settings.reasoning_parser,
-                additional_properties=settings.additional_properties,
-                tokenizer_file=tokenizer_file(settings.model),
-                created=model_created_at(settings.model),
-            ),
-            limits=ServiceLimits(
-                max_in_flight=settings.max_in_flight,
-                max_answers_at_once=settings.max_answers_at_once,
-                hold_s=settings.hold_s,
-                wake_s=settings.wake_s,
-                max_request_s=settings.max_request_s,
-                strict_max_tokens=settings.strict_max_tokens,
-                texts=TextLimits(
-                    max_characters=settings.n_prompt_characters,
-                    render_limit_s=settings.render_limit_s,
-                ),
-            ),
+        self._admission = Admission(
+            max_in_flight=settings.max_in_flight,
+            max_answers_at_once=settings.max_answers_at_once,
             budget=self._budget,
             refusals=self._refusals,
-            tracer=traces.tracer,
-            metrics=self._metrics,
+        )
+        threads = TextThreads(self._refusals)
+        connect = tls.connector(settings.tls_dir, role=tls.SCHEDULER)
+        self._models = ServedModels(
+            [
+                ServedModel(
+                    model,
+                    settings,
+                    admission=self._admission,
+                    threads=threads,
+                    connect=connect,
+                    tracer=traces.tracer,
+                    metrics=self._metrics,
+                )
+                for model in settings.models
+            ],
+            self._admission,
         )
         self._health = Health(SERVICE.full_name)
         self._probes: grpc.aio.Server | None = None
@@ -153,11 +119,10 @@ class Frontend:
         api_keys = ApiKeys(settings.api_keys_file, refusals=self._refusals)
         self._registry.register(
             FrontendState(
-                self._service,
-                self._scheduler,
-                self._refusals,
-                serving=self._serving,
-                views=self._feed,
+                models=lambda: [model.figures for model in self._models],
+                n_in_flight=lambda: self._admission.n_in_flight,
+                reason_against_serving=self._models.reason_against_serving,
+                refusals=self._refusals,
             )
         )
         self._http, self.http_address = self._bind_http(api_keys, traces)
@@ -175,7 +140,7 @@ class Frontend:
             unix_listener = self._listeners.enter_context(listen_unix(settings.http_socket))
         app: ASGIApp = create_app(
             Api(
-                service=self._service,
+                models=self._models,
                 bodies=BodyLimits(
                     max_bytes=settings.max_body_bytes,
                     limit_s=settings.body_limit_s,
@@ -183,11 +148,10 @@ class Frontend:
                     refusals=self._refusals,
                 ),
                 api_keys=api_keys,
-                reason_against_serving=self._serving.reason_against,
                 comment_s=settings.comment_s,
                 unknown=UnknownFields(are_refused=settings.refuse_unknown_fields),
                 origins=settings.cors_origins,
-                feed=self._feed if settings.page else None,
+                has_page=settings.page,
                 registry=self._registry if settings.api_metrics else None,
             )
         )
@@ -233,7 +197,7 @@ class Frontend:
             ]
         )
         servicer = InferenceServicer(
-            self._service,
+            self._models,
             max_body_bytes=max_message_bytes,
             api_keys=api_keys,
             refusals=self._refusals,
@@ -274,9 +238,7 @@ class Frontend:
                 tasks.create_task(self._follow_readiness()),
                 tasks.create_task(self._announce()),
             )
-            conversing = tasks.create_task(self._scheduler.run())
-            watching = tasks.create_task(self._serving.run(self._health.set_giving_tokens))
-            feeding = tasks.create_task(self._feed.run())
+            models = tasks.create_task(self._models.run(self._health.set_giving_tokens))
             grpc_port = address.parse(self.grpc_address).port
             guarding = tasks.create_task(self._transfers.watch.run(grpc_port))
             tidying = tasks.create_task(give_back_memory())
@@ -291,9 +253,7 @@ class Frontend:
                 task.cancel()
             await self._drain(stop, until=drained_by)
             await http
-            conversing.cancel()
-            watching.cancel()
-            feeding.cancel()
+            models.cancel()
             guarding.cancel()
             tidying.cancel()
         if self._probes is not None:
@@ -301,17 +261,20 @@ class Frontend:
         self._listeners.close()
 
     async def wait_ready(self) -> None:
-        """Waits until requests can be answered, at once or after the model has been woken."""
-        await self._service.wait_taking(True)
+        """Waits until requests to at least one model can be answered, at once or after the model
+        has been woken."""
+        await self._models.wait_taking(True)
 
     async def _announce(self) -> None:
         """Waits until requests can be answered, then reports to the launcher the addresses of the
-        frontend and whether the model can chat."""
+        frontend and whether the first model can chat."""
         await self.wait_ready()
-        log.info("the checkpoint's own defaults: %s", str(self._defaults) or "none")
+        for model in self._models:
+            defaults = str(model.defaults) or "none"
+            log.info("%s: the checkpoint's own defaults: %s", model.names[0], defaults)
         log.info("serving http on %s, grpc on %s", self.http_address, self.grpc_address)
         news = {
-            "can_chat": self._service.has_chat_template,
+            "can_chat": next(iter(self._models)).service.has_chat_template,
             "http": self.http_address,
             "grpc": self.grpc_address,
             "metrics": self.metrics_address,
@@ -321,14 +284,14 @@ class Frontend:
     async def _follow_readiness(self) -> None:
         """Keeps the health service up to date with the readiness, until cancelled."""
         while True:
-            await self._service.wait_taking(True)
+            await self._models.wait_taking(True)
             await self._tell_readiness()
-            await self._service.wait_taking(False)
+            await self._models.wait_taking(False)
             await self._tell_readiness()
 
     async def _tell_readiness(self) -> None:
-        await self._health.set_ready(self._service.takes_requests)
-        await self._health.set_serving(self._service.is_ready)
+        await self._health.set_ready(self._models.takes_requests)
+        await self._health.set_serving(self._models.is_ready)
 
     async def _linger(self, stop: asyncio.Event, *, until: float) -> None:
         """Tells clients and load balancers to use other frontends, and still takes requests for
@@ -336,7 +299,7 @@ class Frontend:
         left_s = max(0.0, until - asyncio.get_running_loop().time())
         linger_s = min(self._settings.linger_s, left_s)
         log.info("stopping; requests are taken for %g s more", linger_s)
-        self._service.leave()
+        self._admission.leave()
         self._http.leave()
         await self._tell_readiness()
         await first_of(stop.wait(), asyncio.sleep(linger_s))
@@ -346,14 +309,14 @@ class Frontend:
         loop's clock. Then ends the servers."""
         drain_s = max(0.0, until - asyncio.get_running_loop().time())
         log.info("draining; running requests have %.3g s", drain_s)
-        self._service.refuse_new()
+        self._admission.refuse_new()
         await self._tell_readiness()
-        self._feed.close()
+        self._models.end_viewers()
         if self._settings.linger_s > 0:  # without it, clients learn of the end by refusals
             self._http.close_connections()
         refusing = asyncio.ensure_future(self._grpc.stop(drain_s + FINISH_S))
-        await first_of(self._service.wait_idle(), stop.wait(), asyncio.sleep(drain_s))
-        self._scheduler.close()
+        await first_of(self._admission.wait_idle(), stop.wait(), asyncio.sleep(drain_s))
+        self._models.close()
         self._http.stop()
         self._health.end()
         await self._grpc.stop(FINISH_S)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -12,12 +12,15 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     StringConstraints,
+    model_validator,
 )
 from pydantic_settings import NoDecode
 
+from services.common.by_model import ByModel, names_in, value_for
 from services.common.context_length import context_length
 from services.common.memory_limit import MIB, PROCESS
 from services.common.settings import HostPort, ModelNames, ServerSettings, Target
+from services.frontend.model_settings import ModelSettings, ReasoningParser, ToolParser
 
 PROCESS_BYTES = 112 * MIB
 """Bytes of memory reserved for an idle frontend. It takes 82 MiB with a small vocabulary, and keeps
@@ -27,6 +30,10 @@ GRAMMARS_BYTES = 256 * MIB
 """Bytes of memory reserved for the process that checks grammars, which starts with the first
 request that has a grammar. The process itself takes 27 MiB, a vocabulary of 32,000 tokens 23 MiB,
 and the grammar that is being compiled 128 MiB."""
+
+FURTHER_MODEL_BYTES = 64 * MIB
+"""Bytes of memory reserved for the tokenizer, the chat template and the texts of tokens of each
+model after the first."""
 
 ANSWER_BYTES = 5 * 2**10
 """Memory, in bytes, of an answer in flight, besides its prompt."""
@@ -79,53 +86,18 @@ Origin = Annotated[str, StringConstraints(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/
 Origins = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)]
 
 
-ToolParser = Literal[
-    "auto",
-    "none",
-    "harmony",
-    "mistral",
-    "kimi_k2",
-    "deepseek_v32",
-    "deepseek_v4",
-    "deepseek_v3",
-    "deepseek_v31",
-    "gemma4",
-    "command_r7b",
-    "command_r",
-    "gigachat3",
-    "granite",
-    "phi4_mini",
-    "nemotron",
-    "apriel",
-    "minimax_m1",
-    "minimax_m2",
-    "lfm2",
-    "qwen3_coder",
-    "glm47",
-    "glm45",
-    "functionary_v31",
-    "functionary_v32",
-    "firefunction",
-    "hermes",
-    "pythonic",
-    "llama3",
-]
-
-ReasoningParser = Literal[
-    "auto", "none", "harmony", "granite", "command", "magistral", "kimi", "seed", "gemma4", "think"
-]
-
-
 class FrontendSettings(ServerSettings):
     """Settings of one frontend."""
 
-    model: Path
+    model: ByModel[Path]
     """Directory of the checkpoint, or a GGUF file; only its tokenizer, chat template and generation
-    defaults are read."""
+    defaults are read. To serve several models, give `NAME=DIRECTORY` for each. NAME is the name by
+    which clients know the model."""
 
     served_model_name: ModelNames = ()
     """Names by which clients know the model, separated by commas or given one by one. Answers show
-    the first name. If no name is given, the name that the workers report is used."""
+    the first name. If no name is given, the name that the workers report is used. Only for a model
+    that `model` gives no name."""
 
     generation_config: Literal["auto", "none"] = "auto"
     """Source of defaults for fields that a request leaves out. `auto` takes temperature, top_k,
@@ -136,10 +108,10 @@ class FrontendSettings(ServerSettings):
     """Whether a body with an unknown field is refused, which finds misspelt fields. Otherwise
     unknown fields are ignored and named in the answer's header `x-orcinus-ignored-fields`."""
 
-    scheduler: Target
+    scheduler: ByModel[Target]
     """Address, host:port, of the schedulers. If the host name has several addresses, the frontend
     finds the scheduler that leads. Several addresses are given as gRPC writes them:
-    `ipv4:10.0.0.1:50052,10.0.0.2:50052`."""
+    `ipv4:10.0.0.1:50052,10.0.0.2:50052`. With several models, `NAME=ADDRESS` for each."""
 
     http_address: HostPort = "localhost:8000"
     """Address, host:port, where the HTTP APIs listen. The host `::` or `0.0.0.0` stands for all
@@ -159,14 +131,15 @@ class FrontendSettings(ServerSettings):
     All clients of the socket together have the limits of one connection, and a client that sends
     headers without end is not noticed: let only trusted processes write to the file."""
 
-    tool_parser: ToolParser = "auto"
+    tool_parser: ByModel[ToolParser] = (("", "auto"),)
     """Format in which the model calls tools. `auto` derives the format from the chat template and
     the special tokens. If no format is found, or with `none`, calls are ordinary text, and
-    `tool_choice` cannot require one."""
+    `tool_choice` cannot require one. `NAME=FORMAT` is for one of several models."""
 
-    reasoning_parser: ReasoningParser = "auto"
+    reasoning_parser: ByModel[ReasoningParser] = (("", "auto"),)
     """Format of the model's reasoning. `auto` looks for the marks of each format in the chat
-    template. With `none`, reasoning is part of the content."""
+    template. With `none`, reasoning is part of the content. `NAME=FORMAT` is for one of several
+    models."""
 
     additional_properties: Literal["declared", "allowed"] = "declared"
     """Which members an object may have if its JSON schema has `properties` and does not say whether
@@ -269,7 +242,8 @@ class FrontendSettings(ServerSettings):
     """
 
     max_viewers: PositiveInt = 16
-    """Largest number of streams of `/pipeline/events` at a time; each may take 2.5 MiB."""
+    """Largest number of streams of `/pipeline/events` at a time, for each model; each stream may
+    take 2.5 MiB."""
 
     max_request_s: NonNegativeFloat = 0.0
     """Seconds that a generating call may take, waiting included; 0 sets no limit. Clients may set a
@@ -301,23 +275,57 @@ class FrontendSettings(ServerSettings):
     error `unavailable`. In Kubernetes this is also the pod's grace period."""
 
     @property
-    def n_prompt_characters(self) -> int:
-        """Largest number of characters of all texts of one call together."""
+    def models(self) -> tuple[ModelSettings, ...]:
+        """The settings of each model. The name of a single model may be empty."""
+        return tuple(
+            ModelSettings(
+                path=path,
+                scheduler=value_for(name, self.scheduler) or "",
+                names=(name,) if name else self.served_model_name,
+                tool_parser=value_for(name, self.tool_parser) or "auto",
+                reasoning_parser=value_for(name, self.reasoning_parser) or "auto",
+            )
+            for name, path in self.model
+        )
+
+    @model_validator(mode="after")
+    def _check_models(self) -> Self:
+        names = names_in(self.model)
+        if len(self.model) > len(names) and len(self.model) > 1:
+            raise ValueError("model: several models need a name each: NAME=DIRECTORY")
+        if names and self.served_model_name:
+            raise ValueError("served_model_name: not together with a NAME in `model`")
+        for setting in ("scheduler", "tool_parser", "reasoning_parser"):
+            for name in names_in(getattr(self, setting)):
+                if name not in names:
+                    raise ValueError(f"{setting}: `model` has no model named {name}")
+        for name in names if len(names) > 1 else ():
+            if name not in names_in(self.scheduler):
+                raise ValueError(f"scheduler: the model {name} has no address: NAME=ADDRESS")
+        return self
+
+    def n_prompt_characters(self, model: Path) -> int:
+        """Returns the largest number of characters of all texts of one call together, to the model
+        with these files."""
         if self.max_prompt_characters:
             return self.max_prompt_characters
-        context = context_length(self.model) or ASSUMED_CONTEXT
+        context = context_length(model) or ASSUMED_CONTEXT
         return max(FEWEST_CHARACTERS, min(CONTEXT_CHARACTERS * context, self.max_body_bytes))
 
     def memory_parts(self) -> Mapping[str, int]:
         """Returns the largest memory, in bytes, that each part of the frontend may need, keyed by
         the setting that limits the part."""
-        views = VIEWS_BYTES + self.max_viewers * VIEWER_BYTES
+        n_models = len(self.model)
+        views = n_models * (VIEWS_BYTES + self.max_viewers * VIEWER_BYTES)
+        n_characters = max(self.n_prompt_characters(path) for _, path in self.model)
+        further_models = (n_models - 1) * (FURTHER_MODEL_BYTES + GRAMMARS_BYTES)
         return {
             PROCESS: PROCESS_BYTES + GRAMMARS_BYTES,
+            **({"model": further_models} if further_models else {}),
             "max_in_flight": self.max_in_flight * ANSWER_BYTES,
             "max_in_flight_bytes": int(self.max_in_flight_bytes * N_COPIES),
             "max_connections": 2 * self.max_connections * CONNECTION_BYTES,
-            "max_prompt_characters": _text_bytes(self.n_prompt_characters),
+            "max_prompt_characters": _text_bytes(n_characters),
             **({"max_viewers": views} if self.page else {}),
         }
 

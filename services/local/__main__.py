@@ -1,6 +1,6 @@
-"""`python -m services.local --model DIR`: serves a model on this machine.
+"""`python -m services.local --model DIR`: serves a model on this machine, or several.
 
-The command shows the progress of loading the weights, and prints the addresses when the model is
+The command shows the progress of loading the weights, and prints the addresses when all models are
 served. The exit status is 0 after SIGINT or SIGTERM. It is 1 when a setting is wrong, or when a
 service has died and is not started again.
 """
@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from services.common import process
 from services.common.ending import give_up
-from services.common.gguf.header import model_name
 from services.common.telemetry import configure_logging
 from services.local.child import ChildDied
 from services.local.launcher import Launcher, LocalAddresses
@@ -62,32 +61,40 @@ class LoadingBar:
 
 
 def announce(settings: LocalSettings, endpoints: LocalAddresses) -> None:
-    """Prints the addresses for clients, an example request that suits the model, and how the
+    """Prints the addresses for clients, an example request that suits the first model, and how each
     checkpoint was understood."""
-    name = next(iter(settings.served_model_name), model_name(settings.model))
+    names = settings.model_names
     scheme = "http" if settings.tls_dir is None else "https"
     root = f"{scheme}://{endpoints.http}"
     url = f"{root}/v1"
     key = "" if settings.api_keys_file is None else " -H 'Authorization: Bearer KEY'"
     route, body = CHAT if endpoints.can_chat else COMPLETION
+    if len(names) > 1:
+        body = f'{{"model": "{names[0]}", {body.removeprefix("{")}'
     for service, address in endpoints.metrics.items():
         sys.stdout.write(f"Metrics of {service}: http://{address}/metrics\n")
     sys.stdout.write(
-        f"Orcinus serves {name} on {shape_of(settings)}: "
+        f"Orcinus serves {' and '.join(names)} on {shape_of(settings)}: "
         f"OpenAI {url}  gRPC {endpoints.grpc}\n"
         f"Try: curl {url}/{route}{key} -H 'Content-Type: application/json' -d '{body}'\n"
     )
     if settings.page:
         sys.stdout.write(f"See it at work: {root}/\n")
-    for about, text in endpoints.report:
-        sys.stdout.write(f"  {about:<14} {text}\n")
+    for name, report in endpoints.reports.items():
+        if len(names) > 1:
+            sys.stdout.write(f"{name}\n")
+        for about, text in report:
+            sys.stdout.write(f"  {about:<14} {text}\n")
     sys.stdout.flush()
 
 
 def shape_of(settings: LocalSettings) -> str:
     """Returns the numbers of pipelines and stages as text: `2 stages`, `3 pipelines of 1 stage`."""
     stages = f"{settings.stages} stage{'s'[: settings.stages > 1]}"
-    return stages if settings.pipelines == 1 else f"{settings.pipelines} pipelines of {stages}"
+    each = " each" if len(settings.model) > 1 else ""
+    if settings.pipelines == 1:
+        return stages + each
+    return f"{settings.pipelines} pipelines of {stages}{each}"
 
 
 async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:

@@ -1,15 +1,17 @@
 """Starts the services of a local system, and stops them in reverse order.
 
-The workers start first, then the scheduler, which needs their addresses, and then the frontend,
-which needs the scheduler's address. A service reports its address before it is ready, so that the
-services load side by side. Once all of them serve, a service that dies or hangs is started again.
+The workers start first, then the scheduler of each model, which needs the addresses of the model's
+workers, and then the one frontend, which needs the schedulers' addresses. A service reports its
+address before it is ready, so that the services load side by side. Once all of them serve, a
+service that dies or hangs is started again. If a service of one of several models cannot be started
+any more, the other models are still served.
 """
 
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
@@ -39,14 +41,15 @@ class LocalAddresses:
     metrics: dict[str, str]
     """Addresses of the services' metrics, by the services' names; empty without metrics."""
     can_chat: bool = False
-    """Whether the model has a chat template, so that the API answers conversations."""
-    report: Sequence[tuple[str, str]] = ()
-    """How the checkpoint was understood: the rows of a CheckpointReport."""
+    """Whether the first model has a chat template, so that the API answers conversations."""
+    reports: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    """How each checkpoint was understood: the rows of a CheckpointReport, keyed by the model's
+    name."""
 
 
 class Launcher:
-    """The process tree of a local system: workers, scheduler and frontend. It leaves no process
-    behind."""
+    """The process tree of a local system: workers and a scheduler for each model, and a frontend.
+    It leaves no process behind."""
 
     worker_module = "services.worker"  # benchmarks override these two modules
     scheduler_module = "services.scheduler"
@@ -61,6 +64,8 @@ class Launcher:
         self._host = loopback()  # where services listen for one another
         self._free_address = str(Address(self._host, 0))
         self._waves: list[list[Supervisor]] = []  # each wave starts and stops together
+        self._has_started = False
+        self._lost_models: set[int] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -80,23 +85,32 @@ class Launcher:
             await self._start_worker(index, on_progress)
             for index in range(self._settings.n_workers)
         ]
-        addresses = [await worker.wait_for("address") for worker in workers]
-        scheduler = await self._start_scheduler(addresses)
-        frontend = await self._start_frontend(await scheduler.wait_for("address"))
+        n_each = self._settings.n_workers_each
+        by_model = [workers[first : first + n_each] for first in range(0, len(workers), n_each)]
+        schedulers = [
+            await self._start_scheduler(model, [await one.wait_for("address") for one in its])
+            for model, its in enumerate(by_model)
+        ]
+        addresses = [await scheduler.wait_for("address") for scheduler in schedulers]
+        frontend = await self._start_frontend(addresses)
         await asyncio.gather(
-            *(child.wait_for("ready") for child in (*workers, scheduler)),
+            *(child.wait_for("ready") for child in (*workers, *schedulers)),
             frontend.wait_for("http"),
         )
+        self._has_started = True
         for service in (service for wave in self._waves for service in wave):
             service.restarts = not self._settings.fail_fast
         metrics = {
             child.name: child.said["metrics"]
-            for child in (*workers, scheduler, frontend)
+            for child in (*workers, *schedulers, frontend)
             if child.said["metrics"] is not None
         }
         http, grpc = (str(reachable(parse(frontend.said[api]))) for api in ("http", "grpc"))
-        report = [(name, text) for name, text in workers[0].said.get("checkpoint", [])]
-        return LocalAddresses(http, grpc, metrics, frontend.said["can_chat"], report)
+        reports = {
+            name: [(about, text) for about, text in its[0].said.get("checkpoint", [])]
+            for name, its in zip(self._settings.model_names, by_model, strict=True)
+        }
+        return LocalAddresses(http, grpc, metrics, frontend.said["can_chat"], reports)
 
     async def _start(
         self,
@@ -105,11 +119,15 @@ class Launcher:
         module: str,
         options: dict[str, object],
         *,
+        model: int | None = None,
         ready_key: str = "ready",
         on_message: OnMessage = lambda _: None,
     ) -> Child:
-        """Starts a service that belongs to a wave: the services of a wave start together.
-        `ready_key` is the key that the service reports when it is ready."""
+        """Starts a service that belongs to a wave: the services of a wave start together. `model`
+        is the index of the model to which the service belongs, or None. `ready_key` is the key that
+        the service reports when it is ready."""
+        if model is not None and len(self._settings.model) > 1:
+            name = f"{self._settings.model_names[model]}: {name}"
         service = Supervisor(
             name,
             module,
@@ -121,7 +139,7 @@ class Launcher:
             ready_key=ready_key,
             on_message=on_message,
             tell=_complain,
-            give_up=self._note_death,
+            give_up=self._note_death if model is None else partial(self._lose_model, model),
             limit=RestartLimit(),
         )
         child = await service.start()
@@ -132,25 +150,39 @@ class Launcher:
         if not self.death.done():
             self.death.set_result(reason)
 
+    def _lose_model(self, model: int, reason: str) -> None:
+        """Notes that a service of a model has ended and is not restarted. The other models are
+        still served, unless the services are starting or `fail_fast` is set."""
+        self._lost_models.add(model)
+        n_left = len(self._settings.model) - len(self._lost_models)
+        if self._has_started and n_left and not self._settings.fail_fast:
+            _complain(f"{reason}; {self._settings.model_names[model]} is not served any more")
+        else:
+            self._note_death(reason)
+
     async def _start_worker(self, index: int, on_progress: OnProgress) -> Child:
-        name = f"stage {index}" if self._has_fixed_stages else f"worker {index}"
+        model, number = divmod(index, self._settings.n_workers_each)
+        name = f"stage {number}" if self._has_fixed_stages else f"worker {number}"
         return await self._start(
             0,
             name,
             self.worker_module,
             self.worker_options(index),
+            model=model,
             on_message=partial(_follow_loading, index, on_progress),
         )
 
     def worker_options(self, index: int) -> dict[str, object]:
-        """Returns the settings of a worker, keyed by option of its command line."""
+        """Returns the settings of a worker, keyed by option of its command line. `index` counts
+        the workers of all models; those of one model are neighbours."""
         settings = self._settings
+        model, number = divmod(index, settings.n_workers_each)
         n_threads, cpus = share_cpus(settings, usable_cpus(), sorted(os.sched_getaffinity(0)))
         return {
-            "model": settings.model,
+            "model": settings.model[model][1],
             "address": self._free_address,
             "data-host": self._host,
-            "stage-index": index if self._has_fixed_stages else None,
+            "stage-index": number if self._has_fixed_stages else None,
             "n-stages": settings.stages if self._has_fixed_stages else None,
             "tp-size": settings.tp,
             "load-format": settings.load_format,
@@ -171,15 +203,15 @@ class Launcher:
         assigns the stages: after a loss, a worker may have to take the stage of another one."""
         return self._settings.pipelines == 1
 
-    async def _start_scheduler(self, workers: list[str]) -> Child:
+    async def _start_scheduler(self, model: int, workers: list[str]) -> Child:
         options = self.scheduler_options(workers)
-        return await self._start(1, "scheduler", self.scheduler_module, options)
+        return await self._start(1, "scheduler", self.scheduler_module, options, model=model)
 
     def scheduler_options(self, workers: list[str]) -> dict[str, object]:
-        """Returns the settings of the scheduler, keyed by option of its command line.
+        """Returns the settings of the scheduler of a model, keyed by option of its command line.
 
-        `workers` are the addresses of the workers. With one pipeline, they are in the order of its
-        stages.
+        `workers` are the addresses of the model's workers. With one pipeline, they are in the order
+        of its stages.
         """
         settings = self._settings
         return {
@@ -198,20 +230,23 @@ class Launcher:
             **dict(settings.scheduler),
         }
 
-    async def _start_frontend(self, scheduler: str) -> Child:
-        options = self.frontend_options(scheduler)
+    async def _start_frontend(self, schedulers: Sequence[str]) -> Child:
+        options = self.frontend_options(*schedulers)
         return await self._start(2, "frontend", "services.frontend", options, ready_key="http")
 
-    def frontend_options(self, scheduler: str) -> dict[str, object]:
+    def frontend_options(self, *schedulers: str) -> dict[str, object]:
         """Returns the settings of the frontend, keyed by option of its command line.
 
-        `scheduler` is the address of the scheduler.
+        `schedulers` has the address of the scheduler of each model.
         """
         settings = self._settings
+        names = [name for name, _ in settings.model]
+        # An absolute path is not mistaken for NAME=DIRECTORY.
+        paths = [str(path.absolute()) for _, path in settings.model]
         return {
-            "model": settings.model,
+            "model": _by_model(names, paths),
             "served-model-name": ",".join(settings.served_model_name) or None,
-            "scheduler": scheduler,
+            "scheduler": _by_model(names, schedulers),
             "http-address": str(Address(settings.host, settings.http_port)),
             "grpc-address": str(Address(settings.host, settings.grpc_port)),
             "api-keys-file": settings.api_keys_file,
@@ -222,6 +257,12 @@ class Launcher:
             **({"hold-s": 0, "resume-s": 0} if settings.fail_fast else {}),
             **dict(settings.frontend),
         }
+
+
+def _by_model(names: Sequence[str], values: Sequence[str]) -> str:
+    """Returns the text of a setting that has a value for each model."""
+    pairs = zip(names, values, strict=True)
+    return ",".join(f"{name}={value}" if name else value for name, value in pairs)
 
 
 def share_cpus(

@@ -2,12 +2,14 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, ByteSize, Field
+from pydantic import BeforeValidator, ByteSize, Field, model_validator
 from pydantic_settings import NoDecode
 
 from services.common.address import LOCALHOST
+from services.common.by_model import ByModel, names_in
+from services.common.gguf.header import model_name
 from services.common.settings import Host, ModelNames, ServiceSettings
 
 _NEXT_OPTION = re.compile(r",(?=[a-z][a-z0-9_-]*=)")
@@ -30,20 +32,23 @@ Options = Annotated[tuple[tuple[str, str], ...], NoDecode, BeforeValidator(_opti
 class LocalSettings(ServiceSettings):
     """Settings of the local launcher, from `ORCINUS_*` variables or the command line."""
 
-    model: Path
-    """Directory of the checkpoint, with config.json, weights and a tokenizer, or a GGUF file."""
+    model: ByModel[Path]
+    """Directory of the checkpoint, with config.json, weights and a tokenizer, or a GGUF file. To
+    serve several models, give `NAME=DIRECTORY` for each. NAME is the name of the model in the API.
+    Each model has workers and a scheduler of its own, and all settings but this one apply to every
+    model."""
 
     served_model_name: ModelNames = ()
     """Names of the model in the API, separated by commas or given one by one. The default is the
-    name of the model's directory or file."""
+    name of the model's directory or file. Only for a model that `model` gives no name."""
 
     stages: int = Field(default=1, ge=1)
-    """Pipeline stages to cut the model into, one worker each."""
+    """Pipeline stages to cut each model into, one worker each."""
 
     pipelines: int = Field(default=1, ge=1)
-    """Pipelines that serve the model side by side, each with `stages` workers. All of them take
-    their requests from one queue. With more than one, the scheduler assigns the stages to the
-    workers, as in a cluster."""
+    """Pipelines that serve each model side by side, each with `stages` workers. All pipelines of a
+    model take their requests from one queue. With more than one, the scheduler assigns the stages
+    to the workers, as in a cluster."""
 
     tp: int = Field(default=1, ge=1)
     """Ranks that share each layer of a stage (tensor parallelism)."""
@@ -111,7 +116,7 @@ class LocalSettings(ServiceSettings):
 
     threads: int = Field(default=0, ge=0)
     """Compute threads of each rank. With 0, the usable CPUs are divided among the ranks of all
-    workers."""
+    workers of all models."""
 
     page: bool = True
     """Whether the frontend serves a page at `/` that shows the pipeline at work. Without API keys,
@@ -149,5 +154,25 @@ class LocalSettings(ServiceSettings):
 
     @property
     def n_workers(self) -> int:
-        """Number of workers of all pipelines."""
+        """Number of workers of all models."""
+        return len(self.model) * self.n_workers_each
+
+    @property
+    def n_workers_each(self) -> int:
+        """Number of workers of each model, in all its pipelines."""
         return self.pipelines * self.stages
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The name of each model that answers show."""
+        served = next(iter(self.served_model_name), "")
+        return tuple(name or served or model_name(path) for name, path in self.model)
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = names_in(self.model)
+        if len(self.model) > max(1, len(names)):
+            raise ValueError("model: several models need a name each: NAME=DIRECTORY")
+        if names and self.served_model_name:
+            raise ValueError("served_model_name: not together with a NAME in `model`")
+        return self

@@ -5,6 +5,7 @@ services check all settings again.
 """
 
 import ipaddress
+from pathlib import Path
 
 from services.common import bounded_file
 from services.common.address import LOCALHOST, loopback
@@ -19,13 +20,26 @@ LAYER_KEYS = ("num_hidden_layers", "n_layer")
 
 
 def trouble_with(settings: LocalSettings) -> str:
-    """Returns why a model cannot be served on this machine with the settings. The result is empty
-    if no problem is found."""
+    """Returns why the models cannot be served on this machine with the settings. The result is
+    empty if no problem is found."""
     try:
         loopback()
     except OSError:
         return "this machine has no address of loopback: neither 127.0.0.1 nor ::1"
-    model = settings.model
+    for _, model in settings.model:
+        if trouble := _trouble_with_model(model, settings.stages):
+            return trouble
+    limit = dict(settings.scheduler).get("max-pipelines", "")
+    if limit.isdecimal() and int(limit) < settings.pipelines:
+        return (
+            f"pipelines: {settings.pipelines} are more than max_pipelines={limit} of the scheduler"
+        )
+    return ""
+
+
+def _trouble_with_model(model: Path, n_stages: int) -> str:
+    """Returns why a model cannot be served in `n_stages` stages. The result is empty if no problem
+    is found."""
     if not model.is_dir() and not model.is_file():
         return f"model: there is no directory {model}"
     if model.is_file() and not is_gguf(model):
@@ -43,13 +57,8 @@ def trouble_with(settings: LocalSettings) -> str:
     except (OSError, ValueError) as error:
         return f"model: {error}"
     n_layers = next((config[key] for key in LAYER_KEYS if isinstance(config.get(key), int)), None)
-    if n_layers is not None and n_layers < settings.stages:
-        return f"stages: {n_layers} layers cannot be divided among {settings.stages} stages"
-    limit = dict(settings.scheduler).get("max-pipelines", "")
-    if limit.isdecimal() and int(limit) < settings.pipelines:
-        return (
-            f"pipelines: {settings.pipelines} are more than max_pipelines={limit} of the scheduler"
-        )
+    if n_layers is not None and n_layers < n_stages:
+        return f"stages: {n_layers} layers cannot be divided among {n_stages} stages"
     return ""
 
 

@@ -10,6 +10,7 @@ import sys
 import uvloop
 
 from services.common import process
+from services.common.by_model import for_all
 from services.common.ending import give_up
 from services.common.telemetry import configure_logging
 from services.local.settings import LocalSettings
@@ -71,7 +72,7 @@ def main(launcher_class: type[TuneLauncher] = TuneLauncher) -> int:
     ranks."""
     settings = TuneSettings.load("tune", sys.argv[1:])
     configure_logging("tune", "ERROR")
-    if trouble := trouble_with(LocalSettings(model=settings.model)):
+    if trouble := trouble_with(LocalSettings(model=for_all(settings.model))):
         return give_up(trouble, ready_fd=None)
     try:
         shape = ModelShape.read(settings.model)

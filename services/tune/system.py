@@ -133,10 +133,10 @@ class TuneLauncher(Launcher):
 
     scheduler_address = ""
 
-    def frontend_options(self, scheduler: str) -> dict[str, object]:
+    def frontend_options(self, *schedulers: str) -> dict[str, object]:
         """Returns the frontend's options, and remembers the address of the scheduler."""
-        self.scheduler_address = scheduler
-        return super().frontend_options(scheduler)
+        [self.scheduler_address] = schedulers
+        return super().frontend_options(*schedulers)
 
 
 @contextlib.asynccontextmanager

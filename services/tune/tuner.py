@@ -9,6 +9,7 @@ from functools import partial
 
 from pydantic import ByteSize
 
+from services.common.by_model import for_all
 from services.common.cpus import usable_cpus
 from services.local.settings import LocalSettings
 from services.tune import memory
@@ -332,7 +333,7 @@ class Tuner:
         """Returns the settings of the system that runs a candidate."""
         settings, layout = self._settings, candidate.layout
         return LocalSettings(
-            model=settings.model,
+            model=for_all(settings.model),
             stages=layout.stages,
             tp=layout.tp,
             threads=layout.threads,

@@ -14,6 +14,8 @@ import pytest
 
 from services.cli.__main__ import COMMANDS, main
 from services.cli.local_system import READY
+from services.cli.model import NoModel
+from services.cli.programs import options_for_several
 from tests.fake_hub import FakeHub, Repository
 from tests.limits import HANG_S
 
@@ -76,6 +78,19 @@ def test_a_name_on_the_hub_is_served_and_talked_to(environment: dict[str, str]) 
     _, said = serving.communicate(timeout=HANG_S)
     assert serving.returncode == 0
     assert f"org/demo@v1 is commit {COMMIT}\n" in said
+
+
+def test_several_models_are_served_under_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("small", "chat=odd"):
+        (tmp_path / name).mkdir()
+    options = options_for_several(["small", "large=small"])
+    assert options == [f"--model={name}={tmp_path / 'small'}" for name in ("small", "large")]
+    assert options_for_several(["x=chat=odd"]) == [f"--model=x={tmp_path / 'chat=odd'}"]
+    with pytest.raises(NoModel, match="there is no nothing"):
+        options_for_several(["small", "x=nothing"])
 
 
 @pytest.mark.system

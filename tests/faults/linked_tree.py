@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 
 from services.common.address import Address, parse
 from services.local import __main__ as local
@@ -90,13 +91,15 @@ class LinkedLauncher(Launcher):
         self._orders = await asyncio.start_unix_server(self._obey, os.environ[SOCKET_VARIABLE])
         return await super().start(on_progress)
 
-    async def _start_scheduler(self, workers: list[str]) -> Child:
-        return await super()._start_scheduler(
-            [await self._link(f"worker {index}", worker) for index, worker in enumerate(workers)]
-        )
+    async def _start_scheduler(self, model: int, workers: list[str]) -> Child:
+        linked = [
+            await self._link(f"worker {index}", worker) for index, worker in enumerate(workers)
+        ]
+        return await super()._start_scheduler(model, linked)
 
-    async def _start_frontend(self, scheduler: str) -> Child:
-        return await super()._start_frontend(await self._link("scheduler", scheduler))
+    async def _start_frontend(self, schedulers: Sequence[str]) -> Child:
+        [scheduler] = schedulers  # the links are named for one model
+        return await super()._start_frontend([await self._link("scheduler", scheduler)])
 
     async def _link(self, name: str, target: str) -> str:
         self._links[name] = Link(target)

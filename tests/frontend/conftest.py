@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from services.frontend.frontend import Frontend
 from services.frontend.grpc.inference_servicer import SERVICE
 from services.frontend.link.backoff import Backoff
 from services.frontend.link.scheduler_client import SchedulerClient
+from services.frontend.models.served_model import ServedModel
 from services.frontend.request.refusals import Refusals
 from services.frontend.settings import FrontendSettings
 from services.frontend.text.tokenizer import Tokenizer
@@ -99,10 +100,10 @@ class InferenceClient:
         """A text of tokens."""
         return self._unary("Detokenize", inference_pb2.DetokenizeResponse)(request)
 
-    def describe_model(self) -> Any:
+    def describe_model(self, model: str = "") -> Any:
         """The model."""
         method = self._unary("DescribeModel", inference_pb2.DescribeModelResponse)
-        return method(inference_pb2.DescribeModelRequest())
+        return method(inference_pb2.DescribeModelRequest(model=model))
 
     def stream(self, request: inference_pb2.GenerateStreamRequest, **call: Any) -> Any:
         """An answer piece by piece."""
@@ -142,6 +143,11 @@ class Site:
         """Where the OpenAI API is."""
         return f"http://{self.frontend.http_address}"
 
+    @property
+    def model(self) -> ServedModel:
+        """The first model that the frontend serves."""
+        return next(iter(self.frontend._models))
+
     def tokens(self, text: str) -> tuple[int, ...]:
         """Tokens of a text, for the fake scheduler to say."""
         return self.tokenizer.to_tokens(text, add_special_tokens=False)
@@ -166,10 +172,26 @@ async def running(
     """
     tokenizer = checkpoints.write_checkpoint(directory, chat_template=template)
     schedulers = schedulers or (FakeScheduler(),)
+    settings = {"model": directory, "scheduler": await start_all(*schedulers), **settings}
+    async with in_front_of(
+        schedulers, tokenizer, is_open=is_open, traces=traces, **settings
+    ) as site:
+        yield site
+
+
+@asynccontextmanager
+async def in_front_of(
+    schedulers: Sequence[FakeScheduler],
+    tokenizer: Tokenizer,
+    *,
+    is_open: bool = True,
+    traces: Tracing = tracing.OFF,
+    **settings: Any,
+) -> AsyncIterator[Site]:
+    """A frontend in front of schedulers that have started, which end with it. The first scheduler
+    and the tokenizer are those of the site."""
     frontend = Frontend(
         FrontendSettings(
-            model=directory,
-            scheduler=await start_all(*schedulers),
             **{
                 "http_address": "127.0.0.1:0",
                 "grpc_address": "127.0.0.1:0",
@@ -177,7 +199,7 @@ async def running(
                 "hold_s": 0.0,
                 "resume_s": 0.0,
                 **settings,
-            },
+            }
         ),
         traces,
     )

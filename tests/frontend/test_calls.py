@@ -166,7 +166,7 @@ async def test_deadline_ends_a_whole_answer_and_its_request(site: Site) -> None:
     answer = await complete(site, {"x-request-timeout": "1"}, max_tokens=9)
     assert (answer.status_code, answer.json()["error"]["code"]) == (408, "timed_out")
     await cancelled_request(site)
-    assert site.frontend._service.n_in_flight == 0
+    assert site.frontend._admission.n_in_flight == 0
 
 
 async def test_clients_do_not_try_again_after_their_own_deadline(
@@ -195,7 +195,7 @@ async def test_the_scheduler_is_told_how_long_a_request_may_take(site: Site) -> 
     site.scheduler.behaviour = keeps_quiet
     asking = [
         asyncio.ensure_future(complete(site, {"x-request-timeout": "60"})),
-        asyncio.ensure_future(site.inference.generate(request(), timeout=HANG_S)),
+        asyncio.ensure_future(site.inference.generate(request(), timeout=60)),
         asyncio.ensure_future(complete(site, {})),
     ]
     async with asyncio.timeout(HANG_S):
@@ -259,7 +259,7 @@ async def test_time_while_a_request_is_held_counts(tmp_path: Path) -> None:
             await site.inference.generate(request(), timeout=0.1)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         async with asyncio.timeout(HANG_S):
-            while site.frontend._service.n_in_flight or site.frontend._budget.n_bytes:
+            while site.frontend._admission.n_in_flight or site.frontend._budget.n_bytes:
                 await asyncio.sleep(0.01)
 
 

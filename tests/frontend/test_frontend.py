@@ -56,7 +56,7 @@ async def shut(site: Site, shortfall: str = "") -> None:
     """Has the pipeline lost, as far as the frontend knows too."""
     site.scheduler.close(shortfall)
     async with asyncio.timeout(HANG_S):
-        while site.frontend._scheduler.pipeline.is_open:
+        while site.model.scheduler.pipeline.is_open:
             await asyncio.sleep(0.01)
 
 
@@ -182,7 +182,7 @@ async def test_requests_are_held_until_there_is_a_pipeline(tmp_path: Path) -> No
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
-        while site.frontend._service.n_in_flight > 3:
+        while site.frontend._admission.n_in_flight > 3:
             await asyncio.sleep(0.01)
         scheduler.open()
         assert [(await soon(response)).status_code for response in held] == [200, 200]
@@ -221,7 +221,7 @@ async def test_held_requests_that_meet_a_full_pool_have_their_turn(tmp_path: Pat
     async with running(tmp_path, scheduler, is_open=False, hold_s=HANG_S) as site:
         await soon(scheduler.wait_connections(1))
         held = [complete(site) for _ in range(5)]
-        while site.frontend._service.n_in_flight < 5:
+        while site.frontend._admission.n_in_flight < 5:
             await asyncio.sleep(0.01)
         scheduler.open()
         assert [(await soon(response)).status_code for response in held] == [200] * 5
@@ -258,7 +258,7 @@ async def test_held_requests_are_bounded_in_bytes(tmp_path: Path, body: dict[str
         )
         assert [response.result().status_code for response in done] == [429]
         small = complete(site, max_tokens=1)
-        while site.frontend._service.n_in_flight < 2:
+        while site.frontend._admission.n_in_flight < 2:
             await asyncio.sleep(0.01)
         scheduler.open()
         assert (await soon(small)).status_code == 200
@@ -287,7 +287,7 @@ async def test_frontend_that_drains_keeps_its_held_requests(tmp_path: Path) -> N
     async with running(tmp_path, hold_s=HANG_S) as site:
         await shut(site)
         held = complete(site)
-        while site.frontend._service.n_in_flight == 0:
+        while site.frontend._admission.n_in_flight == 0:
             await asyncio.sleep(0.01)
         site.stop.set()
         await wait_ready(site, False)
@@ -531,7 +531,7 @@ class Balancer:
         await asyncio.gather(*self._pumps)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        address = next(address for site, address in self._places if site.frontend._service.is_ready)
+        address = next(address for site, address in self._places if site.frontend._models.is_ready)
         host, _, port = address.rpartition(":")
         there, back = await asyncio.open_connection(host, int(port))
         self._connections += [writer, back]
@@ -598,7 +598,7 @@ async def test_rollout_of_a_frontend_fails_no_request(tmp_path: Path) -> None:
         ]
         await soon(leaving.scheduler.wait_requests(20))
         leaving.stop.set()
-        while not leaving.frontend._service._is_stopping:
+        while not leaving.frontend._admission.is_stopping:
             await asyncio.sleep(0.01)
         n_requests = len(leaving.scheduler.requests)
         await soon(staying.scheduler.wait_requests(len(staying.scheduler.requests) + 50))

@@ -139,10 +139,10 @@ async def test_answers_of_a_call_that_runs_are_not_refused(tmp_path: Any) -> Non
 async def test_call_waits_for_the_next_pipeline_though_the_pool_was_full(tmp_path: Any) -> None:
     async with running(tmp_path, hold_s=5.0) as site, full(site):
         site.scheduler.close()
-        await soon(site.frontend._scheduler.pipeline.wait_change())
+        await soon(site.model.scheduler.pipeline.wait_change())
         waiting = asyncio.ensure_future(post(site))
         await asyncio.sleep(0)
-        while not site.frontend._service.n_waiting:
+        while not site.model.service.n_waiting:
             assert not waiting.done()
             await asyncio.sleep(0.001)
         site.scheduler.n_free = 1

@@ -21,6 +21,7 @@ from grpc_status import rpc_status
 from orcinus.v1 import inference_pb2
 
 from services.common import rpc
+from services.common.by_model import for_all
 from services.frontend.api_keys import hash_of
 from services.frontend.frontend import Frontend
 from services.frontend.grpc.inference_servicer import SERVICE
@@ -61,8 +62,10 @@ async def call_each(channel: Any, **call: Any) -> dict[str, grpc.StatusCode]:
         request = inference_pb2.GenerateRequest(prompt=prompt).SerializeToString()
         if method.name == "Tokenize":
             request = inference_pb2.TokenizeRequest(prompt=prompt).SerializeToString()
+        if method.name in ("Detokenize", "DescribeModel"):
+            request = b""
         answer = make(rpc.method_path(SERVICE, method.name))(
-            b"" if method.name == "DescribeModel" else request,
+            request,
             timeout=HANG_S,
             **call,
         )
@@ -355,8 +358,8 @@ async def test_missing_files_are_named_at_the_start(
     with pytest.raises(OSError, match=file):
         Frontend(
             FrontendSettings(
-                model=tmp_path,
-                scheduler="127.0.0.1:1",
+                model=for_all(tmp_path),
+                scheduler=for_all("127.0.0.1:1"),
                 http_address="127.0.0.1:0",
                 grpc_address="127.0.0.1:0",
                 **{name: tmp_path / path for name, path in settings.items()},  # type: ignore[arg-type]

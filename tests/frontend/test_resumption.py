@@ -436,10 +436,10 @@ async def test_the_time_of_a_call_counts_while_its_tokens_wait_to_be_read(site: 
     so_far = {"seed": 5, "token_ids": [[3, 4]]}
     body = {"prompt": "x", "stream": True, "return_token_ids": True, "resumption": so_far}
     headers = {"last-event-id": ONE, "x-request-timeout": "0.1"}
-    async with site.frontend._service._replaying:  # those of another call are read
+    async with site.frontend._admission._replaying:  # those of another call are read
         answer = await soon(site.http.post("/v1/completions", json=body, headers=headers))
     assert (answer.status_code, answer.json()["error"]["code"]) == (408, "timed_out")
-    assert site.frontend._service.n_in_flight == 0
+    assert site.frontend._admission.n_in_flight == 0
 
 
 @pytest.mark.usefixtures("tokens_as_they_come")

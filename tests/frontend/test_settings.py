@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from services.common.by_model import for_all
 from services.frontend.settings import FrontendSettings
 from services.scheduler.settings import SchedulerSettings
 from tests.listeners import cells_under
@@ -16,7 +17,7 @@ def test_command_line_sets_what_it_names() -> None:
     settings = FrontendSettings.load(
         "frontend", [*NEEDED, "--http-address", "0.0.0.0:0", "--drain-s", "5", "--ready-fd=7"]
     )
-    assert settings.model == Path("models/x")
+    assert settings.models[0].path == Path("models/x")
     assert (settings.http_address, settings.drain_s, settings.ready_fd) == ("0.0.0.0:0", 5.0, 7)
 
 
@@ -79,8 +80,43 @@ def test_the_limit_on_characters_follows_the_context(
 ) -> None:
     if context is not None:
         (tmp_path / "config.json").write_text(f'{{"max_position_embeddings": {context}}}')
-    settings = FrontendSettings(model=tmp_path, scheduler="host:1", **given)  # type: ignore[arg-type]
-    assert settings.n_prompt_characters == n_characters
-    less = FrontendSettings(model=tmp_path, scheduler="host:1", max_prompt_characters=7)
+    model, scheduler = for_all(tmp_path), for_all("host:1")
+    settings = FrontendSettings(model=model, scheduler=scheduler, **given)  # type: ignore[arg-type]
+    assert settings.n_prompt_characters(settings.models[0].path) == n_characters
+    less = FrontendSettings(model=model, scheduler=scheduler, max_prompt_characters=7)
     part = "max_prompt_characters"
     assert settings.memory_parts()[part] >= less.memory_parts()[part] > 0
+
+
+TWO = ["--model=a=/a,b=/b", "--scheduler=a=h:1,b=h:2"]
+
+
+def test_each_model_has_its_own_settings() -> None:
+    settings = FrontendSettings.load("frontend", [*TWO, "--tool-parser=hermes,b=none"])
+    assert [
+        (model.names, model.path, model.scheduler, model.tool_parser, model.reasoning_parser)
+        for model in settings.models
+    ] == [
+        (("a",), Path("/a"), "h:1", "hermes", "auto"),
+        (("b",), Path("/b"), "h:2", "none", "auto"),
+    ]
+    one = FrontendSettings.load("frontend", ["--model=/a", "--scheduler=h:1"])
+    assert [model.names for model in one.models] == [()]
+    assert sum(settings.memory_parts().values()) > sum(one.memory_parts().values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--model=a=/a,b=/b", "--scheduler=h:1"], "scheduler: the model a has no address"),
+        ([*TWO, "--scheduler=c=h:3"], "scheduler: `model` has no model named c"),
+        ([*TWO, "--tool-parser=c=none"], "tool_parser: `model` has no model named c"),
+        ([*TWO, "--served-model-name=x"], "served_model_name: not together with a NAME"),
+        ([*TWO, "--model=/c"], "model: several models need a name each"),
+        ([*TWO, "--model=a=/c"], "model: has several values for the model a"),
+        (["--model=/a", "--scheduler=a=h"], "scheduler: 'h' is not host:port"),
+    ],
+)
+def test_models_whose_settings_do_not_match_are_refused(arguments: list[str], reason: str) -> None:
+    with pytest.raises(SystemExit, match=f"^error: {re.escape(reason)}"):
+        FrontendSettings.load("frontend", arguments)

@@ -121,6 +121,9 @@ COMPOSITIONS: Mapping[str, Composition] = {
 }
 
 
+SEVERAL = {"overlays/fleet"}
+"""Compositions that have more than one deployment."""
+
 FIELDS = {
     "metadata.name": "orcinus-worker-1",
     "metadata.namespace": "orcinus",
@@ -309,7 +312,8 @@ def render_directory(directory: Path) -> str:
 def each_composition() -> pytest.MarkDecorator:
     """Runs a test once for every composition; it takes its name.
 
-    Compositions of a single component are rendered where there is time.
+    Compositions of a single component are rendered where there is time. Those of several
+    deployments have tests of their own.
     """
     return pytest.mark.parametrize(
         "name",
@@ -318,6 +322,7 @@ def each_composition() -> pytest.MarkDecorator:
                 name, marks=pytest.mark.thorough if len(composition.components) == 1 else ()
             )
             for name, composition in COMPOSITIONS.items()
+            if name not in SEVERAL
         ],
     )
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from pydantic import ByteSize, TypeAdapter
 
+from services.common.by_model import for_all
 from services.common.settings import ServerSettings
 from services.frontend.frontend import END_S
 from services.frontend.settings import FrontendSettings
@@ -147,7 +148,7 @@ def substituted(manifests: Manifests, container: dict[str, Any]) -> list[str]:
 def test_frontend_and_workers_read_the_same_model(name: str) -> None:
     manifests = rendered(name)
     model = settings(manifests, "worker")["model"]
-    assert settings(manifests, "frontend")["model"] == model
+    assert settings(manifests, "frontend")["model"] == for_all(model)
     for component in ("frontend", "worker"):
         workload = manifests.workload(component)
         mounts = {mount["name"]: mount for mount in workload.container["volumeMounts"]}
@@ -268,7 +269,8 @@ def test_ports_are_those_of_the_settings(name: str, component: str) -> None:
 @each_composition()
 def test_services_find_one_another(name: str) -> None:
     manifests = rendered(name)
-    host, _, number = settings(manifests, "frontend")["scheduler"].rpartition(":")
+    [(_, address)] = settings(manifests, "frontend")["scheduler"]
+    host, _, number = address.rpartition(":")
     ports = manifests.get("Service", host)["spec"]["ports"]
     assert [item["port"] for item in ports if item["name"] == "grpc"] == [int(number)]
     scheduler = settings(manifests, "scheduler")

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from services.common.by_model import for_all
+from services.frontend.settings import FrontendSettings
 from services.local.__main__ import announce, shape_of
 from services.local.launcher import Launcher, LocalAddresses, share_cpus
 from services.local.settings import LocalSettings
@@ -34,14 +36,14 @@ from services.scheduler.settings import SchedulerSettings
 def test_threads_have_cpus_of_their_own_where_they_use_all(
     options: dict[str, Any], n_usable: int, cpus: list[int], expected: tuple[int, list[list[int]]]
 ) -> None:
-    settings = LocalSettings(model=Path("model"), **options)
+    settings = LocalSettings(model=for_all(Path("model")), **options)
     assert share_cpus(settings, n_usable, cpus) == expected
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 async def test_the_frontend_listens_where_it_is_told_with_keys_and_certificates(host: str) -> None:
     settings = LocalSettings(
-        model=Path("model"),
+        model=for_all(Path("model")),
         host=host,
         http_port=81,
         grpc_port=0,
@@ -63,7 +65,7 @@ async def test_there_is_a_page_unless_told_otherwise() -> None:
 def test_the_address_of_the_page_is_printed_where_there_is_one(
     has_page: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = LocalSettings(model=Path("model"), page=has_page)
+    settings = LocalSettings(model=for_all(Path("model")), page=has_page)
     announce(settings, LocalAddresses("127.0.0.1:81", "127.0.0.1:82", {"worker": "127.0.0.1:83"}))
     line = "See it at work: http://127.0.0.1:81/\n"
     assert capsys.readouterr().out.endswith(line) is has_page
@@ -78,7 +80,7 @@ def test_the_example_is_a_request_that_the_model_can_answer(
     can_chat: bool, route: str, field: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     addresses = LocalAddresses("127.0.0.1:81", "127.0.0.1:82", {}, can_chat)
-    announce(LocalSettings(model=Path("model")), addresses)
+    announce(LocalSettings(model=for_all(Path("model"))), addresses)
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Try: ")]
     _, _, url, *_, body = shlex.split(line)
     assert url == f"http://127.0.0.1:81{route}"
@@ -96,14 +98,14 @@ async def test_further_settings_reach_their_service_and_win() -> None:
 
 
 async def test_the_workers_of_several_pipelines_have_no_stage_of_their_own() -> None:
-    several = Launcher(LocalSettings(model=Path("model"), stages=2, pipelines=3))
+    several = Launcher(LocalSettings(model=for_all(Path("model")), stages=2, pipelines=3))
     assert {several.worker_options(index)["stage-index"] for index in range(6)} == {None}
     options = several.scheduler_options(["a:1", "b:1", "c:1", "d:1", "e:1", "f:1"])
     given = [f"--{name}={options[name]}" for name in ("stages", "n-stages")]
     settings = SchedulerSettings.load("scheduler", given)
     directory = StaticStages(settings.stage_addresses, settings.n_stages)
     assert (len(directory.addresses()), directory.n_stages) == (6, 2)
-    one = Launcher(LocalSettings(model=Path("model"), stages=2))
+    one = Launcher(LocalSettings(model=for_all(Path("model")), stages=2))
     assert [one.worker_options(index)["stage-index"] for index in (0, 1)] == [0, 1]
 
 
@@ -114,7 +116,7 @@ def test_the_numbers_of_pipelines_and_stages_are_printed() -> None:
         "3 pipelines of 2 stages": (3, 2),
     }
     for text, (pipelines, stages) in shapes.items():
-        settings = LocalSettings(model=Path("model"), pipelines=pipelines, stages=stages)
+        settings = LocalSettings(model=for_all(Path("model")), pipelines=pipelines, stages=stages)
         assert shape_of(settings) == text
 
 
@@ -122,3 +124,72 @@ def test_the_numbers_of_pipelines_and_stages_are_printed() -> None:
 def test_a_further_setting_without_name_or_value_is_refused(option: str) -> None:
     with pytest.raises(SystemExit, match=r"^error: frontend: must be NAME=VALUE"):
         LocalSettings.load("local", ["--model=model", f"--frontend={option}"])
+
+
+async def test_each_of_several_models_has_workers_of_its_own() -> None:
+    arguments = ["--model=a=/a", "--model=b=/b", "--stages=2"]
+    settings = LocalSettings.load("local", arguments)
+    launcher = Launcher(settings)
+    options = [launcher.worker_options(index) for index in range(settings.n_workers)]
+    assert [(str(each["model"]), each["stage-index"]) for each in options] == [
+        *(("/a", 0), ("/a", 1)),
+        *(("/b", 0), ("/b", 1)),
+    ]
+    assert share_cpus(settings, 4, [0, 1, 2, 3]) == (1, [[0], [1], [2], [3]])
+    assert shape_of(settings) == "2 stages each"
+
+
+async def test_the_frontend_is_told_the_scheduler_of_each_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for models, addresses in (
+        (["a=/a", "b=./b"], ["127.0.0.1:5", "127.0.0.1:6"]),
+        (["./odd=name"], ["127.0.0.1:5"]),
+    ):
+        settings = LocalSettings.load("local", [f"--model={model}" for model in models])
+        options = Launcher(settings).frontend_options(*addresses)
+        given = [f"--{name}={options[name]}" for name in ("model", "scheduler")]
+        told = FrontendSettings.load("frontend", given).models
+        assert [model.scheduler for model in told] == addresses
+        assert [model.path for model in told] == [path.absolute() for _, path in settings.model]
+        assert [model.names for model in told] == [
+            (name,) if name else () for name, _ in settings.model
+        ]
+
+
+def test_the_example_for_several_models_names_one(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = LocalSettings.load("local", ["--model=a=/a", "--model=b=/b"])
+    addresses = LocalAddresses("127.0.0.1:81", "127.0.0.1:82", {})
+    announce(settings, addresses)
+    out = capsys.readouterr().out
+    assert out.startswith("Orcinus serves a and b on 1 stage each: OpenAI http://127.0.0.1:81/v1")
+    [line] = [line for line in out.splitlines() if line.startswith("Try: ")]
+    assert json.loads(shlex.split(line)[-1])["model"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--model=a=/a", "--model=/b"], "model: several models need a name each"),
+        (["--model=a=/a", "--served-model-name=x"], "served_model_name: not together"),
+    ],
+)
+def test_models_without_a_name_each_are_refused(arguments: list[str], reason: str) -> None:
+    with pytest.raises(SystemExit, match=f"^error: {reason}"):
+        LocalSettings.load("local", arguments)
+
+
+async def test_a_model_that_is_lost_for_good_ends_the_others_only_if_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for fail_fast in (False, True):
+        arguments = ["--model=a=/a,b=/b", *(["--fail-fast"] if fail_fast else [])]
+        settings = LocalSettings.load("local", arguments)
+        launcher = Launcher(settings)
+        launcher._has_started = True
+        launcher._lose_model(1, "b: stage 0 hung")
+        assert launcher.death.done() is fail_fast
+        launcher._lose_model(0, "a: stage 0 hung")
+        assert launcher.death.done()
+    assert "b: stage 0 hung; b is not served any more" in capsys.readouterr().err

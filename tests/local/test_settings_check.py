@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.common.by_model import for_all
 from services.local.settings import LocalSettings
 from services.local.settings_check import is_open_to_all, trouble_with
 from tests.checkpoints import write_checkpoint
@@ -23,13 +24,13 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_stages_up_to_the_number_of_layers_are_taken(model: Path) -> None:
-    assert trouble_with(LocalSettings(model=model, stages=2)) == ""
+    assert trouble_with(LocalSettings(model=for_all(model), stages=2)) == ""
     expected = "stages: 2 layers cannot be divided among 3 stages"
-    assert trouble_with(LocalSettings(model=model, stages=3)) == expected
+    assert trouble_with(LocalSettings(model=for_all(model), stages=3)) == expected
 
 
 def test_more_pipelines_than_the_scheduler_may_form_are_refused(model: Path) -> None:
-    few = LocalSettings(model=model, pipelines=2, scheduler=(("max-pipelines", "1"),))
+    few = LocalSettings(model=for_all(model), pipelines=2, scheduler=(("max-pipelines", "1"),))
     expected = "pipelines: 2 are more than max_pipelines=1 of the scheduler"
     assert trouble_with(few) == expected
     assert trouble_with(few.model_copy(update={"pipelines": 1})) == ""
@@ -37,13 +38,13 @@ def test_more_pipelines_than_the_scheduler_may_form_are_refused(model: Path) -> 
 
 def test_the_layers_of_gpt2_count_too(model: Path) -> None:
     (model / "config.json").write_text(json.dumps({"n_layer": 1}), encoding="utf-8")
-    assert "1 layers" in trouble_with(LocalSettings(model=model, stages=2))
+    assert "1 layers" in trouble_with(LocalSettings(model=for_all(model), stages=2))
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
 def test_a_file_that_is_missing_is_named(model: Path, name: str) -> None:
     (model / name).unlink()
-    assert trouble_with(LocalSettings(model=model)) == f"model: no {name} in {model}"
+    assert trouble_with(LocalSettings(model=for_all(model))) == f"model: no {name} in {model}"
 
 
 @pytest.mark.parametrize(
@@ -52,26 +53,31 @@ def test_a_file_that_is_missing_is_named(model: Path, name: str) -> None:
 def test_a_tokenizer_may_have_another_form(model: Path, names: tuple[str, ...]) -> None:
     (model / "tokenizer.json").unlink()
     for name in names:
-        assert trouble_with(LocalSettings(model=model)) == f"model: no tokenizer.json in {model}"
+        assert (
+            trouble_with(LocalSettings(model=for_all(model)))
+            == f"model: no tokenizer.json in {model}"
+        )
         (model / name).touch()
-    assert trouble_with(LocalSettings(model=model)) == ""
+    assert trouble_with(LocalSettings(model=for_all(model))) == ""
 
 
 def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
     file = write_gguf(write_checkpoint(tmp_path), tmp_path / "m.gguf")
-    assert trouble_with(LocalSettings(model=file, stages=3)) == ""
+    assert trouble_with(LocalSettings(model=for_all(file), stages=3)) == ""
     expected = "stages: 3 layers cannot be divided among 4 stages"
-    assert trouble_with(LocalSettings(model=file, stages=4)) == expected
+    assert trouble_with(LocalSettings(model=for_all(file), stages=4)) == expected
     file.write_bytes(b"GGUF")
-    assert trouble_with(LocalSettings(model=file)).startswith(f"model: {file} ends inside")
+    assert trouble_with(LocalSettings(model=for_all(file))).startswith(f"model: {file} ends inside")
     other = file.rename(tmp_path / "m.bin")
     expected = f"model: {other} is no directory and no GGUF file"
-    assert trouble_with(LocalSettings(model=other)) == expected
+    assert trouble_with(LocalSettings(model=for_all(other))) == expected
 
 
 def test_a_broken_configuration_is_named(model: Path) -> None:
     (model / "config.json").write_text("[]", encoding="utf-8")
-    assert trouble_with(LocalSettings(model=model)).startswith(f"model: {model / 'config.json'}")
+    assert trouble_with(LocalSettings(model=for_all(model))).startswith(
+        f"model: {model / 'config.json'}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +94,7 @@ def test_a_broken_configuration_is_named(model: Path) -> None:
     ],
 )
 def test_who_may_call_without_a_key(options: dict[str, Any], is_open: bool) -> None:
-    assert is_open_to_all(LocalSettings(model=Path("model"), **options)) is is_open
+    assert is_open_to_all(LocalSettings(model=for_all(Path("model")), **options)) is is_open
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The one implementation behind both protocols.
+"""The one implementation behind all protocols, for one model.
 
     wait → check → submit → assemble → cancel
 
@@ -16,8 +16,8 @@ the same model.
 import asyncio
 import math
 from array import array
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -27,17 +27,17 @@ from prometheus_client import CollectorRegistry
 
 from services.common import errors
 from services.frontend.api_keys import Account
+from services.frontend.generation.admission import Admission
 from services.frontend.generation.call_resources import CallResources
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.generation import Generation
+from services.frontend.generation.model_profile import ModelProfile
 from services.frontend.generation.request_encoder import RequestEncoder
-from services.frontend.generation.served_model import ServedModel
 from services.frontend.generation.service_limits import ServiceLimits
 from services.frontend.link.known_pipeline import ModelState
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.observing.metrics import FrontendMetrics, MeasuredCall
 from services.frontend.observing.request_span import RequestSpan, request_span
-from services.frontend.request.answers_in_flight import AnswersInFlight
 from services.frontend.request.client_call import current_call
 from services.frontend.request.generation_request import (
     GenerationOptions,
@@ -46,9 +46,7 @@ from services.frontend.request.generation_request import (
 )
 from services.frontend.request.limits import ModelLimits
 from services.frontend.request.logprobs import LOGPROB_BYTES
-from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.pipeline import ServedPipeline
-from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.text.bad_words import with_bad_words
 from services.frontend.text.grammar_check import GrammarCheck
 from services.frontend.text.prompt_encoder import PromptEncoder
@@ -72,92 +70,82 @@ once in the submission, and once in the copy that is sent."""
 
 
 class GenerationService:
-    """Serves requests of all protocols for generated text and for tokens, until it is stopped."""
+    """Serves the requests of all protocols to one model, for generated text and for tokens."""
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         scheduler: SchedulerClient,
         *,
-        model: ServedModel | None = None,
+        profile: ModelProfile | None = None,
         limits: ServiceLimits | None = None,
-        budget: MemoryBudget | None = None,
-        refusals: Refusals | None = None,
+        admission: Admission | None = None,
+        threads: TextThreads | None = None,
         tracer: Tracer | None = None,
         metrics: FrontendMetrics | None = None,
     ) -> None:
+        """`admission` and `threads` are those of the process, which all its models share."""
         self.tokenizer = tokenizer
-        self._model = model = model or ServedModel()
+        self._profile = profile = profile or ModelProfile()
         self._limits = limits = limits or ServiceLimits()
+        self._admission = admission = admission or Admission()
         self._tracer = tracer or NoOpTracer()
         self._metrics = metrics or FrontendMetrics(CollectorRegistry())
         self._scheduler = scheduler
-        self._refusals = Refusals() if refusals is None else refusals
-        self._budget = budget or MemoryBudget(64 * 2**20, refusals=self._refusals)
-        threads = TextThreads(self._refusals)
         self._prompt_encoder = PromptEncoder(
             tokenizer,
-            model.chat_template,
+            profile.chat_template,
             limits.texts,
-            threads=threads,
-            refusals=self._refusals,
+            threads=threads or TextThreads(admission.refusals),
+            refusals=admission.refusals,
         )
         self._request_encoder = RequestEncoder(
             self._prompt_encoder,
-            grammar_check=GrammarCheck(model.tokenizer_file, self._refusals),
-            message_format=model.message_format(tokenizer),
+            grammar_check=GrammarCheck(profile.tokenizer_file, admission.refusals),
+            message_format=profile.message_format(tokenizer),
         )
         self._anybody = Account()
-        self.n_in_flight = 0
-        """Number of admitted answers that the scheduler has not ended. Answers that wait for other
-        answers of the same call do not count."""
         self.n_waiting = 0
         """Number of answers that wait for a pipeline."""
-        self._is_leaving = False
-        self._is_stopping = False
-        self._replaying = asyncio.Lock()  # tokens of one resumption are replayed at a time
-        self._n_calls = 0  # number of calls that have not ended for their clients
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be answered."""
-        return self._model.chat_template is not None
+        return self._profile.chat_template is not None
 
     @property
     def takes_requests(self) -> bool:
         """Whether new requests are served. They are served if this process does not refuse them,
         and if there is a pipeline or one is likely to form while requests are held."""
-        return not self._is_stopping and _now() < self._scheduler.pipeline.hold_deadline(
+        return not self._admission.is_stopping and _now() < self._scheduler.pipeline.hold_deadline(
             self._limits.hold_s
         )
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether requests should be sent to this frontend. A frontend that is shutting down still
-        serves requests, but load balancers should choose another."""
-        return self.takes_requests and not self._is_leaving
-
     async def wait_taking(self, takes_requests: bool) -> None:
-        """Waits until the property `takes_requests` has the given value. A call of `refuse_new`
-        does not end the wait."""
+        """Waits until the property `takes_requests` has the given value. A call of
+        `Admission.refuse_new` does not end the wait."""
         while self.takes_requests is not takes_requests:
             deadline = self._scheduler.pipeline.hold_deadline(self._limits.hold_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline if _now() < deadline < math.inf else None):
                     await self._scheduler.pipeline.wait_change()
 
-    def describe(self) -> ServedPipeline:
-        """Returns the current pipeline, or the last pipeline if there is none now. Raises
-        Unavailable if there has been no pipeline yet."""
-        return self._scheduler.pipeline.last
+    def describe(self, model: str = "") -> ServedPipeline:
+        """Returns the current pipeline, or the last pipeline if there is none now.
+
+        Raises:
+            Unavailable: there has been no pipeline yet.
+            UnknownModel: `model` is neither empty nor a name of this model.
+        """
+        pipeline = self._scheduler.pipeline.last
+        self._model_limits(pipeline).check_model(model)
+        return pipeline
 
     @property
     def model_names(self) -> tuple[str, ...]:
         """Names by which clients know the model. Answers show the first name. Raises Unavailable if
-        there has been no pipeline."""
-        return self._model_limits(self.describe()).names
+        the settings give no name and there has been no pipeline."""
+        return self._profile.names or (self.describe().model,)
 
     @property
     def model_state(self) -> ModelState:
@@ -167,7 +155,7 @@ class GenerationService:
     @property
     def model_created(self) -> int:
         """Time at which the model's files were written, in seconds since 1970."""
-        return self._model.created
+        return self._profile.created
 
     def check_room(self, account: Account) -> None:
         """Checks that there is room for a new call, and that a request of the account's best
@@ -178,8 +166,7 @@ class GenerationService:
             PoolFull: there is no room for a new call at the moment.
             Unavailable: this process is stopping.
         """
-        self._check_stopping()
-        self._check_in_flight(1)
+        self._admission.check_room()
         self._scheduler.check_room()
         self._scheduler.check_time(account.name, account.min_priority)
 
@@ -207,7 +194,7 @@ class GenerationService:
         request = GenerationRequest(prompts=(prompt,), options=replace(options, n=1))
         request.check()
         self._prompt_encoder.check_length(request.prompts, self._last_limits())
-        with self._admitted(request, account or self._anybody) as resources:
+        with self._admission.admitted(request, account or self._anybody) as resources:
             limits = self._model_limits(self.describe())
             limits.check_model(model)
             limits.stop_token_ids(options)
@@ -232,7 +219,7 @@ class GenerationService:
         deadline = self._deadline()
         request = GenerationRequest(prompts=(prompt,))
         request.check()
-        with self._admitted(request, account or self._anybody) as resources:
+        with self._admission.admitted(request, account or self._anybody) as resources:
             limits = self._model_limits(self.describe())
             limits.check_model(model)
             return await _until(
@@ -256,7 +243,7 @@ class GenerationService:
         limits = self._model_limits(self.describe())
         limits.check_model(model)
         limits.check_text(DETOKENIZED_FIELD, token_ids)
-        with self._admitted(
+        with self._admission.admitted(
             GenerationRequest(prompts=("",)), account or self._anybody
         ) as resources:
             return await _until(deadline, self._prompt_encoder.to_text(token_ids, resources.share))
@@ -265,7 +252,7 @@ class GenerationService:
         """Returns the names that tokens have in the vocabulary. Raises PoolFull if the memory
         budget has no room for them."""
         names: list[str] = []
-        with self._budget.share(TOKEN_NAME_BYTES * len(token_ids)):
+        with self._admission.budget.share(TOKEN_NAME_BYTES * len(token_ids)):
             for start in range(0, len(token_ids), NAMED_AT_ONCE):
                 names += self.tokenizer.names_of(token_ids[start : start + NAMED_AT_ONCE])
                 await asyncio.sleep(0)  # lets other work run
@@ -305,10 +292,10 @@ class GenerationService:
             Unavailable: no pipeline came in time, or this process is stopping.
         """
         until = _now() + self._hold_s
-        options = self._model.applied(request.options)
+        options = self._profile.applied(request.options)
         if options is not request.options:
             request = replace(request, options=options)
-        model = self._scheduler.pipeline.last_model
+        model = next(iter(self._profile.names), self._scheduler.pipeline.last_model)
         with (
             self._metrics.call(request, model=model) as call,
             request_span(self._tracer, request, model=model) as span,
@@ -320,7 +307,7 @@ class GenerationService:
             if request.resumption is None:
                 self._scheduler.check_time(account.name, request.options.priority)
             self._prompt_encoder.check_length(request.prompts, self._last_limits())
-            with self._admitted(request, account) as resources:
+            with self._admission.admitted(request, account) as resources:
                 generation = await _until(
                     deadline, self._generation(request, until, resources, span, call)
                 )
@@ -336,19 +323,6 @@ class GenerationService:
         """Seconds that a request waits for a pipeline."""
         is_sleeping = self._scheduler.pipeline.is_sleeping
         return self._limits.wake_s if is_sleeping else self._limits.hold_s
-
-    def leave(self) -> None:
-        """Makes this frontend unready, so that new requests are sent to other frontends. Requests
-        that still arrive here are served."""
-        self._is_leaving = True
-
-    def refuse_new(self) -> None:
-        """Refuses new requests. Requests that run or are held go on."""
-        self._is_leaving = self._is_stopping = True
-
-    async def wait_idle(self) -> None:
-        """Waits until no call runs."""
-        await self._idle.wait()
 
     def _deadline(self) -> float | None:
         """Returns the time at which the call of this task must have ended, by the event loop's
@@ -398,69 +372,6 @@ class GenerationService:
             ),
         )
 
-    @contextmanager
-    def _admitted(self, request: GenerationRequest, account: Account) -> Iterator[CallResources]:
-        """Counts a call as admitted while the context is open, and yields the resources that the
-        call may use.
-
-        Raises:
-            InvalidRequest: the call asks for more answers than may ever be in flight.
-            PoolFull: there is no room for the call at the moment.
-            Unavailable: this process is stopping.
-        """
-        self._check_stopping()
-        n_answers = request.n_answers
-        if n_answers > self._limits.max_in_flight:
-            self._refusals[Refusal.IN_FLIGHT] += 1
-            raise errors.InvalidRequest(
-                "n" if len(request.prompts) == 1 else "prompt",
-                f"asks for {n_answers} answers at once; "
-                f"{self._limits.max_in_flight} can be in the making",
-            )
-        n_counted = min(n_answers, self._limits.max_answers_at_once)
-
-        with account.in_flight(request) as of_account:
-
-            def release(n_ended: int) -> None:
-                nonlocal n_answers, n_counted
-                n_answers -= n_ended
-                self.n_in_flight -= max(0, n_counted - n_answers)
-                n_counted = min(n_counted, n_answers)
-                of_account.end(n_ended)
-
-            self._check_in_flight(n_counted)
-            with self._budget.share(request.n_bytes) as share:
-                self.n_in_flight += n_counted
-                self._n_calls += 1
-                self._idle.clear()
-                try:
-                    with AnswersInFlight(n_answers, release) as in_flight:
-                        yield CallResources(
-                            in_flight=in_flight,
-                            share=share,
-                            budget=self._budget,
-                            refusals=self._refusals,
-                            replaying=self._replaying,
-                            max_at_once=self._limits.max_answers_at_once,
-                            account=account.to_proto(),
-                        )
-                finally:
-                    self._end_call()
-
-    def _check_stopping(self) -> None:
-        if self._is_stopping:
-            raise errors.Unavailable("the server is stopping")
-
-    def _check_in_flight(self, n_answers: int) -> None:
-        if self.n_in_flight + n_answers > self._limits.max_in_flight:
-            self._refusals[Refusal.IN_FLIGHT] += 1
-            raise errors.PoolFull("too many requests")
-
-    def _end_call(self) -> None:
-        self._n_calls -= 1
-        if self._n_calls == 0:
-            self._idle.set()
-
     def _last_limits(self) -> ModelLimits | None:
         """Returns the limits of the model of the current or last pipeline. Returns None if there
         has been no pipeline."""
@@ -468,14 +379,14 @@ class GenerationService:
 
     def _model_limits(self, pipeline: ServedPipeline) -> ModelLimits:
         return ModelLimits(
-            pipeline, self._model.names, strict_max_tokens=self._limits.strict_max_tokens
+            pipeline, self._profile.names, strict_max_tokens=self._limits.strict_max_tokens
         )
 
     def _n_bytes(self, prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:
         """Returns the approximate memory, in bytes, that a request takes in addition when its
         prompts have become tokens. The memory of the request itself was counted when the request
         arrived."""
-        n_at_once = self._limits.max_answers_at_once
+        n_at_once = self._admission.max_answers_at_once
         n_answers = len(prompts) * options.n_generated
         n_grammar_bytes = sum([len(prompt.answer_format.grammar) for prompt in prompts])
         return (
@@ -494,7 +405,7 @@ class GenerationService:
             len(prompt.token_ids) for prompt in prompts if not isinstance(prompt.prompt, tuple)
         )
         lengths = sorted((len(prompt.token_ids) for prompt in prompts), reverse=True)
-        n_copied, n_left = 0, self._limits.max_answers_at_once
+        n_copied, n_left = 0, self._admission.max_answers_at_once
         for length in lengths:
             n_copied += length * min(n, n_left)
             n_left -= min(n, n_left)

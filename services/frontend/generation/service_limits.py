@@ -1,4 +1,4 @@
-"""The limits of the generation service; `FrontendSettings` explains them."""
+"""The limits of the requests to a model; `FrontendSettings` explains them."""
 
 from dataclasses import dataclass, field
 
@@ -7,13 +7,8 @@ from services.frontend.text.prompt_encoder import TextLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLimits:
-    """Limits that the generation service enforces, on single requests and on all requests
-    together."""
+    """Limits on each request to a model. `Admission` has the limits on all requests together."""
 
-    max_in_flight: int = 4096
-    """Largest number of answers that the scheduler has at once."""
-    max_answers_at_once: int = 32
-    """Largest number of answers of one call that the scheduler has at once."""
     hold_s: float = 0.0
     """Seconds that a request waits for a pipeline when there is none."""
     wake_s: float = 0.0

@@ -14,12 +14,13 @@ from orcinus.v1 import inference_pb2
 
 from services.common import errors, health_servicer, rpc_handlers
 from services.common.health import Health
-from services.frontend.api_keys import ApiKeys
+from services.frontend.api_keys import Account, ApiKeys
 from services.frontend.generation.generation_service import DETOKENIZED_FIELD, GenerationService
 from services.frontend.grpc import reflection
 from services.frontend.grpc.answers import AnswerMessages
 from services.frontend.grpc.requests import check_stream, to_prompt, to_request, to_resumed
 from services.frontend.grpc.transfers import Transfers
+from services.frontend.models.served_models import ServedModels
 from services.frontend.request.generation_request import GenerationRequest
 from services.frontend.request.logprobs import MANY_LOGPROBS
 from services.frontend.request.refusals import Refusal, Refusals
@@ -34,13 +35,13 @@ class InferenceServicer:
 
     def __init__(
         self,
-        service: GenerationService,
+        models: ServedModels,
         *,
         max_body_bytes: int,
         api_keys: ApiKeys,
         refusals: Refusals,
     ) -> None:
-        self._service = service
+        self._models = models
         self._max_body_bytes = max_body_bytes
         self._api_keys = api_keys
         self._refusals = refusals
@@ -50,9 +51,9 @@ class InferenceServicer:
     ) -> inference_pb2.GenerateResponse:
         """Sends one message when all answers are complete."""
         account = self._api_keys.account_of(_authorization(context))
-        self._service.check_room(account)
-        request = self._to_request(message)
-        async with self._service.open(request, account) as generation:
+        self._models.check_room(account)
+        request = self._to_request(message, account)
+        async with self._models.open(request, account) as generation:
             pieces = await generation.complete()
             answers = AnswerMessages(generation, message)
             if sum(piece.n_logprobs for piece in pieces) > MANY_LOGPROBS:
@@ -65,12 +66,12 @@ class InferenceServicer:
         """Sends a message for each piece of an answer, then one with the usage."""
         account = self._api_keys.account_of(_authorization(context))
         if not message.HasField("resumption"):
-            self._service.check_room(account)
-        request = self._to_request(message)
+            self._models.check_room(account)
+        request = self._to_request(message, account)
         check_stream(request.options)
         if message.HasField("resumption"):
             request = to_resumed(request, message)
-        async with self._service.open(request, account) as generation:
+        async with self._models.open(request, account) as generation:
             answers = AnswerMessages(generation, message)
             async for piece in generation.pieces():
                 if (response := answers.streamed(piece)) is not None:
@@ -82,9 +83,11 @@ class InferenceServicer:
     ) -> inference_pb2.TokenizeResponse:
         """Sends the tokens that the prompt becomes when text is generated."""
         self._check_size(message)
-        self._check_n_tokens("prompt", message.prompt.token_ids.ids)
         account = self._api_keys.account_of(_authorization(context))
-        token_ids = await self._service.tokenize(to_prompt(message.prompt), account)
+        service = self._models.select(message.model, account).service
+        self._check_n_tokens(service, "prompt", message.prompt.token_ids.ids)
+        prompt = to_prompt(message.prompt)
+        token_ids = await service.tokenize(prompt, account, model=message.model)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(
@@ -92,24 +95,28 @@ class InferenceServicer:
     ) -> inference_pb2.DetokenizeResponse:
         """Sends the text of tokens."""
         self._check_size(message)
-        self._check_n_tokens(DETOKENIZED_FIELD, message.tokens)
         account = self._api_keys.account_of(_authorization(context))
-        text = await self._service.detokenize(tuple(message.tokens), account)
+        service = self._models.select(message.model, account).service
+        self._check_n_tokens(service, DETOKENIZED_FIELD, message.tokens)
+        tokens = tuple(message.tokens)
+        text = await service.detokenize(tokens, account, model=message.model)
         return inference_pb2.DetokenizeResponse(text=text)
 
     async def DescribeModel(
-        self, _: inference_pb2.DescribeModelRequest, context: Context
+        self, message: inference_pb2.DescribeModelRequest, context: Context
     ) -> inference_pb2.DescribeModelResponse:
-        """Sends the name, the limits and the settings of the served model."""
-        pipeline = self._service.describe()
+        """Sends the name, the limits and the settings of a model."""
+        account = self._api_keys.account_of(_authorization(context))
+        service = self._models.select(message.model, account).service
+        pipeline = service.describe(message.model)
         return inference_pb2.DescribeModelResponse(
-            model=self._service.model_names[0],
+            model=service.model_names[0],
             max_model_len=pipeline.max_model_len,
             vocab_size=pipeline.vocab_size,
             eos_token_ids=pipeline.eos_token_ids,
             n_stages=pipeline.n_stages,
             tp_size=pipeline.tp_size,
-            has_chat_template=self._service.has_chat_template,
+            has_chat_template=service.has_chat_template,
         )
 
     def admit(self, context: Context) -> None:
@@ -123,19 +130,24 @@ class InferenceServicer:
         return self._api_keys.account_of(_authorization(context)).receiving()
 
     def _to_request(
-        self, message: inference_pb2.GenerateRequest | inference_pb2.GenerateStreamRequest
+        self,
+        message: inference_pb2.GenerateRequest | inference_pb2.GenerateStreamRequest,
+        account: Account,
     ) -> GenerationRequest:
         self._check_size(message)
+        service = self._models.select(message.model, account).service
         for prompt in (message.prompt, *message.prompts):
-            self._check_n_tokens("prompt", prompt.token_ids.ids)
+            self._check_n_tokens(service, "prompt", prompt.token_ids.ids)
         return to_request(message)
 
-    def _check_n_tokens(self, field: str, token_ids: Sequence[int]) -> None:
+    def _check_n_tokens(
+        self, service: GenerationService, field: str, token_ids: Sequence[int]
+    ) -> None:
         """Raises TooLarge if `token_ids` has more tokens than the model can read. Must be called
         before the tokens become Python objects."""
         n_tokens = len(token_ids)
         with suppress(errors.Unavailable):  # nothing is known of the model yet
-            max_tokens = self._service.describe().max_model_len
+            max_tokens = service.describe().max_model_len
             if n_tokens > max_tokens:
                 self._refusals[Refusal.PROMPT_TOO_LONG] += 1
                 raise errors.TooLarge(

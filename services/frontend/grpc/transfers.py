@@ -143,7 +143,7 @@ class LimitedExchange(TimedExchange):
         if transfers.n_unread and self._context.peer() in transfers.n_unread:
             self._check_unread()
         try:
-            with self._uploading() if request_class.DESCRIPTOR.fields else nullcontext():
+            with self._uploading() if _holds_prompt(request_class) else nullcontext():
                 turn = transfers.turns.take(self._context.peer())
                 async with asyncio.timeout(transfers.receive_limit_s), turn:
                     data = await transfers.watch.read(self._context)
@@ -209,3 +209,11 @@ class LimitedExchange(TimedExchange):
 
 def _n_bytes(message: Any) -> int:
     return len(message) if isinstance(message, bytes) else int(message.ByteSize())
+
+
+def _holds_prompt(request_class: type[Message]) -> bool:
+    """Returns whether requests of a class hold a prompt or tokens, and not only names."""
+    return any(
+        field.is_repeated or field.message_type is not None
+        for field in request_class.DESCRIPTOR.fields
+    )

@@ -40,9 +40,9 @@ def create_app(api: Api) -> "App":
         OSError: a file of the page cannot be read.
         ValueError: the index of the page is missing, or the media type of a file is not known.
     """
-    if api.feed is not None:
+    if api.has_page:
         page_files()  # raises errors at start rather than at the first request
-    served = served_routes(has_page=api.feed is not None, has_metrics=api.registry is not None)
+    served = served_routes(has_page=api.has_page, has_metrics=api.registry is not None)
 
     def describe() -> Description:
         document = openapi.document(

@@ -23,6 +23,7 @@ from services.frontend.http.protocol.route import (
     Route,
     generate,
     get,
+    get_openly,
     post,
     probe,
 )
@@ -40,11 +41,11 @@ _CHUNKS = (
 _NAMED_EVENTS = "With `stream`. Events have a name, which is their `type`, too; the last is {}."
 
 _OPENAI = (
-    get("/v1/models", list_models, description="Lists the names of the one model."),
+    get("/v1/models", list_models, description="Lists the models that the caller may use."),
     get(
         "/v1/models/{model:path}",
         retrieve_model,
-        description="Describes the model, by one of its names.",
+        description="Describes a model, by one of its names.",
         errors=(404,),
         parameters=(
             {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}},
@@ -128,6 +129,12 @@ _WATCHING = (
                 "schema": {"type": "boolean", "default": False},
                 "description": "Whether to tell also what the scheduling core is told.",
             },
+            {
+                "name": pipeline_page.MODEL,
+                "in": "query",
+                "schema": {"type": "string"},
+                "description": "Name of the model to watch; needed only if there are several.",
+            },
         ),
     ),
     Route(method="GET", path="/", handler=pipeline_page.index, access=Access.ANY, media_type=HTML),
@@ -142,12 +149,7 @@ _OF_SERVER = (
         probes.serving,
         description="Says whether requests get tokens, or why not; needs no key.",
     ),
-    get(
-        "/version",
-        probes.version,
-        description="Tells the server's version; needs no key.",
-        access=Access.ANY,
-    ),
+    get_openly("/version", probes.version, description="Tells the server's version; needs no key."),
     Route(
         method="GET",
         path=OPENAPI_PATH,

@@ -7,10 +7,11 @@ usage that clients see.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -197,46 +198,20 @@ class FrontendMetrics:
                 self._per_token.labels(*labels).observe(seconds / (n_new - 1), trace)
 
 
-class Serving(Protocol):
-    """The object that tells whether requests get tokens."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFigures:
+    """The present figures of one model that this frontend serves."""
 
-    def reason_against(self) -> str: ...
-
-
-class AnswerCounts(Protocol):
-    """The object that knows the number of answers in flight, which gauges show."""
-
-    @property
-    def n_in_flight(self) -> int: ...
-
-    @property
-    def n_waiting(self) -> int: ...
-
-
-class PipelineState(Protocol):
-    """The object that knows the state of the pipeline, which a gauge shows."""
-
-    @property
-    def is_open(self) -> bool: ...
-
-
-class SchedulerLink(Protocol):
-    """The object that knows the link to the scheduler, which metrics describe."""
-
+    name: str
+    """Name of the model, which is the label `model` of its metrics."""
+    is_up: bool
+    """Whether a pipeline serves the model."""
+    n_held: int
+    """Number of answers that wait for a pipeline."""
     n_resubmitted: int
-
-    @property
-    def pipeline(self) -> PipelineState: ...
-
-    @property
-    def n_held(self) -> int: ...
-
-
-class Views(Protocol):
-    """The feed of the viewers, whose number a gauge shows."""
-
-    @property
-    def n_viewers(self) -> int: ...
+    """Number of times that an answer was sent to a scheduler again."""
+    n_viewers: int
+    """Number of streams of what the scheduler of the model does."""
 
 
 class FrontendState(Collector):
@@ -244,48 +219,49 @@ class FrontendState(Collector):
 
     def __init__(
         self,
-        answers: AnswerCounts,
-        connection: SchedulerLink,
-        refusals: Mapping[Refusal, int],
         *,
-        serving: Serving,
-        views: Views,
+        models: Callable[[], Sequence[ModelFigures]],
+        n_in_flight: Callable[[], int],
+        reason_against_serving: Callable[[], str],
+        refusals: Mapping[Refusal, int],
     ) -> None:
-        self._views = views
-        self._serving = serving
-        self._answers = answers
-        self._connection = connection
+        """The functions return the present values, and may be called from any thread."""
+        self._models = models
+        self._n_in_flight = n_in_flight
+        self._reason_against_serving = reason_against_serving
         self._refusals = refusals
 
     def collect(self) -> Iterator[Metric]:
         """Yields the gauges and counters. Runs in the thread that answers Prometheus."""
-        answers, connection = self._answers, self._connection
+        models = self._models()
         yield GaugeMetricFamily(
             semconv.SERVING,
             "1 while requests that come now get tokens.",
-            int(not self._serving.reason_against()),
+            int(not self._reason_against_serving()),
         )
         yield GaugeMetricFamily(
+            semconv.ANSWERS_IN_FLIGHT, "Answers in the making.", self._n_in_flight()
+        )
+        up = GaugeMetricFamily(
             semconv.FRONTEND_PIPELINE_UP,
-            "1 while this frontend knows of a pipeline.",
-            int(connection.pipeline.is_open),
+            "1 while this frontend knows of a pipeline of the model.",
+            labels=["model"],
         )
-        yield GaugeMetricFamily(
-            semconv.ANSWERS_IN_FLIGHT, "Answers in the making.", answers.n_in_flight
+        held = GaugeMetricFamily(
+            semconv.ANSWERS_HELD, "Answers that wait for a pipeline.", labels=["model"]
         )
-        yield GaugeMetricFamily(
-            semconv.ANSWERS_HELD,
-            "Answers that wait for a pipeline.",
-            answers.n_waiting + connection.n_held,
+        viewers = GaugeMetricFamily(
+            semconv.VIEWERS, "Streams of what the scheduler does.", labels=["model"]
         )
-        yield GaugeMetricFamily(
-            semconv.VIEWERS, "Streams of what the scheduler does.", self._views.n_viewers
+        resubmitted = CounterMetricFamily(
+            semconv.ANSWERS_RESUBMITTED, "Answers sent to a scheduler again.", labels=["model"]
         )
-        yield CounterMetricFamily(
-            semconv.ANSWERS_RESUBMITTED,
-            "Answers sent to a scheduler again.",
-            connection.n_resubmitted,
-        )
+        for model in models:
+            up.add_metric([model.name], int(model.is_up))
+            held.add_metric([model.name], model.n_held)
+            viewers.add_metric([model.name], model.n_viewers)
+            resubmitted.add_metric([model.name], model.n_resubmitted)
+        yield from (up, held, viewers, resubmitted)
         refusals = CounterMetricFamily(
             semconv.REFUSALS, "Clients refused, or cut off.", labels=["reason"]
         )

@@ -1,4 +1,5 @@
 import { CompareView } from "./compare_view.js";
+import { ModelChoice } from "./model_choice.js";
 import { PipelineView } from "./pipeline_view.js";
 import { Playground } from "./playground.js";
 import { html, render } from "/page/vendor/lit-html.js";
@@ -16,7 +17,7 @@ function element(id) {
   return /** @type {HTMLElement} */ (document.getElementById(id));
 }
 
-/** What all views know: the key that clients show, and how the feed stands. */
+/** What all views know: the key that clients show, the chosen model, and how the feed stands. */
 export class AppState {
   key = sessionStorage.getItem(KEY_IN_SESSION) ?? "";
   /** @type {"live" | "away" | "refused"} */
@@ -27,6 +28,8 @@ export class AppState {
   #epoch = null;
   #nPipelines = 1;
   onKey = () => {};
+  choice = new ModelChoice(element("model"), () => this.onModel());
+  onModel = () => {};
 
   /**
    * @param {"live" | "away" | "refused"} status
@@ -114,10 +117,15 @@ function showView() {
   views[name]();
 }
 
-state.onKey = () => {
+state.onModel = () => {
   pipeline.connect();
   playground.forget();
 };
+state.onKey = async () => {
+  await state.choice.load(state.key);
+  state.onModel();
+};
 addEventListener("hashchange", showView);
-pipeline.connect();
 showView();
+await state.choice.load(state.key);
+pipeline.connect();

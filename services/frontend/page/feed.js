@@ -60,11 +60,13 @@ export class Feed {
 
   /**
    * @param {string} key
+   * @param {string} model whose scheduler is watched; empty if the server has only one
    * @param {(event: AnyEvent) => void} onEvent
    * @param {(status: "live" | "away" | "refused", text: string) => void} onStatus
    */
-  constructor(key, onEvent, onStatus) {
+  constructor(key, model, onEvent, onStatus) {
     this.key = key;
+    this.path = `/pipeline/events${model && `?${new URLSearchParams({ model })}`}`;
     this.onEvent = onEvent;
     this.onStatus = onStatus;
     this.#run();
@@ -96,7 +98,7 @@ export class Feed {
    */
   async #connect(onLive) {
     const signal = this.#abort.signal;
-    const response = await fetch("/pipeline/events", { headers: withKey(this.key), signal });
+    const response = await fetch(this.path, { headers: withKey(this.key), signal });
     if (!response.ok) {
       const isRefused = [401, 403, 404].includes(response.status);
       this.onStatus(isRefused ? "refused" : "away", await explain(response));

@@ -65,7 +65,7 @@ export class PipelineView {
   /** Connects with the key that the page has now. */
   connect() {
     this.#feed?.close();
-    this.#feed = new Feed(this.state.key, (event) => this.#heard(event), (status, text) => {
+    this.#feed = new Feed(this.state.key, this.state.choice.model, (event) => this.#heard(event), (status, text) => {
       if (status === "away" && this.state.status === "live") this.#view.mark(this.#view.latest, "away", text);
       this.state.setStatus(status, text);
     });

@@ -21,7 +21,6 @@ export class Playground {
   #mode = "chat";
   /** @type {any} */
   #document = null;
-  #models = /** @type {string[]} */ ([]);
   #problem = "";
   #system = "";
   #user = "";
@@ -61,7 +60,6 @@ export class Playground {
     if (this.#document) return;
     try {
       this.#document = await this.#get("/openapi.json");
-      this.#models = (await this.#get("/v1/models")).data.map((/** @type {{id: string}} */ model) => model.id);
       this.#problem = "";
     } catch (error) {
       this.#problem = error instanceof Error ? error.message : String(error);
@@ -83,7 +81,7 @@ export class Playground {
       ? { messages: [...(this.#system ? [{ role: "system", content: this.#system }] : []), ...this.#turns,
         ...(this.#user ? [{ role: "user", content: this.#user }] : [])] }
       : { prompt: this.#prompt };
-    if (this.#models.length) body.model = this.#models[0];
+    if (this.state.choice.model) body.model = this.state.choice.model;
     for (const option of this.#options()) {
       const text = this.#values.get(option.name) ?? "";
       if (text !== "") body[option.name] = valueOf(option, text);
@@ -142,7 +140,7 @@ export class Playground {
             <label>Ask as <select @change=${(/** @type {Event} */ e) => this.#toMode(text(e))}>
               <option value="chat" ?selected=${this.#mode === "chat"}>a conversation</option>
               <option value="completion" ?selected=${this.#mode === "completion"}>a text to continue</option></select></label>
-            <span class="quiet">${this.#models[0] ?? ""}</span>
+            <span class="quiet">${this.state.choice.model}</span>
           </div>
           ${this.#mode === "chat" ? this.#chat() : this.#completion()}
         </div>

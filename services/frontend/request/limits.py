@@ -29,7 +29,7 @@ class ModelLimits:
     def check_model(self, model: str) -> None:
         """Raises UnknownModel if the client names another model. An empty name is allowed."""
         if model and model not in self.names:
-            raise errors.UnknownModel(model, served=self.names[0])
+            raise errors.UnknownModel(model, served=self.names[:1])
 
     def check_prompt(self, field: str, token_ids: Sequence[int]) -> None:
         """Raises InvalidRequest if a prompt is empty, leaves no room for an answer, or has a token

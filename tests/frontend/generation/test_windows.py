@@ -13,8 +13,8 @@ from orcinus.v1 import scheduler_pb2
 
 from services.common import errors
 from services.frontend.api_keys import Account, ApiKey, hash_of
+from services.frontend.generation.admission import Admission
 from services.frontend.generation.generation_service import GenerationService
-from services.frontend.generation.service_limits import ServiceLimits
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
@@ -33,13 +33,14 @@ class Desk:
     """A generation service in front of a scheduler that does what a test says."""
 
     service: GenerationService
+    admission: Admission
     scheduler: FakeScheduler
     budget: MemoryBudget
     refusals: Refusals
 
     async def until(self, n_in_flight: int) -> None:
         async with asyncio.timeout(HANG_S):
-            while self.service.n_in_flight != n_in_flight:
+            while self.admission.n_in_flight != n_in_flight:
                 await asyncio.sleep(0.005)
 
 
@@ -50,11 +51,9 @@ async def desk(
     refusals = Refusals()
     budget = MemoryBudget(2**26, refusals=refusals)
     async with connected(scheduler, resume_s=resume_s) as client:
-        limits = ServiceLimits(**settings)
-        service = GenerationService(
-            TOKENIZER, client, limits=limits, budget=budget, refusals=refusals
-        )
-        yield Desk(service, scheduler, budget, refusals)
+        admission = Admission(budget=budget, refusals=refusals, **settings)
+        service = GenerationService(TOKENIZER, client, admission=admission)
+        yield Desk(service, admission, scheduler, budget, refusals)
 
 
 def account(max_in_flight: int = 100) -> Account:
@@ -126,7 +125,7 @@ async def test_stop_string_makes_room_for_the_next_answer() -> None:
         at.service.open(answers(3, stop=("b",))) as generation,
     ):
         assert [piece.text for piece in await soon(generation.complete())] == ["a"] * 3
-        assert at.service.n_in_flight == 0
+        assert at.admission.n_in_flight == 0
         assert len(at.scheduler.requests) == 3
 
 
@@ -165,7 +164,7 @@ async def test_refusal_of_a_first_answer_is_raised_before_the_stream(n_accepted:
             async with at.service.open(answers(8)):
                 pass
         assert len(at.scheduler.requests) <= 4
-        assert at.service.n_in_flight == 0
+        assert at.admission.n_in_flight == 0
 
 
 async def test_failure_of_a_later_answer_ends_the_call_and_submits_no_more() -> None:
@@ -184,7 +183,7 @@ async def test_failure_of_a_later_answer_ends_the_call_and_submits_no_more() -> 
             async with at.service.open(answers(9)) as generation:
                 await soon(generation.complete())
         assert len(at.scheduler.requests) == 3
-        assert at.service.n_in_flight == 0
+        assert at.admission.n_in_flight == 0
 
 
 async def test_answers_that_nobody_reads_count_until_the_scheduler_is_done() -> None:
@@ -194,7 +193,7 @@ async def test_answers_that_nobody_reads_count_until_the_scheduler_is_done() -> 
             await at.until(0)
             async with at.service.open(answers(4), caller) as generation:
                 assert len(await soon(generation.complete())) == 4
-            leaving = asyncio.ensure_future(at.service.wait_idle())
+            leaving = asyncio.ensure_future(at.admission.wait_idle())
             await asyncio.sleep(0)
             assert not leaving.done()
             assert [piece.text for piece in await soon(unread.complete())] == ["ab"] * 4
@@ -249,15 +248,15 @@ async def test_making_tokens_counts_like_an_answer() -> None:
             async with at.service.open(answers(1)):
                 with pytest.raises(errors.PoolFull):
                     await at.service.tokenize("hello")
-        assert at.service.n_in_flight == 0
+        assert at.admission.n_in_flight == 0
 
 
 async def test_client_that_leaves_takes_back_its_answers_and_those_that_wait() -> None:
     async with desk(FakeScheduler(keeps_quiet), max_answers_at_once=2) as at:
         async with at.service.open(answers(5)) as generation:
-            assert at.service.n_in_flight == 2
+            assert at.admission.n_in_flight == 2
             generation.close()
-            assert at.service.n_in_flight == 0
+            assert at.admission.n_in_flight == 0
         await soon(at.scheduler.wait_ended())
         assert len(at.scheduler.requests) == 2
 
@@ -270,6 +269,6 @@ async def test_a_large_call_leaves_places_to_others() -> None:
         at.service.open(answers(9)),
         at.service.open(answers(6)) as last,
     ):
-        assert at.service.n_in_flight == 6
+        assert at.admission.n_in_flight == 6
         last.close()
-        assert at.service.n_in_flight == 4
+        assert at.admission.n_in_flight == 4

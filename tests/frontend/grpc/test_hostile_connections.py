@@ -92,7 +92,7 @@ async def test_a_flood_of_resets_leaves_nothing(tmp_path: Path) -> None:
         await client._writer.drain()
         await check_honest(site)
         async with asyncio.timeout(HANG_S):
-            while site.frontend._service.n_in_flight:
+            while site.frontend._admission.n_in_flight:
                 await asyncio.sleep(0.01)
 
 

@@ -119,7 +119,7 @@ async def test_a_stream_that_is_not_read_gives_back_what_it_holds(tmp_path: Path
         stream = deaf.call(STREAM, generate())
         (request,) = await soon(site.scheduler.wait_requests())
         await soon(request.cancelled.wait())
-        await until(lambda: site.frontend._service.n_in_flight == 0)
+        await until(lambda: site.frontend._admission.n_in_flight == 0)
         assert refused(site.frontend, Refusal.UNREAD) == 1
         assert 0 < site.frontend._budget.n_bytes < 100_000  # what gRPC still has of it
         deaf.open_window(stream, 10_000)
@@ -139,7 +139,7 @@ async def test_a_stream_whose_client_goes_while_it_is_unread_ends(tmp_path: Path
         (request,) = await soon(site.scheduler.wait_requests())
         deaf.reset(stream)
         await soon(request.cancelled.wait())
-        await until(lambda: site.frontend._service.n_in_flight == 0)
+        await until(lambda: site.frontend._admission.n_in_flight == 0)
 
 
 async def test_a_client_that_reads_slowly_gets_all_of_it(tmp_path: Path) -> None:

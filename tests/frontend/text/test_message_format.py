@@ -7,10 +7,10 @@ from typing import Any, get_args
 import pytest
 
 from services.common import errors
+from services.frontend.model_settings import ReasoningParser, ToolParser
 from services.frontend.request import output_format
 from services.frontend.request.conversation import ChatMessage, Conversation, Tool, ToolChoice
 from services.frontend.request.json_schema.client_schema import ClientSchema
-from services.frontend.settings import ReasoningParser, ToolParser
 from services.frontend.text.formats.harmony import HarmonyReader
 from services.frontend.text.formats.hermes import HermesReader
 from services.frontend.text.formats.llama3 import Llama3Reader

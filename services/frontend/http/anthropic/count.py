@@ -19,5 +19,6 @@ class TokenCount(TypedDict):
 async def count_tokens(api: Api, body: CountBody, account: Account) -> TokenCount:
     """Returns the number of tokens of a conversation, which may be too long for the model."""
     with body.in_own_words():
-        n_tokens = await api.service.count(body.to_conversation(), account, model=body.model or "")
+        service = api.models.select(body.model or "", account).service
+        n_tokens = await service.count(body.to_conversation(), account, model=body.model or "")
     return {"input_tokens": n_tokens}

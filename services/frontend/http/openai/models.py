@@ -1,19 +1,23 @@
 """Handlers of GET /v1/models and GET /v1/models/{model}."""
 
-from typing import Literal
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Literal, NotRequired
 
 from starlette.requests import Request
 from typing_extensions import TypedDict
 
 from services.common import errors
+from services.frontend.api_keys import Account
 from services.frontend.http.protocol.answer_object import answer_object
 from services.frontend.http.protocol.api import Api
 from services.frontend.link.known_pipeline import ModelState
+from services.frontend.models.served_model import ServedModel
 
 
 @answer_object
 class Model(TypedDict):
-    """The model that is served."""
+    """A model that is served."""
 
     id: str
     """Name of the model."""
@@ -23,8 +27,9 @@ class Model(TypedDict):
     """Time at which the model's files were written, in seconds since 1970."""
     owned_by: str
     """Always `orcinus`."""
-    max_model_len: int
-    """Largest number of tokens of a prompt and its output together."""
+    max_model_len: NotRequired[int]
+    """Largest number of tokens of a prompt and its output together. Left out before the model was
+    first served."""
     state: ModelState
     """`serving`: requests to the model get tokens. `asleep`: no pipeline serves the model, and the
     first request starts one. `starting`: one is being started because of a request, or none has
@@ -34,37 +39,51 @@ class Model(TypedDict):
 
 @answer_object
 class ModelList(TypedDict):
-    """The list of models that the server offers. Each name of the one served model is an entry."""
+    """The list of models that the caller may use. Each name of a model is an entry."""
 
     object: Literal["list"]
     """Always `list`."""
     data: list[Model]
-    """One entry for each name of the served model."""
+    """One entry for each name of each model."""
 
 
-async def list_models(api: Api, _: Request) -> ModelList:
-    """Returns the list of models. Each name of the one served model is an entry."""
-    return {"object": "list", "data": [_model(api, name) for name in api.service.model_names]}
+async def list_models(api: Api, _: Request, account: Account) -> ModelList:
+    """Returns the list of the models that the caller may use."""
+    return {"object": "list", "data": list(_entries(api, account))}
 
 
-async def retrieve_model(api: Api, request: Request) -> Model:
-    """Returns the served model, if the path contains one of its names.
+async def retrieve_model(api: Api, request: Request, account: Account) -> Model:
+    """Returns the model with the name in the path.
 
     Raises:
-        UnknownModel: the name in the path is not a name of the served model.
+        UnknownModel: no model that the caller may use has the name.
     """
-    name, names = request.path_params["model"], api.service.model_names
-    if name not in names:
-        raise errors.UnknownModel(name, served=names[0])
-    return _model(api, name)
+    name, entries = request.path_params["model"], list(_entries(api, account))
+    for entry in entries:
+        if entry["id"] == name:
+            return entry
+    raise errors.UnknownModel(name, served=[entry["id"] for entry in entries])
 
 
-def _model(api: Api, name: str) -> Model:
-    return {
+def _entries(api: Api, account: Account) -> Iterator[Model]:
+    """Yields an entry for each name of each model that an account may use.
+
+    Raises:
+        Unavailable: the name of a model is not known yet.
+    """
+    for model in api.models.allowed(account):
+        for name in model.service.model_names:
+            yield _entry(model, name)
+
+
+def _entry(model: ServedModel, name: str) -> Model:
+    entry: Model = {
         "id": name,
         "object": "model",
-        "created": api.service.model_created,
+        "created": model.service.model_created,
         "owned_by": "orcinus",
-        "max_model_len": api.service.describe().max_model_len,
-        "state": api.service.model_state,
+        "state": model.service.model_state,
     }
+    with suppress(errors.Unavailable):  # no pipeline has told it yet
+        entry["max_model_len"] = model.service.describe().max_model_len
+    return entry

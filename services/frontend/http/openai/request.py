@@ -163,7 +163,7 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
     """Fields that completions and chats share."""
 
     model: str | None = None
-    """Name of the model; may be left out."""
+    """Name of the model; may be left out if the caller may use only one."""
     max_tokens: Annotated[int | None, N_TOKENS] = None
     """Largest number of tokens to generate. If the prompt leaves less room in the model's context,
     the number is lowered to that room. The room, limited by the checkpoint's `max_new_tokens`, is

@@ -62,13 +62,12 @@ async def tokenize(api: Api, body: TokenizeBody, account: Account) -> Tokens:
     """Returns the tokens of a text or a conversation."""
     asked = body.to_request()
     (prompt,) = asked.prompts
-    token_ids = await api.service.tokenize(
-        prompt, account, model=asked.model, options=asked.options
-    )
-    names = await api.service.names_of(token_ids) if body.return_token_strs else None
+    service = api.models.select(asked.model, account).service
+    token_ids = await service.tokenize(prompt, account, model=asked.model, options=asked.options)
+    names = await service.names_of(token_ids) if body.return_token_strs else None
     return {
         "count": len(token_ids),
-        "max_model_len": api.service.describe().max_model_len,
+        "max_model_len": service.describe().max_model_len,
         "tokens": tuple(token_ids),
         "token_strs": names,
     }
@@ -78,7 +77,7 @@ class DetokenizeBody(ExactModel):
     """The body of POST /detokenize."""
 
     model: str | None = None
-    """Name of the model; may be left out."""
+    """Name of the model; may be left out if the caller may use only one."""
     tokens: TokenIds
     """The tokens, at most as many as the model can read."""
 
@@ -93,5 +92,6 @@ class Text(TypedDict):
 
 async def detokenize(api: Api, body: DetokenizeBody, account: Account) -> Text:
     """Returns the text of tokens."""
-    text = await api.service.detokenize(tuple(body.tokens), account, model=body.model or "")
+    service = api.models.select(body.model or "", account).service
+    text = await service.detokenize(tuple(body.tokens), account, model=body.model or "")
     return {"prompt": text}

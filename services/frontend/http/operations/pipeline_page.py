@@ -11,17 +11,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.common import errors
+from services.frontend.api_keys import Account
 from services.frontend.http.operations.page_files import INDEX, page_files
 from services.frontend.http.protocol import credentials
 from services.frontend.http.protocol.api import Api
 from services.frontend.http.transport.event_output import EventOutput
 from services.frontend.http.transport.event_stream import Event, EventStream, framed
 from services.frontend.http.transport.request_headers import headers_of
-from services.frontend.watching.view_feed import ViewFeed, note
+from services.frontend.models.served_model import ServedModel
+from services.frontend.watching.view_feed import note
 
 DECISIONS = "decisions"
 """Name of the query parameter by which a viewer asks for the input of the scheduling core in
 addition to the events."""
+
+MODEL = "model"
+"""Name of the query parameter with the model whose scheduler is watched."""
 
 _TRUTHS = {"true": True, "false": False}
 
@@ -45,23 +50,34 @@ def _file(request: Request, name: str) -> Response:
 
 async def watch(api: Api, request: Request) -> Response:
     """Answers with a stream of events that show what the scheduler does."""
-    if api.feed is None:
-        raise HTTPException(404)
     key = credentials.shown_in(headers_of(request))
-    api.api_keys.admit(key).check_watching()
+    model = request.query_params.get(MODEL, "")
+    _watched(api, api.api_keys.admit(key), model)
     asked = request.query_params.get(DECISIONS, "false")
     if asked not in _TRUTHS:
         raise errors.InvalidRequest(DECISIONS, "must be true or false")
-    return _stream(api, api.feed, key, wants_decisions=_TRUTHS[asked])
+    return _stream(api, key, model, wants_decisions=_TRUTHS[asked])
 
 
-def _stream(api: Api, feed: ViewFeed, key: str | None, *, wants_decisions: bool) -> EventStream:
+def _watched(api: Api, account: Account, model: str) -> ServedModel:
+    """Returns the model that a caller wants to watch.
+
+    Raises:
+        PermissionDenied: the caller may not watch.
+        UnknownModel: the caller may not use a model of this name, or there is none.
+    """
+    account.check_watching()
+    return api.models.select(model, account)
+
+
+def _stream(api: Api, key: str | None, model: str, *, wants_decisions: bool) -> EventStream:
     async def write(output: EventOutput) -> None:
+        feed = _watched(api, api.api_keys.account_of(key), model).feed
         with feed.viewer(wants_decisions=wants_decisions) as viewer:
             await output.start()
             while True:
                 told = await viewer.next()
-                api.api_keys.account_of(key).check_watching()
+                _watched(api, api.api_keys.account_of(key), model)
                 await output.write(b"data: " + b"\n\ndata: ".join(told) + b"\n\n")
 
     return EventStream(write, explain=_explain, comment_s=api.comment_s)

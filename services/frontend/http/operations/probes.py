@@ -2,7 +2,6 @@
 
 from typing import NotRequired
 
-from starlette.requests import Request
 from typing_extensions import TypedDict
 
 from services.common.version import VERSION
@@ -28,13 +27,13 @@ def health(_: Api) -> tuple[bool, Status]:
 def ready(api: Api) -> tuple[bool, Status]:
     """Returns whether requests should be sent to this server. A server that is about to stop still
     answers requests, but returns False here."""
-    is_ready = api.service.is_ready
+    is_ready = api.models.is_ready
     return is_ready, {"status": "ready" if is_ready else "not ready"}
 
 
 def serving(api: Api) -> tuple[bool, Status]:
-    """Returns whether new requests get tokens, and the reason if not."""
-    if reason := api.reason_against_serving():
+    """Returns whether new requests to at least one model get tokens, and the reason if not."""
+    if reason := api.models.reason_against_serving():
         return False, {"status": "not serving", "reason": reason}
     return True, {"status": "serving"}
 
@@ -47,6 +46,6 @@ class Version(TypedDict):
     """Version of the server."""
 
 
-async def version(_: Api, __: Request) -> Version:
+def version() -> Version:
     """Returns the version of the server."""
     return {"version": VERSION}

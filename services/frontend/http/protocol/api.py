@@ -1,7 +1,7 @@
 """The parts of the frontend that the handlers of all routes share, and the steps of reading a
 request: admitting the caller and reading the body."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from services.frontend.api_keys import Account, ApiKeys
-from services.frontend.generation.generation_service import GenerationService
 from services.frontend.http.bodies import page_origin
 from services.frontend.http.bodies.reader import Body, parse_body
 from services.frontend.http.bodies.unknown_fields import UnknownFields
@@ -18,7 +17,7 @@ from services.frontend.http.protocol.api_description import ApiDescription, Desc
 from services.frontend.http.transport.event_stream import LAST_EVENT_ID
 from services.frontend.http.transport.request_body import BodyLimits, read_body
 from services.frontend.http.transport.request_headers import headers_of
-from services.frontend.watching.view_feed import ViewFeed
+from services.frontend.models.served_models import ServedModels
 
 _NOTHING = ApiDescription(lambda: Description(b"", ""))
 
@@ -27,20 +26,17 @@ _NOTHING = ApiDescription(lambda: Description(b"", ""))
 class Api:
     """The parts of the frontend that handlers use."""
 
-    service: GenerationService
+    models: ServedModels
     bodies: BodyLimits
     api_keys: ApiKeys
-    reason_against_serving: Callable[[], str]
-    """Function that returns the reason why new requests would get no tokens; an empty text if new
-    requests are served."""
     comment_s: float
     """Seconds without an event after which a comment is sent in a stream, which keeps the
     connection open."""
     unknown: UnknownFields
     origins: Collection[str] = ()
     """Origins of the web pages that may use the API; `*` allows all pages."""
-    feed: ViewFeed | None = None
-    """Feed of views of the scheduler; None if the scheduler may not be watched."""
+    has_page: bool = False
+    """Whether the schedulers may be watched."""
     registry: CollectorRegistry | None = None
     """Metrics of this process; None if the API does not have `/metrics`."""
     description: ApiDescription = _NOTHING
@@ -64,7 +60,7 @@ class Api:
         """
         account = self.admit(request)
         if LAST_EVENT_ID.lower() not in headers_of(request):
-            self.service.check_room(account)
+            self.models.check_room(account)
         return account
 
     async def read(self, request: Request, kind: type[Body], account: Account) -> Body:

@@ -41,7 +41,7 @@ class ConversationBody(ExactModel, ABC):
     two differ."""
 
     model: str | None = None
-    """Name of the model; may be left out."""
+    """Name of the model; may be left out if the caller may use only one."""
 
     def to_conversation(self) -> Conversation:
         """Returns the conversation to continue.

@@ -11,13 +11,13 @@ from starlette.responses import Response
 
 from services.frontend.api_keys import Account
 from services.frontend.generation.generation import Generation
-from services.frontend.generation.generation_service import GenerationService
 from services.frontend.http.protocol.body import RequestBody
 from services.frontend.http.protocol.reply import Reply
 from services.frontend.http.transport.event_outlet import EventOutlet
 from services.frontend.http.transport.event_output import EventOutput
 from services.frontend.http.transport.event_stream import EventStream
 from services.frontend.http.transport.media_types import JSON
+from services.frontend.models.served_models import ServedModels
 from services.frontend.request.json_schema.unenforced import SEPARATOR, shown
 from services.frontend.request.logprobs import MANY_LOGPROBS
 
@@ -29,7 +29,7 @@ LEFT_OUT = "x-orcinus-left-out"
 
 
 def stream_reply(
-    service: GenerationService, body: RequestBody, account: Account, *, comment_s: float
+    models: ServedModels, body: RequestBody, account: Account, *, comment_s: float
 ) -> EventStream:
     """Returns the reply as a stream. Opening the generation and reading its pieces may fail: an
     error before the stream has started is raised, and a later error becomes the last event."""
@@ -38,7 +38,7 @@ def stream_reply(
     async def write(output: EventOutput) -> None:
         nonlocal writer
         with body.in_own_words():
-            async with service.prepare(body.to_request(), account) as generation:
+            async with models.prepare(body.to_request(), account) as generation:
                 reply = _reply(body, generation)
                 # The headers may be sent before the request is accepted.
                 output.add_headers(_headers(body, generation, reply))
@@ -60,11 +60,11 @@ def stream_reply(
     return EventStream(write, explain=lambda error: writer.explain(error), comment_s=comment_s)
 
 
-async def whole_reply(service: GenerationService, body: RequestBody, account: Account) -> Response:
+async def whole_reply(models: ServedModels, body: RequestBody, account: Account) -> Response:
     """Returns the whole reply. Errors while the generation is opened or its pieces are read are
     raised."""
     with body.in_own_words():
-        async with service.open(body.to_request(), account) as generation:
+        async with models.open(body.to_request(), account) as generation:
             pieces = await generation.complete()
             reply = _reply(body, generation)
             parts = reply.whole(pieces)

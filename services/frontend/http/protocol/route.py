@@ -1,8 +1,8 @@
 """A row of the table of routes: the path, the handler, and a description for clients.
 
-The functions `get`, `probe`, `post` and `generate` make rows. The types of the body and of the
-answer come from the signature of the handler, which mypy checks. The app, the OpenAPI document and
-the reference in `docs/api.md` are made from the rows.
+The functions `get`, `get_openly`, `probe`, `post` and `generate` make rows. The types of the body
+and of the answer come from the signature of the handler, which mypy checks. The app, the OpenAPI
+document and the reference in `docs/api.md` are made from the rows.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
@@ -84,7 +84,7 @@ class Route:
 
 
 class RouteFields(TypedDict, total=False):
-    """Fields of a route that `get`, `probe`, `post` and `generate` pass on unchanged."""
+    """Fields of a route that the functions which make rows pass on unchanged."""
 
     name: str
     description: Required[str]
@@ -98,17 +98,27 @@ class RouteFields(TypedDict, total=False):
 
 def get(
     path: str,
-    handler: Callable[[Api, Request], Coroutine[Any, Any, Answer]],
+    handler: Callable[[Api, Request, Account], Coroutine[Any, Any, Answer]],
     **fields: Unpack[RouteFields],
 ) -> Route:
-    """Returns the route of a GET request, which has no body."""
+    """Returns the route of a GET request, which has no body, for callers with a key."""
     fields.setdefault("name", _name(handler))
-    is_secret = fields.get("access", Access.KEY) is not Access.ANY
 
     async def handle(api: Api, request: Request) -> Response:
-        if is_secret:
-            api.admit(request)
-        return json_response(await handler(api, request))
+        return json_response(await handler(api, request, api.admit(request)))
+
+    answer = get_type_hints(handler)["return"]
+    return Route(method="GET", path=path, handler=handle, answer=answer, **fields)
+
+
+def get_openly(path: str, handler: Callable[[], Answer], **fields: Unpack[RouteFields]) -> Route:
+    """Returns the route of a GET request that any caller may make, and whose answer is always the
+    same."""
+    fields.setdefault("name", _name(handler))
+    fields.setdefault("access", Access.ANY)
+
+    async def handle(_: Api, __: Request) -> Response:
+        return json_response(handler())
 
     answer = get_type_hints(handler)["return"]
     return Route(method="GET", path=path, handler=handle, answer=answer, **fields)
@@ -165,8 +175,8 @@ def generate(
         asked = await api.read(request, body, account)
         asked.resume_at(headers_of(request).get(LAST_EVENT_ID.lower()))
         if asked.stream:
-            return stream_reply(api.service, asked, account, comment_s=api.comment_s)
-        working = whole_reply(api.service, asked, account)
+            return stream_reply(api.models, asked, account, comment_s=api.comment_s)
+        working = whole_reply(api.models, asked, account)
         return await while_connected(request.receive, working)
 
     return Route(method="POST", path=path, handler=handle, body=body, answer=answer, **fields)

@@ -23,5 +23,6 @@ class InputTokens(TypedDict):
 async def count_input_tokens(api: Api, body: InputTokensBody, account: Account) -> InputTokens:
     """Returns the number of tokens of a conversation, which may be too long for the model."""
     with body.in_own_words():
-        n_tokens = await api.service.count(body.to_conversation(), account, model=body.model or "")
+        service = api.models.select(body.model or "", account).service
+        n_tokens = await service.count(body.to_conversation(), account, model=body.model or "")
     return {"object": "response.input_tokens", "input_tokens": n_tokens}

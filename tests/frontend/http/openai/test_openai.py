@@ -347,7 +347,7 @@ async def test_log_probabilities_of_a_chat_are_of_its_content(
     else:
         choices = (await chat(site, **body))["choices"]
     found = [item for choice in choices for item in (choice["logprobs"] or {}).get("content", ())]
-    texts = site.frontend._service.tokenizer.token_texts
+    texts = site.model.service.tokenizer.token_texts
     assert [item["token"] for item in found] == [texts.text(token) for token in said[:n_shown]]
 
 
@@ -372,7 +372,7 @@ async def test_a_model_has_the_time_at_which_it_was_made(site: Site) -> None:
     listed = (await site.http.get("/v1/models")).json()["data"]
     [name] = [model["id"] for model in listed]
     one = (await site.http.get(f"/v1/models/{name}")).json()
-    made_at = site.frontend._settings.model.stat().st_mtime
+    made_at = site.frontend._settings.models[0].path.stat().st_mtime
     assert {model["created"] for model in (*listed, one)} == {int(made_at)}
 
 

@@ -1,4 +1,4 @@
-"""The description of the served model, from its files and the settings."""
+"""What is known of a model without a pipeline, from its files and the settings."""
 
 import time
 from contextlib import suppress
@@ -14,10 +14,10 @@ from services.frontend.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """Facts about the served model that are known without a pipeline; the tokenizer is kept
-    elsewhere. The limits of the model are not among these facts, since they come from the pipeline
-    that serves the model."""
+class ModelProfile:
+    """Facts about a model that are known without a pipeline; the tokenizer is kept elsewhere. The
+    limits of the model are not among these facts, since they come from the pipeline that serves the
+    model."""
 
     names: tuple[str, ...] = ()
     """Names by which clients know the model. If there are none, the pipeline's name for the model

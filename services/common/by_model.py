@@ -1,0 +1,87 @@
+"""Settings that may have a value for each model: `VALUE`, or `NAME=VALUE` for the model NAME.
+
+    demo=/models/demo,code=/models/code      a value for each of two models
+    hermes,code=qwen3_coder                  a value for all models, and another one for `code`
+
+The values are separated by commas, or the command-line option is given several times. A name does
+not begin with `/`, `.` or `~`, and has no `=`. So a path of a directory whose name has an `=` is
+written as `./DIRECTORY`. A comma separates only if `NAME=`, `/`, `.` or `~` follows it: addresses
+of gRPC have commas, too.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, StringConstraints
+from pydantic_settings import NoDecode
+
+Value = TypeVar("Value")
+
+_NAMED = re.compile(r"(?P<name>[^=,\s/.~][^=,\s]*)=(?P<value>.*)", re.DOTALL)
+_SEPARATOR = re.compile(r",(?=[/.~]|[^=,\s/.~][^=,\s]*=)")
+
+
+def _pairs_in(value: object) -> object:
+    """Returns the pairs of name and value that a text, or a list of texts, has. The name of a value
+    for all models is empty. Anything but texts is returned as the value for all models, unless it
+    consists of pairs."""
+    items = value if isinstance(value, list | tuple) else (value,)
+    pairs: list[object] = []
+    for item in items:
+        texts = _SEPARATOR.split(item) if isinstance(item, str) else (item,)
+        pairs += [_pair(text) for text in texts]
+    return tuple(pairs)
+
+
+def _pair(item: object) -> object:
+    match item:
+        case tuple() | list():
+            return item
+        case str():
+            return pair_in(item)
+    return ("", item)
+
+
+def pair_in(text: str) -> tuple[str, str]:
+    """Returns the name and the value of `NAME=VALUE`. The name is empty if the text has none."""
+    named = _NAMED.fullmatch(text)
+    return ("", text) if named is None else (named["name"], named["value"])
+
+
+def _without_repetition(pairs: tuple[tuple[str, Value], ...]) -> tuple[tuple[str, Value], ...]:
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            whose = f"the model {name}" if name else "all models"
+            raise ValueError(f"has several values for {whose}; a value for one is NAME=VALUE")
+    return pairs
+
+
+ModelKey = Annotated[str, StringConstraints(pattern=r"^[!-+\--~]{0,128}$")]
+"""Type of the name of a model, or the empty text for all models."""
+
+ByModel = Annotated[
+    tuple[tuple[ModelKey, Value], ...],
+    NoDecode,
+    BeforeValidator(_pairs_in),
+    AfterValidator(_without_repetition),
+]
+"""Type of a setting that may have a value for each model: pairs of name and value."""
+
+
+def for_all(value: Value) -> tuple[tuple[str, Value], ...]:
+    """Returns a setting that has one value for all models."""
+    return (("", value),)
+
+
+def names_in(pairs: tuple[tuple[str, Value], ...]) -> tuple[str, ...]:
+    """Returns the names of the models that have a value of their own."""
+    return tuple(name for name, _ in pairs if name)
+
+
+def value_for(name: str, pairs: tuple[tuple[str, Value], ...]) -> Value | None:
+    """Returns the value for a model, or else the one for all models. Returns None if there is
+    neither."""
+    values: Mapping[str, Value] = dict(pairs)
+    return values.get(name, values.get(""))
