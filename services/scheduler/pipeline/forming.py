@@ -119,7 +119,7 @@ class Former:
             n_pipelines=lambda: max(1, self._n_wanted() - self._free.n_staying),
             serving=self._free.traits,
             is_serving=self._free.is_serving,
-            taken=self._free.names,
+            taken=self._free.processes,
         )
         self._pause_until = 0.0
         self._clock = asyncio.get_running_loop().time

@@ -56,11 +56,11 @@ class FreeWorkers:
         """Returns the traits of the workers in pipelines, once for each build."""
         return {traits_of(pipeline.first) for pipeline in self._taken.values()}
 
-    def names(self) -> list[str]:
-        """Returns the names of the workers in pipelines that are not among `addresses`."""
+    def processes(self) -> list[str]:
+        """Returns the processes of the workers in pipelines that are not among `addresses`."""
         offered = set(self.addresses())
         return [
-            member.description.name
+            member.description.process
             for pipeline in self._taken.values()
             for member in pipeline.members
             if member.address not in offered

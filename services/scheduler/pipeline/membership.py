@@ -66,9 +66,9 @@ class Pipeline:
         return len(self.members)
 
     @property
-    def names(self) -> list[str]:
-        """Names of the workers."""
-        return [member.description.name for member in self.members]
+    def processes(self) -> list[str]:
+        """Random names of the workers' processes."""
+        return [member.description.process for member in self.members]
 
     @property
     def n_kv_blocks(self) -> int:
@@ -128,7 +128,7 @@ class RollCall:
         """`n_pipelines` returns the largest number of pipelines to form out of these workers.
         `serving` returns the traits of the workers in the pipelines that serve already, if there
         are any. `is_serving` returns whether the worker at an address is in a pipeline. `taken`
-        returns the names of the workers that the pipelines keep."""
+        returns the processes of the workers that the pipelines keep."""
         self.trouble = ""
         """The latest reason why the workers do not make a pipeline; empty before the first
         attempt."""

@@ -95,8 +95,8 @@ def muster(
     that can be completed. `n_assigned` is the number of earlier assignments to each worker. Free
     workers with fewer assignments come first, since a worker that cannot load its weights becomes
     free again and again. `serving` are the traits of the workers in the pipelines that serve
-    already; workers of another model stay out. `taken` are the names of the workers that pipelines
-    keep, since a worker that is known by two addresses is used once.
+    already; workers of another model stay out. `taken` are the processes of the workers that
+    pipelines keep, since a worker that is known by two addresses is used once.
     """
     faults = _faults_of(offers, n_stages, taken)
     sound = [offer for offer in offers if offer.address not in faults]
@@ -145,7 +145,7 @@ def unfit_beside(
 ) -> dict[str, str]:
     """Returns, by its address, each worker that fits neither the pipelines that serve nor enough
     others for a pipeline of another build, and in what it differs. `serving` are the traits of the
-    workers in the pipelines, and `taken` their names."""
+    workers in the pipelines, and `taken` their processes."""
     faults, models = _faults_of(offers, n_stages, taken), set(map(model_of, serving))
     counts = Counter(traits_of(it.answer) for it in offers if it.address not in faults)
     builds = {
@@ -156,15 +156,15 @@ def unfit_beside(
 
 def _faults_of(offers: Sequence[Offer], n_stages: int, taken: Collection[str]) -> dict[str, str]:
     """Returns what is wrong with each worker that can be in no pipeline of `n_stages` stages."""
-    faults, names = {}, set(taken)
+    faults, processes = {}, set(taken)
     for offer in offers:
         answer = offer.answer
         if fault := fault_of(answer, n_stages):
             faults[offer.address] = fault
-        elif answer.name and offer.presence is Presence.HERE:
-            if answer.name in names:
+        elif answer.process and offer.presence is Presence.HERE:
+            if answer.process in processes:
                 faults[offer.address] = "it is known by another address, too"
-            names.add(answer.name)
+            processes.add(answer.process)
     return faults
 
 

@@ -74,7 +74,7 @@ class SpareWatch:
         answers = await asyncio.gather(*(self._ask(address) for address in beside))
         known = {offer.address: offer for offer in answers if offer is not None}
         serving = {traits_of(pipeline.first) for pipeline in self._serving}
-        taken = [name for pipeline in self._serving for name in pipeline.names]
+        taken = [process for pipeline in self._serving for process in pipeline.processes]
         said = unfit_beside(tuple(known.values()), serving, first.n_stages, taken=taken)
         unfit = tuple(UnfitWorker(it, known[it].answer.name, text) for it, text in said.items())
         log_new(self._unfit, unfit)

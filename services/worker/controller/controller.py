@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Sequence
+from uuid import uuid4
 
 from orcinus.v1 import worker_pb2
 
@@ -67,6 +68,7 @@ class Controller:
         Benchmarks pass another class as `plan_relay`."""
         self.name = ""
         """Name of the worker in logs and messages."""
+        self._process = uuid4().hex
         self.assignment = Assignment(place)
         self.epoch = Epoch()
         self.reports = ReportFeed(self.epoch)
@@ -115,6 +117,7 @@ class Controller:
         description.epoch = self.epoch.number
         description.protocol = PROTOCOL
         description.name = self.name
+        description.process = self._process
         description.traits.update(self.traits.all)
         description.is_leaving = self.departure.has_begun
         return description

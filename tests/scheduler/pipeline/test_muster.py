@@ -532,12 +532,12 @@ def test_a_worker_whose_memory_cannot_be_accounted_for_stays_out(
 
 def test_a_worker_that_is_known_by_two_addresses_is_used_once_and_named() -> None:
     answer = Worker(n_stages=1).answer
-    answer.name = "pod:50051"
+    answer.process = "one"
     offers = [Offer("first", answer), Offer("second", answer)]
     found = muster(offers, 1, n_pipelines=2)
     assert found.members == ("first",)
     assert found.unfit == {"second": "it is known by another address, too"}
-    found = muster(offers[1:], 1, taken=["pod:50051"])
+    found = muster(offers[1:], 1, taken=["one"])
     assert not found.members
     assert found.unfit.keys() == {"second"}
 

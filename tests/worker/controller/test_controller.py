@@ -87,6 +87,7 @@ async def test_a_stage_that_is_loading_says_so_and_joins_nothing() -> None:
             protocol=PROTOCOL,
             traits=TRAITS,
             name=stage.controller.name,
+            process=description.process,
         )
         assert await refused_with(lambda: join([stage], epoch=1)) is grpc.StatusCode.UNAVAILABLE
         stage.rank.load()
@@ -111,6 +112,8 @@ async def assign(channel: grpc.aio.Channel, stage: int, epoch: int, n_stages: in
 async def test_a_worker_is_free_until_a_stage_is_assigned_to_it() -> None:
     async with fake_worker() as worker, rpc.connect(worker.address) as channel:
         description = await stub_of(channel).Describe(worker_pb2.DescribeRequest())
+        assert description.process
+        description.ClearField("process")
         free = worker_pb2.WORKER_STATE_FREE
         assert description == worker_pb2.DescribeResponse(
             state=free, protocol=PROTOCOL, traits=TRAITS, name=worker.controller.name
