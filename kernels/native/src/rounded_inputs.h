@@ -47,6 +47,7 @@ struct InputBlocks {
 // Eight inputs, as they lie beside a word of weights.
 using EightFloats = float __attribute__((vector_size(32)));
 using EightInts = int32_t __attribute__((vector_size(32)));
+using EightWords = uint32_t __attribute__((vector_size(32)));
 using EightBytes = int8_t __attribute__((vector_size(8)));
 
 // Writes a block of at most kBlockInputs inputs of one token: words of inputs that are `stride` words
@@ -68,13 +69,13 @@ inline uint32_t* round_block(const float* x, int64_t n_steps, int first, bool ha
   float magnitude;
   std::memcpy(&magnitude, &magnitude_bits, sizeof magnitude);
   const float steps = magnitude < kNothing ? 0.0f : kLargest / magnitude;
-  EightInts sums = {};
+  EightWords sums = {};  // without a sign, since those of inputs that are not finite wrap
   for (int64_t step = 0; step < n_steps; ++step) {
     EightFloats inputs;
     std::memcpy(&inputs, x + step * kStepInputs, sizeof inputs);
-    const EightInts whole = (EightInts)(inputs * steps + kToWhole) - 0x4b400000;
+    const EightWords whole = (EightWords)(inputs * steps + kToWhole) - 0x4b400000;
     sums += whole;
-    const EightBytes bytes = __builtin_convertvector(whole, EightBytes);
+    const EightBytes bytes = __builtin_convertvector((EightInts)whole, EightBytes);
     const EightBytes ordered = __builtin_shufflevector(bytes, bytes, 0, 4, 1, 5, 2, 6, 3, 7);
     uint32_t words[kStepParts];
     std::memcpy(words, &ordered, sizeof words);
@@ -83,10 +84,11 @@ inline uint32_t* round_block(const float* x, int64_t n_steps, int first, bool ha
       out += stride;
     }
   }
-  int32_t sum = 0;
+  uint32_t sum = 0;
   for (int i = 0; i < kStepInputs; ++i) sum += sums[i];
   // The scale of a block that is not finite is not finite either, and neither are its results.
-  const float scale = magnitude / kLargest, scaled_sum = scale * static_cast<float>(sum);
+  const float scale = magnitude / kLargest;
+  const float scaled_sum = scale * static_cast<float>(static_cast<int32_t>(sum));
   const float factors[3] = {scale, static_cast<float>(first) * scaled_sum, scaled_sum};
   for (int i = 0; i < (has_offsets ? 3 : 2); ++i) {
     std::memcpy(out, &factors[i], sizeof *out);
