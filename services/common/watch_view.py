@@ -37,7 +37,7 @@ arrive later."""
 
 @dataclass(slots=True)
 class _Request:
-    """What the events so far say about a request."""
+    """The state of a request after the events that a viewer has taken so far."""
 
     n_prompt_tokens: int = 0
     n_generated: int = 0

@@ -31,7 +31,7 @@ NO_FIGURES: Json = {"tokens_per_s": 0.0, "batch_size": 0.0}
 
 @dataclass(slots=True)
 class RequestRow:
-    """What the events so far say about one request."""
+    """The state of a request that a row of the console shows."""
 
     number: int
     turn: str = "waiting"
