@@ -8,8 +8,9 @@
 | the API's name, and the empty name | calls of that API are taken |
 | `serving` | requests that arrive now get tokens (`serving.py`); schedulers and frontends only |
 
-Probes use a separate port, which serves nothing else. The port has no TLS, since Kubernetes cannot
-present a certificate.
+Probes by gRPC use a separate port, which serves nothing else. The port has no TLS, since Kubernetes
+cannot present a certificate. Probes by HTTP, for versions of Kubernetes that know no others, ask
+the port of the metrics (`metrics.py`).
 """
 
 from functools import partial
@@ -63,6 +64,11 @@ class Health:
     async def set_giving_tokens(self, is_giving: bool) -> None:
         """Sets whether requests that arrive now get tokens."""
         await self._set(is_giving, SERVING)
+
+    def is_healthy(self, name: str) -> bool | None:
+        """Returns whether a name is serving, and None for an unknown name. Any thread may ask."""
+        status = self._statuses.get(name)
+        return None if status is None else status == health_pb2.HealthCheckResponse.SERVING
 
     def end(self) -> None:
         """Ends all open watches after the last status. Otherwise a server that waits for its calls

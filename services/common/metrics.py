@@ -1,5 +1,7 @@
 """Metrics code that all services share: a registry, the port for Prometheus, and exemplars.
 
+The port also tells the health, for probes that can't ask by gRPC (`health.py`).
+
 There is no global registry: each service makes a registry, passes it on, and registers all its
 metrics there. The names of metrics are in `semconv.py`, and `docs/metrics.md` explains them. An
 exemplar of a histogram is the id of the trace to which an observation belongs.
@@ -9,11 +11,11 @@ import contextlib
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
-from wsgiref.types import WSGIApplication
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from opentelemetry import trace
 from prometheus_client import (
@@ -71,6 +73,11 @@ def exposed(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
     return encode(registry), media_type
 
 
+HEALTH_PATH = "/health/"
+
+IsHealthy = Callable[[str], bool | None]
+"""A function that returns whether a name is serving, and None for an unknown name."""
+
 POLL_S = 0.5
 """Interval in seconds at which the thread of a listener checks whether it must end."""
 
@@ -84,11 +91,13 @@ def listening(
     address: str | None,
     registry: CollectorRegistry,
     *,
+    is_healthy: IsHealthy = lambda _: None,
     poll_s: float = POLL_S,
     silence_limit_s: float = SILENCE_LIMIT_S,
 ) -> Iterator[str | None]:
     """Answers `GET /metrics` inside the `with` block, if an address is given; yields the address in
-    use, host:port.
+    use, host:port. `GET /health/NAME` has the status 200 while `is_healthy` is true of the name,
+    503 while it is false, and 404 if the name is unknown.
 
     A thread answers, so values may change while the thread reads them. The end of the block does
     not wait for the thread, because it runs on the event loop of a process that stops.
@@ -100,12 +109,28 @@ def listening(
         yield None
         return
     listeners = addresses.listen(address)
-    app = make_wsgi_app(registry)
+    app = _with_health(make_wsgi_app(registry), is_healthy)
     with contextlib.ExitStack() as serving:
         for listener in listeners:
             server = _Server(listener, app, silence_limit_s=silence_limit_s)
             serving.enter_context(_serving(server, poll_s))
         yield addresses.bound_address(listeners, address)
+
+
+def _with_health(app: WSGIApplication, is_healthy: IsHealthy) -> WSGIApplication:
+    """Adds the paths of health to an application."""
+
+    def answer(request: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        path = request["PATH_INFO"]
+        if not path.startswith(HEALTH_PATH):
+            return app(request, start)
+        status = {True: "200 OK", False: "503 Service Unavailable", None: "404 Not Found"}[
+            is_healthy(path.removeprefix(HEALTH_PATH))
+        ]
+        start(status, [("Content-Type", "text/plain")])
+        return [f"{status}\n".encode()]
+
+    return answer
 
 
 class _Server(ThreadingMixIn, WSGIServer):

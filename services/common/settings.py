@@ -137,8 +137,8 @@ class ServerSettings(ServiceSettings):
     TLS. The service's own port answers health checks too. When not set, only that port does."""
 
     metrics_address: HostPort | None = None
-    """Address, host:port, that answers `GET /metrics` for Prometheus, always without TLS. When not
-    set, the service has no metrics."""
+    """Address, host:port, that answers `GET /metrics` for Prometheus and `GET /health/NAME` for
+    probes that can't ask by gRPC, always without TLS. When not set, the service has neither."""
 
     tls_dir: Path | None = None
     """Directory with `tls.crt`, `tls.key` and `ca.crt` for calls between services, laid out as a

@@ -226,7 +226,9 @@ class Frontend:
             OSError: an address is taken.
         """
         self._probes = await self._health.listen(self._settings.health_address)
-        listening = metrics.listening(self._settings.metrics_address, self._registry)
+        listening = metrics.listening(
+            self._settings.metrics_address, self._registry, is_healthy=self._health.is_healthy
+        )
         self.metrics_address = self._listeners.enter_context(listening)
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -120,7 +120,9 @@ class SchedulerProcess:
             Unavailable: there was no pipeline for too long.
             LeadershipLost: another scheduler leads.
         """
-        with metrics.listening(self._settings.metrics_address, self._registry) as address:
+        with metrics.listening(
+            self._settings.metrics_address, self._registry, is_healthy=self._health.is_healthy
+        ) as address:
             async with self._recorded(), self._listening(metrics_address=address):
                 await process.first_of(
                     self._serve(),

@@ -31,6 +31,16 @@ PATIENCE_LEFT_S = 60
 HANG_S = 3600
 """For one test with the deployment it needs; a hang that nothing else ends."""
 GLANCE_S = 30
+SIGNAL_RANK = """
+import contextlib, os, pathlib, sys
+ranks = []
+for entry in pathlib.Path("/proc").iterdir():
+    with contextlib.suppress(OSError):  # a process that has ended meanwhile
+        if entry.name.isdecimal() and b"services.worker.rank" in (entry / "cmdline").read_bytes():
+            ranks.append(int(entry.name))
+assert len(ranks) == 1, ranks
+os.kill(ranks[0], int(sys.argv[1]))
+"""
 OVERLAYS = Path(__file__).with_name("overlays")
 
 T = TypeVar("T")
@@ -136,6 +146,15 @@ class Cluster:
                 self.in_namespace("delete", "pod", pod.name, "--wait=false", *options)
 
         self.insist(delete)
+
+    def signal_rank(self, pod: Pod, number: int) -> None:
+        """Sends a signal to the rank in a worker's pod.
+
+        Raises:
+            NotYet: the pod has no rank.
+        """
+        order = ("exec", "-i", pod.name, "--", "python", "-", str(int(number)))
+        self.in_namespace(*order, text=SIGNAL_RANK)
 
     def pods(self, component: str) -> list[Pod]:
         """The pods of a component that are there to stay, in the order of their names."""

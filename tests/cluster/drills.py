@@ -40,14 +40,6 @@ NEW_REQUESTS: dict[str, Any] = {
     "streams": [{"prompt": PROMPT, "max_tokens": 1}],
 }
 
-SIGNAL_RANK = """
-import contextlib, os, pathlib, sys
-for entry in pathlib.Path("/proc").iterdir():
-    with contextlib.suppress(OSError):  # a process that has ended meanwhile
-        if entry.name.isdecimal() and b"services.worker.rank" in (entry / "cmdline").read_bytes():
-            os.kill(int(entry.name), int(sys.argv[1]))
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Waits:
@@ -84,11 +76,7 @@ def kill(cluster: Cluster, pod: Pod) -> None:
 def signal_rank(number: int) -> Callable[[Cluster, Pod], None]:
     """Returns a function that sends a signal to the rank of a worker's pod."""
 
-    def send(cluster: Cluster, pod: Pod) -> None:
-        order = ("exec", "-i", pod.name, "--", "python", "-", str(number))
-        cluster.in_namespace(*order, text=SIGNAL_RANK)
-
-    return send
+    return lambda cluster, pod: cluster.signal_rank(pod, number)
 
 
 def first(component: str) -> Callable[[Cluster], Pod]:

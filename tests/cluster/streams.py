@@ -23,7 +23,7 @@ LOAD = {
     "clients": 4,
     "body": {"prompt": PROMPT, "max_tokens": 24, "temperature": 0},
 }
-STREAMS = {"host": FRONTEND, "port": 8000, "clients": 16, "streams": STREAM_BODIES}
+STREAMS: dict[str, Any] = {"host": FRONTEND, "port": 8000, "clients": 16, "streams": STREAM_BODIES}
 
 
 def unchanged(before: list[Pod], after: list[Pod]) -> bool:
@@ -50,9 +50,9 @@ class Streams:
             }
 
     @contextmanager
-    def through(self, what: str) -> Iterator[None]:
+    def through(self, what: str, *, n_clients: int = STREAMS["clients"]) -> Iterator[None]:
         """Checks that nothing of the streams was lost or changed by what the block does."""
-        with self._demo.load(**STREAMS) as load:
+        with self._demo.load(**{**STREAMS, "clients": n_clients}) as load:
             yield
             outcomes = load.finish()
         longest_s = max(outcome["stream"]["longest_pause_s"] for outcome in outcomes)

@@ -11,7 +11,8 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from services.common.address import parse
-from services.common.metrics import exemplar, listening, new_registry
+from services.common.health import LIVENESS, READINESS, Health
+from services.common.metrics import HEALTH_PATH, exemplar, listening, new_registry
 
 OPEN_METRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 
@@ -95,3 +96,17 @@ def test_an_observation_points_to_the_trace_that_is_recorded(is_sampled: bool) -
 
 def test_nothing_is_pointed_to_where_there_is_no_trace() -> None:
     assert exemplar() is None
+
+
+async def test_health_is_told_by_its_names_beside_the_metrics() -> None:
+    health = Health("orcinus.v1.TestService")
+    await health.start()
+
+    def statuses(address: str) -> list[int]:
+        names = (LIVENESS, READINESS, "nonsense")
+        return [httpx.get(f"http://{address}{HEALTH_PATH}{name}").status_code for name in names]
+
+    with listening("127.0.0.1:0", new_registry(), is_healthy=health.is_healthy) as address:
+        assert statuses(address) == [200, 503, 404]
+        await health.set_ready(True)
+        assert statuses(address) == [200, 200, 404]

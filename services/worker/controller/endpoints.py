@@ -38,7 +38,9 @@ class WorkerEndpoints:
         registry = metrics.new_registry()
         registry.register(WorkerMetrics(controller))
         ends.metrics_address = ends._listener.enter_context(
-            metrics.listening(settings.metrics_address, registry)
+            metrics.listening(
+                settings.metrics_address, registry, is_healthy=ends._health.is_healthy
+            )
         )
         await ends._health.start()
         ends._probed = await ends._health.listen(settings.health_address)

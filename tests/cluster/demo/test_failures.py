@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,9 +144,7 @@ def test_a_hung_rank_makes_its_pod_unready_and_restarts_it_alone(
 ) -> None:
     stopped, neighbour = demo.pods("worker")
     bystanders = demo.pods("scheduler") + demo.pods("frontend")
-    demo.insist(
-        lambda: demo.in_namespace("exec", "-i", stopped.name, "--", "python", "-", text=STOP_RANK)
-    )
+    demo.insist(lambda: demo.signal_rank(stopped, signal.SIGSTOP))
 
     def state() -> Pod:
         pod = demo.pod(stopped.name)
@@ -164,18 +163,6 @@ def test_a_hung_rank_makes_its_pod_unready_and_restarts_it_alone(
     demo.wait_serving()
     assert unchanged([neighbour], [w for w in demo.pods("worker") if w.uid == neighbour.uid])
     assert unchanged(bystanders, demo.pods("scheduler") + demo.pods("frontend"))
-
-
-STOP_RANK = """
-import contextlib, os, pathlib, signal
-ranks = []
-for entry in pathlib.Path("/proc").iterdir():
-    with contextlib.suppress(OSError):  # a probe's process, that has ended
-        if entry.name.isdecimal() and b"services.worker.rank" in (entry / "cmdline").read_bytes():
-            ranks.append(int(entry.name))
-assert len(ranks) == 1, ranks
-os.kill(ranks[0], signal.SIGSTOP)
-"""
 
 
 def test_the_standby_leads_when_the_leader_is_killed_under_load(

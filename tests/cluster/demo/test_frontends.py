@@ -18,6 +18,8 @@ TICKS_PER_S = 100
 CUT_S = 25
 LONG_S = 80
 """Seconds of a pause that no answer outlasted when frontends drained for a minute."""
+OF_WORKERS = ("-l", "app.kubernetes.io/component=worker")
+TOO_SOON_TO_DRAIN = ("--grace-period=1", "--wait=false")
 
 GRPC_STREAMS: dict[str, Any] = {
     "host": FRONTEND,
@@ -73,7 +75,7 @@ def test_no_module_of_pythons_library_is_compiled_at_each_start(demo: Cluster) -
 
 def test_streams_of_a_frontend_that_drains_outlast_a_minute(demo: Cluster) -> None:
     """A frontend that is told to stop keeps streams, even those whose pipeline is away."""
-    workers = demo.get("deployment/orcinus-worker")["spec"]["replicas"]
+    n_workers = len(demo.pods("worker"))
 
     def scale(n: int) -> None:
         count = f"--replicas={n}"
@@ -82,11 +84,14 @@ def test_streams_of_a_frontend_that_drains_outlast_a_minute(demo: Cluster) -> No
     with demo.load(**STREAMS) as load:
         scale(0)
         try:
+            demo.insist(
+                lambda: demo.in_namespace("delete", "pods", *OF_WORKERS, *TOO_SOON_TO_DRAIN)
+            )
             for frontend in demo.pods("frontend"):
                 demo.delete_pod(frontend)
             time.sleep(LONG_S)
         finally:
-            scale(workers)
+            scale(n_workers)
         demo.until_answers()
         outcomes = load.finish()
     assert failures(outcomes) == []
