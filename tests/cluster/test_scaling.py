@@ -21,7 +21,7 @@ def scaled(cluster: Cluster, figures: Figures) -> Iterator[Cluster]:
 
 
 def until_workers(scaled: Cluster, n_pipelines: int) -> float:
-    """Waits until there are ready workers for so many pipelines and no others; returns the seconds."""
+    """Waits until there are workers for so many pipelines, all ready; returns the seconds."""
 
     def are_there() -> bool:
         workers = scaled.pods("worker")

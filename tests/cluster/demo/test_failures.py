@@ -2,8 +2,8 @@
 
 import json
 import os
-import subprocess
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path

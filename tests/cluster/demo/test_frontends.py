@@ -1,7 +1,9 @@
 """Frontends that come and go: what clients notice that cannot resume."""
 
+import signal
 import time
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,8 +20,6 @@ TICKS_PER_S = 100
 CUT_S = 25
 LONG_S = 80
 """Seconds of a pause that no answer outlasted when frontends drained for a minute."""
-OF_WORKERS = ("-l", "app.kubernetes.io/component=worker")
-TOO_SOON_TO_DRAIN = ("--grace-period=1", "--wait=false")
 
 GRPC_STREAMS: dict[str, Any] = {
     "host": FRONTEND,
@@ -75,7 +75,7 @@ def test_no_module_of_pythons_library_is_compiled_at_each_start(demo: Cluster) -
 
 def test_streams_of_a_frontend_that_drains_outlast_a_minute(demo: Cluster) -> None:
     """A frontend that is told to stop keeps streams, even those whose pipeline is away."""
-    n_workers = len(demo.pods("worker"))
+    workers = demo.pods("worker")
 
     def scale(n: int) -> None:
         count = f"--replicas={n}"
@@ -84,14 +84,13 @@ def test_streams_of_a_frontend_that_drains_outlast_a_minute(demo: Cluster) -> No
     with demo.load(**STREAMS) as load:
         scale(0)
         try:
-            demo.insist(
-                lambda: demo.in_namespace("delete", "pods", *OF_WORKERS, *TOO_SOON_TO_DRAIN)
-            )
+            for worker in workers:  # they would serve until their requests have ended
+                demo.insist(partial(demo.signal_rank, worker, signal.SIGKILL))
             for frontend in demo.pods("frontend"):
                 demo.delete_pod(frontend)
             time.sleep(LONG_S)
         finally:
-            scale(n_workers)
+            scale(len(workers))
         demo.until_answers()
         outcomes = load.finish()
     assert failures(outcomes) == []
