@@ -36,15 +36,15 @@ from simulator.workload import read_trace as read_trace
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """A request to be sent, `arrival_s` seconds after the start of the run, or after the end of the
-    one that it follows."""
+    """A request to be sent `arrival_s` seconds after the start of the run. If the request follows
+    another one, the time counts from the end of the other request."""
 
     arrival_s: float
     prompt_token_ids: tuple[int, ...]
     n_output: int
     follows: int | None = field(default=None, kw_only=True)
-    """Index of the request of which this is a further turn, for peers: its tokens come after that
-    one's prompt and answer."""
+    """Index of an earlier request of the same conversation, for peers: the tokens of this request
+    come after the prompt and the answer of the earlier request."""
 
     @property
     def n_prompt(self) -> int:

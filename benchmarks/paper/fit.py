@@ -61,7 +61,8 @@ upper."""
 
 LARGEST_SYNC_S = 1.0
 AT_BOUND = 1e-3
-"""A parameter counts as being at a bound if the difference of their logarithms is smaller."""
+"""A fitted parameter counts as being at a bound if the difference between its logarithm and the
+logarithm of the bound is smaller than this number."""
 
 
 def batch_s(costs: GpuCosts, batch_size: int, n_prompt: int, n_output: int = N_OUTPUT) -> float:

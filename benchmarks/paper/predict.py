@@ -255,7 +255,7 @@ def trace(
     options: argparse.Namespace, *, rate: float | None, n_requests: int, vocab_size: int
 ) -> list[workload.PlannedRequest]:
     """Returns requests with the paper's lengths, as a Poisson process or, if `rate` is None, all at
-    once. No two prompts have a common beginning, also not those of different rates."""
+    once. No two prompts have a common beginning, even if they belong to different rates."""
     lengths = workload.mixed_lengths(n_requests, seed=options.seed)
     arrivals_s = workload.all_at_once(n_requests)
     if rate is not None:

@@ -31,7 +31,8 @@ BLOCK = 64
 """Tokens of a K/V block, for loads whose trace names no blocks."""
 
 FIRST_TOKEN = 1000
-"""Tokens of prompts begin here, so that none of them is a sampled token."""
+"""Smallest id of a token in a prompt. Sampled tokens have lower ids, so that no prompt contains a
+sampled token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,10 +213,10 @@ def _hosts(host: str) -> list[str]:
 
 
 def _here(hosts: Iterable[str]) -> list[str]:
-    """Returns those of `hosts` that are IP addresses of this machine.
+    """Returns the addresses in `hosts` that belong to this machine.
 
     Raises:
-        OSError: none of them is.
+        OSError: no address in `hosts` belongs to this machine.
     """
     found = [host for host in hosts if _is_here(host)]
     if not found:

@@ -195,8 +195,9 @@ class SchedulerProcess:
         await elector.wait_for_successor()
 
     def _candidate(self, client: "KubernetesClient", lease_name: str) -> LeaderElector:
-        """Returns this process as a candidate. A container that starts again in a pod is a new
-        candidate, since it has lost its state. It knows that the former candidate has ended."""
+        """Returns this process as a candidate for the lead. A container that starts again in a pod
+        is a new candidate, since its state is lost. The new candidate knows that the candidate of
+        the pod's former container has ended."""
         settings = self._settings
         container = f"{settings.pod_name}_{settings.pod_uid}_"
         return LeaderElector(

@@ -1,6 +1,6 @@
 """The fleet: the pipelines of one model that serve at the same time under one leader.
 
-All pipelines take their requests from one pool, in one order. So whoever has a request for the
+All pipelines take their requests from one pool, in one order. So code that has a request for the
 model need not know how many pipelines there are.
 """
 

@@ -20,13 +20,15 @@ _STATES: dict[SleepState, str] = {
 
 
 class KnownModel:
-    """The pipeline that serves or served last, and what it means if none serves."""
+    """The pipeline that serves or served last, and the state of the model while no pipeline
+    serves."""
 
     def __init__(self) -> None:
         self.pipeline = scheduler_pb2.PipelineDescription()
         """Pipeline that serves, or served last. Its fields are empty if that is not known."""
         self.sleep_state = SleepState.SLEEP_STATE_UNSPECIFIED
-        """What it means for the model if no pipeline serves; unspecified if it is not to sleep."""
+        """Whether the model is asleep or being started while no pipeline serves. Unspecified if the
+        model is never put to sleep."""
 
     @property
     def is_known(self) -> bool:

@@ -141,7 +141,8 @@ class SchedulerService:
         self._tell_sleep(self._frontends)
 
     def note_sleep(self, state: SleepState) -> None:
-        """Notes what it means for the model if no pipeline serves. Tells frontends if none does."""
+        """Sets the state that the model has while no pipeline serves, and tells frontends if no
+        pipeline serves now."""
         if state != self.known.sleep_state:
             self.known.sleep_state = state
             self._tell_sleep(self._frontends)

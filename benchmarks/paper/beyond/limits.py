@@ -32,7 +32,7 @@ from simulator.workload import Lengths
 def shortest_s(
     lengths: Sequence[Lengths], model: PaperModel, gpu: Gpu, *, max_batch_size: int
 ) -> float:
-    """Returns a lower bound of the seconds for which the requests run, for every schedule."""
+    """Returns a lower bound of the seconds that any schedule needs to run all requests."""
     costs = GpuCosts(model, gpu)
     n_output = sum(each.n_output for each in lengths)
     # The last token is sampled and never an input.

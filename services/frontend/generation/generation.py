@@ -498,5 +498,5 @@ class AnswerInbox:
         self._answer = answer
 
     def put_nowait(self, event: Event, /) -> None:
-        """Takes an event when it arrives."""
+        """Queues an event of the answer for the reader of the generation."""
         self._generation.put(event, self._answer)

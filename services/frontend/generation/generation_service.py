@@ -84,7 +84,7 @@ class GenerationService:
         tracer: Tracer | None = None,
         metrics: FrontendMetrics | None = None,
     ) -> None:
-        """`admission` and `threads` are those of the process, which all its models share."""
+        """`admission` and `threads` belong to the whole process: all of its models share them."""
         self.tokenizer = tokenizer
         self._profile = profile = profile or ModelProfile()
         self._limits = limits = limits or ServiceLimits()
@@ -262,8 +262,8 @@ class GenerationService:
     async def open(
         self, request: GenerationRequest, account: Account | None = None
     ) -> AsyncIterator[Generation]:
-        """Yields a generation when the scheduler has accepted its first answers. Otherwise as
-        `prepare`.
+        """Prepares a generation as `prepare` does, and yields it when the scheduler has accepted
+        its first answers.
 
         Raises:
             InvalidRequest: the request breaks a rule.

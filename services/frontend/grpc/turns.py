@@ -122,7 +122,7 @@ class Turn:
         self._task = asyncio.current_task()
 
     def begin(self) -> None:
-        """Notes that the call may receive now."""
+        """Lets the call receive its message, beginning now."""
         self.began_at = asyncio.get_running_loop().time()
         self.has_come.set_result(None)
 

@@ -155,7 +155,8 @@ class KnownPipeline:
         self.note_change()
 
     def sleep(self, message: scheduler_pb2.Sleep) -> None:
-        """Notes that the model is asleep or starts, and what the scheduler knows of it."""
+        """Records that the model is asleep or being started. `message` may also describe the
+        pipeline that served last."""
         self._sleeping = _SLEEPING.get(message.state)
         if message.HasField("pipeline"):
             self._last = ServedPipeline.from_proto(message.pipeline)

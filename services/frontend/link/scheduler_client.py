@@ -313,8 +313,8 @@ class SchedulerClient:
     def _deliver_news(
         self, request: SubmittedRequest, event: OutputTokens | PromptLogprobs
     ) -> None:
-        """Delivers only what is new in an event, if anything is. Ends the request if the event does
-        not fit the tokens that the request already has."""
+        """Delivers the part of an event that the request does not have yet, if there is such a
+        part. Ends the request if the event does not fit the tokens that the request already has."""
         try:
             if isinstance(event, OutputTokens):
                 news: Event | None = request.new_tokens(event)

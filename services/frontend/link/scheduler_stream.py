@@ -88,7 +88,7 @@ class SchedulerStream:
         opened: Callable[[], None],
         received: Callable[[scheduler_pb2.ConnectResponse], None],
     ) -> str:
-        """Sends and receives messages until the stream breaks, and returns the reason why it did.
+        """Sends and receives messages until the stream breaks, and returns the reason.
 
         Calls `opened` once a leading scheduler has been found, then `received` for each message.
         """

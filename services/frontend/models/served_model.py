@@ -104,9 +104,9 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names by which clients know the model; the first is the one that answers show. If the
-        settings give no name, the pipeline does, and the name of the model's files until there has
-        been a pipeline."""
+        """Names by which clients know the model. Answers show the first name. If the settings give
+        no name, the only name is the one that the last pipeline reported or, before the first
+        pipeline, the name of the model's files."""
         last_model = self.scheduler.pipeline.last_model
         return self._names or (last_model or self._fallback_label,)
 

@@ -162,7 +162,8 @@ class Conversation:
 
     @property
     def n_json_characters(self) -> int:
-        """Number of characters of those JSON texts that are parsed for the chat template."""
+        """Number of characters of the JSON texts that are parsed for the chat template: the
+        parameters of tools, the arguments of calls, and `template_kwargs`."""
         n_characters = sum(len(tool.parameters) for tool in self.tools) + self._n_kwargs
         calls = (call for turn in self.messages for call in turn.tool_calls)
         return n_characters + sum(len(call.arguments) for call in calls)

@@ -406,8 +406,8 @@ class LeaderElector:
         self._trouble = trouble
 
     def _timestamp(self) -> datetime:
-        """Returns the present time, or a time just after that of the record if both are equal.
-        Otherwise other candidates would not see the write as a renewal."""
+        """Returns the present time. If the lease has exactly this time, returns a time one
+        microsecond later. Otherwise other candidates would not see the write as a renewal."""
         now = self._now()
         if self._record is not None and now == self._record.renew_time:
             now += timedelta(microseconds=1)

@@ -1,7 +1,6 @@
-"""The number of workers that there are to be, and the interface of its store.
-
-This module does not depend on Kubernetes, where the number is that of a Deployment's replicas.
-"""
+"""The number of workers that there should be, and the interface of the store of this number. This
+module does not depend on Kubernetes. In a cluster, the number of replicas of a Deployment is the
+store."""
 
 from typing import Protocol
 

@@ -35,9 +35,10 @@ class PipelineRoom:
         return self._kv_manager.fits_ever(request.max_sequence_len)
 
     def has_room(self, request: Request, *, n_more: int, n_more_blocks: int = 0) -> bool:
-        """Returns whether the pipeline could admit a request now, and `n_more` others, which need
-        `n_more_blocks` blocks. The clients of the others are not looked at. Cached blocks that
-        running requests use are not counted, so the result may be False too often."""
+        """Returns whether the pipeline could admit a request now in addition to `n_more` other
+        requests, which need `n_more_blocks` blocks. Whether the clients of the other requests have
+        room is not checked. Cached blocks that running requests use are not counted, so the result
+        may be False too often."""
         kv_manager = self._kv_manager
         if self._pool.is_late or self._pool.n_running + n_more >= self._max_running:
             return False

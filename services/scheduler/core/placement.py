@@ -29,11 +29,13 @@ from services.scheduler.core.request import Request
 from services.scheduler.core.room import Room, Rooms
 
 RUNNING_TOKENS = 16
-"""Prompt tokens that count for each running request."""
+"""Number of prompt tokens that take about as long as the tokens of a running request: by so many
+tokens each running request makes a pipeline less suitable."""
 
 COMPUTING_WEIGHT = 3
-"""Number of times that tokens of the request itself count: unlike tokens that come before the
-request, they are work that all later requests wait for."""
+"""Weight of a prompt token of the placed request itself, where a prompt token that is computed
+before the request has the weight 1. The request's own tokens weigh more, since they delay all later
+requests too."""
 
 
 class Placement:
@@ -67,16 +69,17 @@ class Placement:
         return self._rooms.drains(pipeline)
 
     def is_needed(self, pipeline: Hashable, waiting: Collection[Request]) -> bool:
-        """Returns whether a pipeline that drains must go on, for want of another one."""
+        """Returns whether a pipeline that drains must go on, because no other pipeline stays, or
+        because a waiting request may run in this pipeline only."""
         return self._rooms.is_needed(pipeline, waiting)
 
     def n_tokens_elsewhere(
         self, pipeline: Hashable, request: Request, *, n_more: int, n_more_blocks: int
     ) -> int | None:
-        """Returns the least number of tokens that another pipeline would have to compute to go on
-        with a request that `pipeline` runs. Other requests, `n_more` with `n_more_blocks` blocks,
-        are about to take room there. Returns None if no pipeline that may run the request has room,
-        or if the request should stay."""
+        """Returns the least number of tokens that another pipeline would have to compute to
+        continue a request that runs in `pipeline`. The other pipeline must also have room for
+        `n_more` further requests, which need `n_more_blocks` blocks. Returns None if no pipeline
+        has room, or if the request should stay where it is."""
         rooms = self._rooms.eligible(request)
         if pipeline in rooms:
             return None
@@ -131,7 +134,8 @@ class Placement:
         return self._chosen(pipeline, requests)
 
     def _has_no_choice(self, pipeline: Hashable) -> bool:
-        """Returns whether a pipeline has all requests, since there has never been another one."""
+        """Returns whether `pipeline` gets every waiting request: there has never been a second
+        pipeline and no pipeline drains, or `pipeline` is not open."""
         is_only = self._n_most < 2 and not self._rooms.are_draining
         return is_only or pipeline not in self._rooms
 

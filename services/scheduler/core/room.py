@@ -31,7 +31,7 @@ class Room(Protocol):
         ...
 
     def fits_ever(self, request: Request) -> bool:
-        """Returns whether the pipeline could run a request if it had no other."""
+        """Returns whether the pipeline could run a request if no other request ran in it."""
         ...
 
     def has_room(self, request: Request, *, n_more: int, n_more_blocks: int = 0) -> bool:

@@ -63,7 +63,8 @@ class SharedRequests:
         self.pools: list[PoolView] = []
         """The pool as each pipeline sees it."""
         self.n_tokens = 0
-        """Number of tokens that the requests in the pool count for together."""
+        """Sum of the lengths, in tokens, with which the requests in the pool count against the
+        limit of the pool (`pool_tokens`)."""
         self.n_arrived = 0
         """Number of requests that have ever come into the pool."""
 

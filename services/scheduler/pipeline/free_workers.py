@@ -73,7 +73,7 @@ class FreeWorkers:
 
     @property
     def draining(self) -> list[Pipeline]:
-        """The pipelines among them that drain."""
+        """The pipelines that drain and have not ended."""
         return [self._taken[number] for number in self._leaving]
 
     def next_number(self) -> int:

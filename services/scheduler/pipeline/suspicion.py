@@ -22,10 +22,10 @@ WRONG_WITHIN = 2.0
 was wrong."""
 
 MAX_SUSPICION_S = 60.0
-"""Largest number of seconds to which the time grows."""
+"""Largest value, in seconds, to which the time before a suspicion can grow."""
 
 QUIET_S = 60.0
-"""Seconds without a wrong suspicion after which the time halves."""
+"""Seconds without a wrong suspicion after which the time before a suspicion is halved."""
 
 
 class Suspicion:

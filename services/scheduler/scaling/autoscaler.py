@@ -1,9 +1,9 @@
 """The autoscaler of a leader: it looks at the load, and sets the number of workers.
 
-The number of workers is that of the wanted pipelines times their stages, and some spares. At first
-the autoscaler takes over the number that it finds, so that a change of the leader changes nothing.
-Later it sets the number again if something else has changed it. Calls that fail are logged and
-tried again, with growing pauses; meanwhile the pipelines serve with the workers that there are.
+The number of workers is the number of wanted pipelines times the number of stages, plus the spares.
+At first the autoscaler takes over the number that it finds, so that a change of the leader changes
+nothing. Later it sets the number again if something else has changed it. Calls that fail are logged
+and tried again, with growing pauses; meanwhile the pipelines serve with the workers that there are.
 """
 
 import asyncio

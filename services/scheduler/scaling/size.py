@@ -22,7 +22,8 @@ MAX_FULL = 0.7
 """Largest part of the capacity of the remaining pipelines that may be in use after a reduction."""
 
 QUIET = 0.5
-"""Part of the goal in which the queue must be done after a reduction."""
+"""After a reduction, the forecast time for all waiting requests to begin must be at most this part
+of `queue_goal_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +93,8 @@ def _changed(size: Size, n_pipelines: int, reason: str, now: float) -> Size:
 
 
 def _needed(size: Size, load: Load, limits: SizeLimits) -> tuple[int, str]:
-    """Returns the number of pipelines that the load needs, and the reason. The number is no larger
-    than that of `size` if no more are needed."""
+    """Returns the number of pipelines that the load needs, and the reason. Returns the present
+    number of `size` if the load does not need more."""
     least = _least(load, limits)
     if size.n_pipelines < least:
         return least, _why_least(load, limits)

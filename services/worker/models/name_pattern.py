@@ -116,8 +116,9 @@ class _Subject:
                 return here << 1 if fits else 0
 
     def _repeated(self, arguments: Any, starts: int) -> int:
-        """Returns where a repeat may end; its arguments are the least and the largest number of
-        times, and what is repeated."""
+        """Returns the set of positions at which a match of a repeat may end, if it begins at a
+        position in `starts`. `arguments` are the least number of repetitions, the largest number,
+        and the repeated parts. Bit i of a set stands for position i."""
         least, most, parts = arguments
         for _ in range(least):
             starts, before = self.ends(parts, starts), starts

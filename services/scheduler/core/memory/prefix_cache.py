@@ -122,8 +122,8 @@ class PrefixCache:
         return request.n_tokens // self._block_size * len(self._whole_marks)
 
     def next_entry_at(self, n_columns: int) -> int:
-        """Returns the number of stored tokens at which a request has another full column of blocks
-        for the cache. `n_columns` columns of the request are in the cache already."""
+        """Returns the length in tokens, from the beginning of the sequence, at which a request has
+        one more full column of blocks than `n_columns`. This column can then enter the cache."""
         return (n_columns + 1) * self._block_size
 
     def _n_seen(self, keys: Sequence[bytes], n_columns: int) -> int:
@@ -140,8 +140,9 @@ class PrefixCache:
         return n_columns
 
     def _first_seen(self, n_columns: int) -> list[tuple[bytes, int]]:
-        """Returns, for each group with a window, its mark and the first column that the window
-        still reaches. The window is that of the token after `n_columns` columns."""
+        """Returns, for each group with a window, the mark of the group and the first column of
+        blocks that the window reaches. The window belongs to the token that follows the first
+        `n_columns` columns."""
         position = n_columns * self._block_size
         return [
             (mark, first_seen(position, window) // self._block_size)

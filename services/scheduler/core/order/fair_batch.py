@@ -70,10 +70,10 @@ class Allowances:
         return n_running[client] < self._max_running * weight / all_weights
 
     def riders(self, candidates: Iterable[Request], max_running: int) -> Iterator[Request]:
-        """Yields the candidates that have tokens. Among waiting candidates, yields only as many as
-        bring the number of running requests to `max_running`, requests of clients below their
-        shares, and the called request. The caller must take tokens for each candidate before asking
-        for the next one."""
+        """Yields the candidates that have tokens. A waiting candidate is yielded if the number of
+        running requests is below `max_running`, if its client has fewer running requests than its
+        share, or if it is the called request. The caller must take tokens for each candidate before
+        asking for the next one."""
         self._max_running = max_running
         for request in candidates:
             if request.reservation is not None:

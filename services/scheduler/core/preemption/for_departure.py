@@ -19,7 +19,8 @@ TOKENS_PER_STEP = 16
 
 
 class ForDeparture:
-    """The requests of a pipeline that are about to move to others. None is, before `begin`."""
+    """The requests of a draining pipeline that are about to move to other pipelines. There are none
+    before `begin` is called."""
 
     def __init__(self, pool: RequestPool, *, preempt: Callable[[Request], None]) -> None:
         """`preempt` preempts a request that is in no batch."""
@@ -39,7 +40,8 @@ class ForDeparture:
 
     @property
     def is_over(self) -> bool:
-        """Whether the pipeline is to end, no request runs, and no waiting one needs it."""
+        """Whether the pipeline is to end, no request runs in it, and no waiting request needs
+        it."""
         if not self.has_begun or self._pool.running:
             return False
         waiting = list(self._pool.order)

@@ -104,8 +104,8 @@ class ForFairness:
             self._order.prefer(n_cached, pipeline=self._pool.number, n_pipelines=n_pipelines)
 
     def settle(self, selected: Collection[Request]) -> None:
-        """If the called request is in the batch, moves the request whose place it took to the last
-        place."""
+        """If the called request is in the selected batch and took the place of a running request,
+        moves this running request to the last place."""
         if self._swapped is not None and self._called in selected:
             self._pool.move(self._swapped, self._order.take_place())
 
