@@ -9,9 +9,9 @@ others stay. For a seed `s`, with numpy's default generator:
 
 So a trace at another rate is the same trace, stretched, and `mixed_lengths` of 64 requests with
 seed 0 always has 17,709 prompt tokens and 4,230 output tokens. Runs on one server have different
-prompts, since servers keep the beginnings of prompts. Lengths are those of Orca's evaluation
-(section 6.2: prompts of 32 to 512 tokens, outputs of 1 to 128) unless others are asked for, or
-those of public traces of production, whose files are downloaded from their publishers.
+prompts, since servers keep the beginnings of prompts. By default, lengths are sampled as in Orca's
+evaluation (section 6.2): prompts of 32 to 512 tokens, and outputs of 1 to 128. The options can
+choose other bounds, or a public trace of production, whose file is downloaded from its publisher.
 """
 
 import argparse

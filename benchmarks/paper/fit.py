@@ -45,7 +45,7 @@ of kernels. About 25 us for an all-reduce of a small tensor with NCCL over NVLin
 for a launch, are from experience and not from the paper."""
 
 NO_PAIRS, ALL_PAIRS = "attention of prompts takes no time", "it takes all that Figure 9 leaves"
-"""The two fits."""
+"""Names of the two fits to Figure 9."""
 
 START = {NO_PAIRS: (1.0e12, 80e12, 4e-6, 1e-4, 2e-6), ALL_PAIRS: (1.0e12, 5e-10, 4e-6, 1e-4, 2e-6)}
 """Start of the search: bandwidth, products (or the time of a pair), and time of a request in a

@@ -210,8 +210,8 @@ def _chat(
 
 
 def azure(n_requests: int, *, seed: int) -> Load:
-    """Returns requests of Azure's conversations of 2023, as far as their distribution is published,
-    as a Poisson process. Each prompt is a conversation of its own, with tokens of its own."""
+    """Returns requests with lengths and gaps as in Azure's conversations of 2023, sampled from the
+    published distributions. Each prompt is a conversation of its own, with tokens of its own."""
     trace = PUBLISHED["Azure 2023 conversation"]
     times_s = bursty_arrivals(n_requests, rate=1.0, variation=trace.variation, seed=seed)
     clients = Clients(seed)

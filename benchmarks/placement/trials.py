@@ -61,7 +61,8 @@ class Trial:
     is_overload: bool
     seed: int = 0
     mooncake: Path | None = None
-    """The publisher's file, for the load of that name."""
+    """Path of the file of Mooncake's trace from its publisher. Needed only for the load
+    `mooncake`."""
 
     def run(self) -> Figures:
         """Runs the trial until all requests have ended.

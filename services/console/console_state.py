@@ -129,7 +129,8 @@ class ConsoleState:
     away: str = CONNECTING
     """Reason why no scheduler is watched now; empty while a scheduler is watched."""
     pipelines: dict[int, ServingPipeline] = field(default_factory=dict)
-    """The pipelines that serve, by their numbers. If none does, the pipeline that was lost last."""
+    """The pipelines that serve, by their numbers. If no pipeline serves, the pipeline that was lost
+    last."""
     now: float = 0.0
     """Time of the latest event."""
     requests: dict[int, RequestRow] = field(default_factory=dict)

@@ -200,7 +200,7 @@ class Launcher:
     @property
     def _has_fixed_stages(self) -> bool:
         """Whether each worker is told its stage at start. With several pipelines the scheduler
-        assigns the stages: after a loss, a worker may have to take the stage of another one."""
+        assigns the stages, since a worker may have to take the stage of a lost worker."""
         return self._settings.pipelines == 1
 
     async def _start_scheduler(self, model: int, workers: list[str]) -> Child:

@@ -34,8 +34,8 @@ class Fleet:
         return list(self._loops.values())
 
     def may_take_over(self, number: int) -> bool:
-        """Returns whether a pipeline other than that of `number` serves requests of its build: it
-        is of the same build, is not late and does not drain."""
+        """Returns whether another pipeline could run the requests of the pipeline `number`. Such a
+        pipeline is of the same build, is not late and does not drain."""
         build, placement = self._pools[number].build, self._pools[number].shared.placement
         others = [self._pools[one] for one in self._loops if one != number]
         return any(

@@ -222,7 +222,7 @@ class Leader:
     def _release_late(
         self, scheduler: Scheduler, observers: IterationObservers, reason: str
     ) -> None:
-        """Lets the requests of a late pipeline wait for any other."""
+        """Lets the requests of a late pipeline wait, so that any other pipeline may admit them."""
         moved, ended = scheduler.release_late()
         observers.late(reason, moved)
         self._service.suspend(moved, ended, is_open=True)

@@ -28,7 +28,7 @@ from simulator.virtual_clock import VirtualClock
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BATCH_TOKENS = (64, 128, 256, 512, 1024, 2048)
 COARSE = 2
-"""Step between the indices of the values of a setting that are tried first: every second value."""
+"""First, only every `COARSE`-th value of a setting is tried."""
 
 EQUAL = 0.005
 """Two values count as equal if their relative difference is at most this number."""

@@ -71,8 +71,9 @@ def _attention_s(each: Lengths, costs: GpuCosts) -> float:
 
 
 def _slots_of_spans(each: Lengths) -> int:
-    """Returns the sum, over a request's iterations, of the slots that the request holds: those of
-    the prompt in the first iteration, and one more slot in each further iteration."""
+    """Returns the sum, over a request's iterations, of the number of slots that the request holds.
+    In the first iteration the request holds the slots of the prompt, and in each further iteration
+    one more slot."""
     return sum(range(each.n_prompt, each.n_prompt + each.n_output))
 
 

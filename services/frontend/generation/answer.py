@@ -112,7 +112,7 @@ class Answer:
         self._stops = stops
         self._has_stops = not stops.is_empty
         self.is_plain = not (self._has_stops or has_scores)
-        """Whether a new token only adds text. This is so if the answer has no stop strings and no
+        """Whether a new token only adds text: the answer has no stop strings and no
         log-probabilities."""
         self._stop_token_ids = stop_token_ids
         self._min_tokens = min_tokens

@@ -149,7 +149,7 @@ class GenerationService:
 
     @property
     def model_state(self) -> ModelState:
-        """State of the model: whether a pipeline serves it, and why none does."""
+        """State of the model: whether a pipeline serves it and, if not, why."""
         return self._scheduler.pipeline.state
 
     @property
@@ -283,7 +283,7 @@ class GenerationService:
         """Yields a generation whose request has been checked and whose prompts have been encoded.
         The caller starts the generation. At the end of the context, cancels the answers that still
         run. The generation counts against the limits of the account until the scheduler has ended
-        it. Its id and its time limit are those of the call that this task serves (`current_call`).
+        it. Its id and its time limit come from the call that this task serves (`current_call`).
 
         Raises:
             InvalidRequest: the request breaks a rule.

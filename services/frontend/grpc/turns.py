@@ -22,7 +22,8 @@ HOLD_S = 1.0
 
 
 class Turns:
-    """The turns of a server: which calls have a turn, and which calls wait for one."""
+    """The turns of a server to receive messages: which calls have a turn, and which calls wait for
+    a turn."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class Turns:
         return Turn(self, peer)
 
     async def begin(self, turn: "Turn") -> None:
-        """Waits until the call of the turn may receive.
+        """Waits until it is the turn of a call to receive its message.
 
         Raises:
             PoolFull: too many calls wait.

@@ -15,7 +15,7 @@ the change."""
 
 
 class Demand:
-    """The number of held requests, as the scheduler is told."""
+    """Sends the number of held requests to the scheduler."""
 
     def __init__(
         self, count: Callable[[], int], send: Callable[[scheduler_pb2.ConnectRequest], None]
@@ -27,7 +27,7 @@ class Demand:
         self._next: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Tells the number now, and each change from now on."""
+        """Sends the number of held requests now, and after each change from now on."""
         self._is_wanted = True
         self._tell()
 

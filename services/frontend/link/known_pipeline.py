@@ -37,8 +37,8 @@ class KnownPipeline:
         self.current: ServedPipeline | None = None
         """Pipeline that serves at the moment; None if there is none."""
         self.shortfall = ""
-        """Reason why the scheduler has no pipeline, as far as it has told. The reason names
-        workers, but no addresses."""
+        """Reason why the scheduler has no pipeline; empty if the scheduler has told none. The
+        reason names workers, but no addresses."""
         self.is_stopping = False
         """Whether this process is stopping and takes no more requests."""
         self.n_waiting = 0

@@ -133,7 +133,7 @@ async def _read(
     opened: Callable[[], None],
     received: Callable[[scheduler_pb2.ConnectResponse], None],
 ) -> str:
-    """Receives messages until the stream breaks. Returns the reason why it did."""
+    """Receives messages until the stream breaks. Returns the reason why the stream broke."""
     try:
         await call.wait_for_connection()
         opened()

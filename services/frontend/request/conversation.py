@@ -26,8 +26,8 @@ MAX_TURNS = 2048
 because each message or part takes more memory than its text."""
 
 MAX_TOOLS = 512
-"""Largest number of tools, four times that of the OpenAI API: agents with many servers of tools
-send hundreds."""
+"""Largest number of tools in a request. The OpenAI API allows a fourth of this number, but agents
+with many servers of tools send hundreds of tools."""
 
 MAX_TOOL_NAME = 256
 """Largest number of characters in a tool's name."""

@@ -49,11 +49,11 @@ JITTER = 1.2
 """Ratio of the longest pause between attempts, which is the retry period, to the shortest."""
 
 RENEWAL = 1.25
-"""Retry periods within which a living leader writes a lease again that was deleted."""
+"""A living leader writes a deleted lease again within this multiple of the retry period."""
 
 
 SUCCESSION_PERIOD_S = 0.2
-"""Seconds between two looks for the next leader."""
+"""Seconds between two checks whether the next leader has taken the lease."""
 
 
 def wall_clock() -> datetime:

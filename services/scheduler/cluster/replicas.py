@@ -10,10 +10,10 @@ class ReplicasUnavailable(Exception):
 
 
 class ReplicaStore(Protocol):
-    """A store of the number of workers that there are to be."""
+    """A store of the number of workers that there should be."""
 
     async def read(self) -> int:
-        """Returns the number of workers that there are to be.
+        """Returns the number of workers that there should be.
 
         Raises:
             ReplicasUnavailable: the number could not be read.

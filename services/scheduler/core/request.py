@@ -48,8 +48,9 @@ MAX_LOSSES = 3
 cause."""
 
 MAX_DEATHS = 2
-"""The same for epochs that were each ended by a rank that failed by itself, which is stronger
-evidence than a node that dies."""
+"""Number of consecutive epochs, each ended by a rank that failed by itself with a request in
+flight, after which the request counts as the cause. The number is smaller than `MAX_LOSSES`, since
+such a failure is stronger evidence than the loss of a node."""
 
 N_PROVING_TOKENS = 2
 """Number of new tokens after which a suspect is cleared, and after which a request may be moved

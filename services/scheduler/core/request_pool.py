@@ -175,8 +175,8 @@ class RequestPool:
         )
 
     def next_grammar(self) -> DueGrammar | None:
-        """Returns the grammar that the ranks must compile next. Returns None if there is none, or
-        while they compile another one."""
+        """Returns the grammar that the ranks must compile next. Returns None if no grammar is
+        needed, or while the ranks compile a grammar."""
         if not self.grammars.is_needed:
             return None
         may_wait = self._suspects.may_be_admitted(self._admitted)

@@ -203,9 +203,9 @@ class Scheduler:
         return self.pool.next_grammar()
 
     def note_grammar(self, digest: bytes, failure: str = "") -> list[Update]:
-        """Notes that the ranks have compiled the grammar of the last order. `failure` is the reason
-        why they could not. With a failure, the requests that wait for the grammar fail. Returns the
-        updates that end these requests."""
+        """Notes that the ranks have tried to compile the grammar with a digest. `failure` is the
+        reason why the grammar cannot be compiled, or empty. After a failure, the requests that wait
+        for the grammar fail. Returns the updates that end these requests."""
         if not failure:
             self.pool.grammars.note_compiled(digest)
             return []
@@ -215,9 +215,9 @@ class Scheduler:
         return [self._finish(request, FinishReason.FAILED, message=message) for request in waiting]
 
     def adopt(self) -> list[Update]:
-        """Begins to admit requests of the pool, which may have requests of earlier epochs. Requests
-        that fit neither into the memory of this epoch nor into that of another pipeline fail.
-        Returns the updates that end these requests."""
+        """Begins to admit requests of the pool, which may have requests of earlier epochs. A
+        request fails if it fits neither into the memory of this epoch nor into the memory of
+        another pipeline. Returns the updates that end the failed requests."""
         room = PipelineRoom(self.pool, self.kv_manager, self._max_running)
         self.pool.shared.open(self.pool, room, self.kv_manager.blocks)
         self.pool.shared.wake_others(self.pool)

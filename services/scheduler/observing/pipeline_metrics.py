@@ -109,7 +109,8 @@ class PipelineMetrics:
             self._describe_memory()
 
     def _describe_memory(self) -> None:
-        """Sets the shape of the K/V memory. Keeps the last one while no pipeline serves."""
+        """Sets the metric of the size of the K/V memory. The last size is kept while no pipeline
+        serves."""
         managers = [one.kv_manager for one in self._schedulers.values()]
         if managers:
             n_blocks = sum(manager.n_blocks for manager in managers)

@@ -18,7 +18,7 @@ from services.scheduler.pipeline.muster import Offer, Presence
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
-"""Seconds between two questions."""
+"""Seconds between two questions to one worker for its description."""
 
 DESCRIBE_TIMEOUT_S = 3.0
 """Seconds after which a worker that does not answer counts as absent, so that a stage that no other

@@ -55,6 +55,6 @@ class Drain:
         self._on_leaving(self._leaving)
 
     def close(self) -> None:
-        """Stops the clock, since the pipeline has ended."""
+        """Cancels the timers, since the pipeline has ended."""
         for timer in self._timers:
             timer.cancel()

@@ -35,7 +35,7 @@ OnMembers = Callable[[Sequence[Pipeline], Sequence[Pipeline]], None]
 pipelines of the first list that drain."""
 
 LOOK_S = 0.2
-"""Seconds between two looks at the number of free workers, and at the time that is left."""
+"""Seconds between two checks of the number of free workers and of the remaining time."""
 
 
 class FormingTimeout:
@@ -66,7 +66,7 @@ class FormingTimeout:
             )
 
     def begin_anew(self) -> None:
-        """Gives the whole time from now on, since a pipeline serves."""
+        """Starts the time limit again from zero, since a pipeline serves."""
         self._since, self._trouble = self._clock(), ""
 
     def note_loss(self, loss: PipelineLost, *, was_open: bool) -> None:
@@ -183,8 +183,8 @@ class Former:
         self._tell_members()
 
     def note_left(self, pipeline: Pipeline) -> None:
-        """Notes that a pipeline has ended which was not lost. Its members may form another one at
-        once, as far as they are not leaving."""
+        """Makes the members of a pipeline free, since the pipeline has ended without being lost.
+        Members that are not leaving may form another pipeline at once."""
         self._free.give_back(pipeline)
         self._tell_members()
 

@@ -103,7 +103,7 @@ class FreeWorkers:
         return [it for it in self._stages.addresses() if not self.is_serving(it)]
 
     def _yielding(self) -> set[str]:
-        """Returns the addresses of the workers in pipelines that drain which are not leaving."""
+        """Returns the addresses of workers that are not leaving and whose pipeline drains."""
         return {
             address
             for number, leaving in self._leaving.items()

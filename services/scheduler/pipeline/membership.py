@@ -193,12 +193,12 @@ class RollCall:
         }
 
     async def _members(self) -> list[Member]:
-        """Returns the members if each stage has one. Otherwise assigns the missing stages, once
-        every worker has answered or failed to answer, and raises.
+        """Returns the members if each stage has a ready worker. Otherwise assigns the missing
+        stages, once every worker has answered or failed to answer, and raises.
 
         Raises:
-            Unavailable: a stage has no ready worker. The error says which, and which workers do not
-                fit.
+            Unavailable: a stage has no ready worker. The error names the stage, and the workers that
+            do not fit.
         """
         answers = self._answers
         found = muster(

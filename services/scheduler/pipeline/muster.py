@@ -285,8 +285,8 @@ class _Group:
         return n_takers >= len(self._to_assign(n_pipelines))
 
     def _to_assign(self, n_pipelines: int) -> list[int]:
-        """Stages that no worker holds, once for each pipeline that lacks the stage. The stages of
-        one pipeline come before those of the next."""
+        """Stages that no worker holds, once for each pipeline that lacks the stage. All stages of
+        one pipeline come before the stages of the next pipeline."""
         n_held = [len(holders) + self._claims[stage] for stage, holders in enumerate(self._holders)]
         return [
             stage for number in range(n_pipelines) for stage, n in enumerate(n_held) if n <= number

@@ -42,12 +42,12 @@ class Shortfall:
 
     @property
     def for_operators(self) -> str:
-        """Everything, with addresses."""
+        """The whole shortfall as text, with the addresses of workers."""
         return self._said([worker.for_operators for worker in self.unfit])
 
     @property
     def for_clients(self) -> str:
-        """Everything, without addresses."""
+        """The whole shortfall as text, without the addresses of workers."""
         return self._said([worker.for_clients for worker in self.unfit])
 
     def _said(self, unfit: Sequence[str]) -> str:
@@ -60,7 +60,7 @@ class Shortfall:
 
 
 def log_new(before: Collection[UnfitWorker], now: Collection[UnfitWorker]) -> None:
-    """Logs each worker that does not fit now and was not known before not to fit."""
+    """Logs each worker in `now` that is not in `before`: a worker that has become unfit."""
     for worker in now:
         if worker not in before:
             log.warning("worker %s", worker.for_operators)

@@ -14,12 +14,12 @@ SUSPICION_S = 0.5
 """Seconds beyond a multiple of the expected time after which an iteration is suspiciously late."""
 
 MULTIPLE = 3.0
-"""Number of times the expected time that an iteration may take without suspicion, beside the fixed
-seconds. The expected time is an upper estimate: twice the longest time of late."""
+"""An iteration is not suspected before this multiple of its expected time, plus some fixed seconds.
+The expected time is an upper estimate: twice the longest time of late."""
 
 WRONG_WITHIN = 2.0
-"""Number of times the limit within which an iteration that was suspected returns if the suspicion
-was wrong."""
+"""A suspicion was wrong if the iteration returned within this multiple of the time after which it
+was suspected."""
 
 MAX_SUSPICION_S = 60.0
 """Largest value, in seconds, to which the time before a suspicion can grow."""

@@ -19,10 +19,11 @@ from services.scheduler.scaling.size import Size, SizeLimits, resize
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""Seconds between two looks at the load."""
+"""Seconds between two measurements of the load."""
 
 READ_S = 30.0
-"""Seconds between two looks at the number of workers, which others may have changed."""
+"""Seconds after which the number of workers is read again, since other programs may have changed
+it."""
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 """Smallest and largest number of seconds between a call that failed and the next one."""

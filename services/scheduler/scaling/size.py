@@ -28,7 +28,8 @@ of `queue_goal_s`."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeLimits:
-    """The settings of the rule. `SchedulerSettings` explains them."""
+    """The limits and times of the rule that sets the number of pipelines. `SchedulerSettings`
+    explains each field."""
 
     min_pipelines: int
     max_pipelines: int
@@ -52,7 +53,7 @@ class Size:
 
     n_pipelines: int
     changed_at: float
-    """Time of the last change."""
+    """Time of the last change of the number of pipelines."""
     reason: str = ""
     """Why the number changed last, in words."""
     idle_since: float | None = None
@@ -64,8 +65,8 @@ class Size:
 
 
 def resize(size: Size, load: Load, limits: SizeLimits, now: float) -> Size:
-    """Returns the size after a look at the load at the time `now`, in seconds. The times of the
-    looks must not decrease."""
+    """Returns the wanted number of pipelines after the load `load` was measured at the time `now`,
+    in seconds. Times must not decrease from call to call."""
     idle_since = (now if size.idle_since is None else size.idle_since) if load.is_idle else None
     size = replace(size, idle_since=idle_since)
     n_needed, reason = _needed(size, load, limits)
@@ -77,7 +78,8 @@ def resize(size: Size, load: Load, limits: SizeLimits, now: float) -> Size:
 
 
 def _reduced(size: Size, n_enough: int, limits: SizeLimits, now: float) -> Size:
-    """Returns the size after a look that found `n_enough` pipelines to be enough."""
+    """Returns the size after a measurement of the load showed that `n_enough` pipelines are
+    enough."""
     if n_enough >= size.n_pipelines:
         return replace(size, enough_since=None, n_enough=0)
     since = now if size.enough_since is None else size.enough_since

@@ -23,13 +23,16 @@ from typing import Any
 parser: Any = import_module("re._parser")
 
 _MAX_TIMES = 1000
-"""Largest number in `{2,1000}`; a module's name is shorter."""
+"""Largest bound of a repeat, such as 1000 in `{2,1000}`, that expressions may have. No module's
+name is longer."""
 
 _LONG = 64
-"""Number of ways to match an open repeat, which a module's name has about."""
+"""Number of ways that an open repeat such as `.*` is assumed to match a module's name. It is about
+the length of a name."""
 
 _MAX_WAYS = _LONG**3
-"""Largest number of ways that Python's matcher may try: a millisecond."""
+"""Largest number of ways that Python's matcher may have to try. Trying this many takes a
+millisecond."""
 
 _ANY_NUMBER = int(parser.MAXREPEAT)  # of an open end, as in `{2,}`
 
@@ -182,7 +185,7 @@ _SUPPORTED = frozenset((
 
 
 def _unsupported(parts: Any) -> Iterator[str]:
-    """Yields what an expression has that is refused."""
+    """Yields the names of those parts of an expression that are not supported."""
     for operator, arguments in parts:
         kind = str(operator)
         if kind not in _SUPPORTED:
@@ -213,7 +216,8 @@ def _inside(kind: str, arguments: Any) -> list[Any]:
 
 
 def _ways(parts: Any) -> float:
-    """Returns about how many ways there are to match `parts`; infinity for repeats in repeats."""
+    """Returns an estimate of the number of ways to match `parts`. The result is infinite if a
+    repeat contains a repeat."""
     ways = 1.0
     for operator, arguments in parts:
         match str(operator):

@@ -84,7 +84,7 @@ class Route:
 
 
 class RouteFields(TypedDict, total=False):
-    """Optional arguments of the functions that make routes. Each function passes them on to `Route`
+    """Optional arguments of the functions that make routes, which pass them on to `Route`
     unchanged."""
 
     name: str

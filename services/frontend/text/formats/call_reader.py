@@ -140,7 +140,7 @@ class ToolCallReader(ABC):
         self._spaces.clear()
 
     def _speak(self, texts: Iterable[str]) -> None:
-        """Adds texts that come after the arguments of the last call to the content."""
+        """Ends the arguments of the last call, if a call is open, and adds texts to the content."""
         self._end_arguments()
         self._new += [Words(text) for text in texts if text]
 

@@ -97,7 +97,7 @@ class Forecast:
         return max(self.n_running / n_most, kv_manager.n_reserved_slots / kv_manager.n_slots)
 
     def open(self, machine: Machine) -> None:
-        """Begins with a new pipeline, and drops the measured speed of the last pipeline."""
+        """Replaces the pipeline, and drops the measured speed of the last pipeline."""
         self._machine = machine
         self._time = IterationTime()
         self.overhead = Overhead(self._time)

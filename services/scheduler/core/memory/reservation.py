@@ -30,8 +30,8 @@ class Reservation:
     n_entered_columns: int = 0
     """Number of columns of the request that have been entered into the prefix cache."""
     next_entry_at: int = sys.maxsize
-    """Number of stored tokens from which on another column can be entered into the prefix cache.
-    Without a prefix cache this number is never reached."""
+    """Number of stored tokens at which another column of the request can be entered into the prefix
+    cache. Without a prefix cache this number is never reached."""
 
     def clear(self) -> None:
         """Forgets the blocks, which other requests may have from now on."""

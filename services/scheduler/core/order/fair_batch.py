@@ -7,10 +7,11 @@ client that sends little gets a place at once, but then each of its tokens takes
 batch.
 
 So while requests of several clients run, a batch has tokens for `max_tokens` requests, which are
-shared among clients by weight. Each client gets a token for each of its requests, as far as the
-tokens suffice (max-min fairness). The client with the fewest requests relative to its weight is not
-limited, nor are its prompts, and no other client gets less than this client, relative to weight. If
-all clients have equally many requests, or there is only one client, no client is limited.
+shared among clients by weight. Each client gets a token for each of its requests if there are
+enough tokens; otherwise the tokens are divided by max-min fairness. The client with the fewest
+requests relative to its weight is not limited, nor are its prompts, and no other client gets less
+than this client, relative to weight. If all clients have equally many requests, or there is only
+one client, no client is limited.
 
 The requests of a limited client take turns, one token each. Its prompts get the tokens that remain
 to the client, so long prompts take many iterations, and further requests of the client begin only

@@ -1,12 +1,11 @@
 """Preemption for a departure: the requests of a pipeline that is to end move to other pipelines.
 
-A request moves where that costs it less than waiting. Both are known: another pipeline would
-compute the tokens of its sequence again, as far as its prefix cache does not have them, and here
-the pipeline waits for the tokens that are left to generate. A request that no other pipeline has
-room for stays, and so does a request whose tokens no other pipeline of their build could continue,
-until the end is near. Then all requests move.
-
-A request in flight moves when its batch has returned, so that no iteration is lost.
+A request moves if moving costs less than staying. The cost of moving is the number of tokens that
+another pipeline would have to compute again, without the tokens in its prefix cache. The cost of
+staying is the number of tokens that are left to generate, since the pipeline must wait for them. A
+request stays while no other pipeline has room for it, or while no other pipeline has the build that
+made its tokens. Near the end all requests move. A request in flight moves when its batch has
+returned, so that no iteration is lost.
 """
 
 from collections.abc import Callable, Collection
@@ -48,7 +47,8 @@ class ForDeparture:
         return not self._pool.shared.placement.is_needed(self._pool, waiting)
 
     def prepare(self) -> None:
-        """Chooses requests to move. Those in flight are held back until they are in no batch."""
+        """Chooses requests to move. Chosen requests that are in flight are held back until they are
+        in no batch."""
         placement = self._pool.shared.placement
         for request in self._pool.running:
             if request not in self._due and not request.is_cancelled and self._should_move(request):
