@@ -47,7 +47,7 @@ class Router(Protocol):
 
 
 class RoundRobin:
-    """Each group in turn. With a single group, there is nothing to choose."""
+    """A router that gives each group its turn. With a single group, there is nothing to choose."""
 
     def __init__(self) -> None:
         self._turns = count()

@@ -53,7 +53,8 @@ class Fleet:
         self._loops[number] = self._last = loop
 
     def close(self, number: int) -> None:
-        """Notes that a pipeline serves no longer, if it ever did."""
+        """Removes a pipeline that no longer serves. Does nothing if the pipeline has never
+        served."""
         if (loop := self._loops.pop(number, None)) is not None:
             self._last = loop
 

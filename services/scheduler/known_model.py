@@ -1,4 +1,4 @@
-"""What a leader knows of its model, also while no pipeline serves.
+"""The description of the model, which a leader keeps also while no pipeline serves.
 
 A frontend can answer questions about a model that is asleep only if it knows the model's limits.
 Workers report these. So the leader keeps the description of the pipeline that served last, and the
@@ -42,7 +42,8 @@ class KnownModel:
 
     @property
     def sleep(self) -> scheduler_pb2.Sleep | None:
-        """The message for frontends while no pipeline serves. None if the model is not to sleep."""
+        """The message for frontends while no pipeline serves. None if the model is never put to
+        sleep."""
         if self.sleep_state == SleepState.SLEEP_STATE_UNSPECIFIED:
             return None
         pipeline = self.pipeline if self.is_known else None

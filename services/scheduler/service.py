@@ -74,9 +74,9 @@ class SchedulerService:
         self._is_leading = False
         self._is_open = False
         self.shortfall = ""
-        """Why there is no pipeline, for clients; empty while a pipeline serves."""
+        """Reason why there is no pipeline, as text for clients; empty while a pipeline serves."""
         self.known = KnownModel()
-        """What is known of the model; outlives pipelines."""
+        """The description of the model, which outlives pipelines."""
         self._fleet: Fleet
 
     @property

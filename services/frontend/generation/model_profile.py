@@ -1,4 +1,4 @@
-"""What is known of a model without a pipeline, from its files and the settings."""
+"""The facts about a model that are known without a pipeline, from its files and the settings."""
 
 import time
 from contextlib import suppress

@@ -78,7 +78,7 @@ class SchedulerClient:
         self._numbers = itertools.count()
         self._stream = SchedulerStream(address, connect)
         self.pipeline = KnownPipeline()
-        """What this process knows of the scheduler's pipeline."""
+        """The state of the scheduler's pipeline, as far as this process has been told."""
         self._demand = Demand(
             lambda: self.pipeline.n_waiting + self.n_held,
             lambda message: self._stream.send(message),

@@ -21,7 +21,7 @@ class ReplicaStore(Protocol):
         ...
 
     async def write(self, n_workers: int) -> None:
-        """Sets the number of workers that there are to be.
+        """Sets the number of workers that there should be.
 
         Raises:
             ReplicasUnavailable: the call failed. The number may have been set or not.

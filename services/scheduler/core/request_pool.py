@@ -50,7 +50,8 @@ class RequestPool:
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.shared = shared or SharedRequests(order, control)
-        """What all pipelines share: the waiting requests, and the accounts of the whole pool."""
+        """The state that all pipelines share: the waiting requests, and the accounts of the whole
+        pool."""
         self.order = self.shared.order
         """The requests in the state INITIATION, and the choice of the next one."""
         self.waiting = self.shared.waiting

@@ -85,7 +85,8 @@ class Rooms:
         self._compare()
 
     def remove(self, pipeline: Hashable) -> None:
-        """Removes a pipeline that serves no longer, if it ever did."""
+        """Removes a pipeline that no longer serves. Does nothing if the pipeline has never
+        served."""
         self._rooms.pop(pipeline, None)
         self._draining.pop(pipeline, None)
         self._compare()

@@ -1,4 +1,5 @@
-"""What the pipelines of one scheduler share: the requests that wait, and the accounts of the pool.
+"""The state that the pipelines of one scheduler share: the requests that wait, and the accounts of
+the pool.
 
 A request belongs to no pipeline until a pipeline admits it, and to none again when it is preempted
 or its pipeline is lost. Then it waits at its old place in the order, and any pipeline may admit it.

@@ -103,7 +103,8 @@ class PipelineMetrics:
         self._describe_memory()
 
     def close(self, number: int, scheduler: Scheduler) -> None:
-        """Notes that a pipeline serves no longer, if it ever did."""
+        """Removes the scheduling core of a pipeline that no longer serves. Does nothing if the
+        pipeline has never served."""
         if self._schedulers.get(number) is scheduler:
             self._schedulers = {n: one for n, one in self._schedulers.items() if n != number}
             self._describe_memory()

@@ -197,8 +197,8 @@ class RollCall:
         stages, once every worker has answered or failed to answer, and raises.
 
         Raises:
-            Unavailable: a stage has no ready worker. The error names the stage, and the workers that
-            do not fit.
+            Unavailable: a stage has no ready worker. The error names the stage, and the workers
+            that do not fit.
         """
         answers = self._answers
         found = muster(

@@ -1,4 +1,4 @@
-"""How soon a late pipeline is suspected, where other pipelines serve.
+"""The time after which a late pipeline is suspected, if other pipelines serve.
 
 A suspicion costs the computation of the requests that go on elsewhere. On a machine that is often
 late, for example because its processors are shared, suspicions would follow each other. So each

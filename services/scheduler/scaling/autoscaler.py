@@ -66,7 +66,7 @@ class Autoscaler:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether there are to be no pipelines."""
+        """Whether the autoscaler wants no pipelines."""
         return self._size is not None and self._size.n_pipelines == 0
 
     async def run(self) -> None:

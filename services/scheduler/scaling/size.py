@@ -6,8 +6,8 @@ since the queue grows meanwhile for that reason alone.
 
 Fewer are wanted once fewer would have been enough for the whole of `scale_down_after_s`, also
 counted from the last change. What is enough then leaves room: the queue must be done in half of the
-goal, and the pipelines must be no fuller than `MAX_FULL`. So a load that stays the same does not
-change the number to and fro.
+goal, and the pipelines must be no fuller than `MAX_FULL`. So the number does not alternate while
+the load stays the same.
 
 A model that may sleep has no pipelines after `sleep_after_s` without a request, and one as soon as
 there is a request. The rule is a function of times and numbers that the caller gives.
@@ -55,7 +55,7 @@ class Size:
     changed_at: float
     """Time of the last change of the number of pipelines."""
     reason: str = ""
-    """Why the number changed last, in words."""
+    """Reason for the last change of the number, as text."""
     idle_since: float | None = None
     """Time since which there are no requests; None if there are some."""
     enough_since: float | None = None

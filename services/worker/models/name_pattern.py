@@ -4,11 +4,12 @@ Python's own matcher tries one way after another, and `(a*)*b` has so many ways 
 never end. It is asked only for expressions with few ways, such as `.*mlp.gate$`. For others, each
 part of an expression is asked once for each position of a name: at which positions may a match of
 the part end? So the work is at most the size of the expression times the square of the length of
-the name. Positions are the bits of a number.
+the name. A set of positions is a number, of which each bit stands for a position.
 
-Python's parser reads the expressions, so they mean what `re.match` makes of them. What would need
-to know how a part was matched is refused by name: references to groups, atomic groups and
-possessive repeats. Flags are refused, too.
+Python's parser reads the expressions, so they mean what `re.match` makes of them. Some constructs
+cannot be matched in this way, because they depend on how a part was matched. They are refused, and
+the error names the construct: references to groups, atomic groups and possessive repeats. Flags are
+refused, too.
 """
 
 from __future__ import annotations

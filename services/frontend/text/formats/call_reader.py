@@ -87,8 +87,8 @@ class ToolCallReader(ABC):
         self._is_left_out = False
         self._is_in_arguments = False
         self._may_begin_mark: Callable[[str], object] | None = None
-        """Function that says whether a mark that ends the content or the reasoning may begin in a
-        text. None while something else is being read."""
+        """Function that returns whether a text may end with the beginning of a mark. The mark ends
+        the content or the reasoning. None while the reader reads another part of the answer."""
         self._is_reasoning = False
         """Whether reasoning is being read at the moment."""
         self._note_content: Callable[[str], None] | None = None
