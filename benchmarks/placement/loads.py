@@ -195,8 +195,8 @@ def _chat(
     tokens: Iterator[int],
     generator: np.random.Generator,
 ) -> Iterator[Turn]:
-    """Yields the turns of one chat. `opening` is the run of the system prompt, and `tokens` yields
-    a token for each message."""
+    """Yields the turns of one chat. `opening` is the system prompt: one token and the number of its
+    repetitions. `tokens` yields a token for each message."""
     runs, time_s = [opening], begin_s
     for _ in range(int(generator.geometric(1 / MEAN_TURNS))):
         n_message, n_answer = np.exp(

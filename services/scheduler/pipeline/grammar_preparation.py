@@ -109,7 +109,7 @@ class GrammarPreparation:
 
 
 class NoGrammarPreparation:
-    """Stands in where no request has a grammar."""
+    """Replacement for `GrammarPreparation` where no request has a grammar."""
 
     def begin(self, due: DueGrammar) -> None:
         """Does nothing, so that a request with a grammar waits until its deadline."""
