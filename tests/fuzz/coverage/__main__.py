@@ -19,7 +19,7 @@ LIMIT_S = 10
 """Seconds that one input may take, on a busy machine."""
 
 LIMIT_MIB = 2048
-"""Memory that a process may take, most of which is PyTorch."""
+"""Largest memory of the process, in MiB. PyTorch takes most of it."""
 
 
 def fuzz(name: str, *, n_runs: int, seed: int, directory: Path) -> None:
