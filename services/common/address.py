@@ -90,8 +90,8 @@ def loopback() -> str:
 
 
 def own_ip(host: str) -> str:
-    """Returns the IP address of this machine that a setting names, such that other processes can
-    connect to it. `localhost` means the loopback address.
+    """Returns the IP address of this machine that a setting names, which other processes use to
+    connect to this machine. `localhost` means the loopback address.
 
     Raises:
         ValueError: the host is a name, or stands for several addresses.

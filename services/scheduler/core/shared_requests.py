@@ -1,8 +1,8 @@
 """The state that the pipelines of one scheduler share: the requests that wait, and the accounts of
 the pool.
 
-A request belongs to no pipeline until a pipeline admits it, and to none again when it is preempted
-or its pipeline is lost. Then it waits at its old place in the order, and any pipeline may admit it.
+A waiting request belongs to no pipeline, so any pipeline may admit it. A request that is preempted,
+or whose pipeline is lost, waits again at its old place in the order.
 """
 
 from collections import Counter
