@@ -29,9 +29,10 @@ from services.common.tracing import Tracing
 from services.scheduler.autoscaling import build_autoscaler
 from services.scheduler.building import BuildScheduler
 from services.scheduler.cluster.deletion_costs import DeletionCosts
-from services.scheduler.cluster.leader_elector import RENEWAL, LeaderElector
+from services.scheduler.cluster.leader_elector import LeaderElector
 from services.scheduler.cluster.leader_watch import LeaderWatch
 from services.scheduler.cluster.leadership import LeadershipLost
+from services.scheduler.cluster.observed_lease import RENEWAL
 from services.scheduler.cluster.pod_directory import PodDirectory
 from services.scheduler.cluster.replicas import ReplicaStore
 from services.scheduler.cluster.stages import StageDirectory, StaticStages
