@@ -75,26 +75,8 @@ class ServedModel:
         self.service = GenerationService(
             Tokenizer.from_model(model.path),
             self.scheduler,
-            profile=ModelProfile(
-                names=model.names,
-                defaults=defaults,
-                chat_template=ChatTemplate.from_model(model.path),
-                tool_parser=model.tool_parser,
-                reasoning_parser=model.reasoning_parser,
-                additional_properties=settings.additional_properties,
-                tokenizer_file=tokenizer_file(model.path),
-                created=model_created_at(model.path),
-            ),
-            limits=ServiceLimits(
-                hold_s=settings.hold_s,
-                wake_s=settings.wake_s,
-                max_request_s=settings.max_request_s,
-                strict_max_tokens=settings.strict_max_tokens,
-                texts=TextLimits(
-                    max_characters=settings.n_prompt_characters(model.path),
-                    render_limit_s=settings.render_limit_s,
-                ),
-            ),
+            profile=_profile_of(model, settings, defaults),
+            limits=_limits_of(model, settings),
             admission=admission,
             threads=threads,
             tracer=tracer,
@@ -128,3 +110,31 @@ class ServedModel:
             tasks.create_task(self.scheduler.run())
             tasks.create_task(self.watch.run(tell))
             tasks.create_task(self.feed.run())
+
+
+def _profile_of(
+    model: ModelSettings, settings: FrontendSettings, defaults: GenerationDefaults
+) -> ModelProfile:
+    return ModelProfile(
+        names=model.names,
+        defaults=defaults,
+        chat_template=ChatTemplate.from_model(model.path),
+        tool_parser=model.tool_parser,
+        reasoning_parser=model.reasoning_parser,
+        additional_properties=settings.additional_properties,
+        tokenizer_file=tokenizer_file(model.path),
+        created=model_created_at(model.path),
+    )
+
+
+def _limits_of(model: ModelSettings, settings: FrontendSettings) -> ServiceLimits:
+    return ServiceLimits(
+        hold_s=settings.hold_s,
+        wake_s=settings.wake_s,
+        max_request_s=settings.max_request_s,
+        strict_max_tokens=settings.strict_max_tokens,
+        texts=TextLimits(
+            max_characters=settings.n_prompt_characters(model.path),
+            render_limit_s=settings.render_limit_s,
+        ),
+    )
