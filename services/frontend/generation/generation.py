@@ -27,7 +27,7 @@ from services.frontend.generation.outlet import Outlet
 from services.frontend.generation.restored_answers import RestoredAnswers
 from services.frontend.generation.running_answers import RunningAnswers
 from services.frontend.generation.submissions import Submissions
-from services.frontend.generation.value_checks import CheckValue, ValueChecks
+from services.frontend.generation.value_checks import CheckValue, checks_of
 from services.frontend.generation.whole_answers import WholeAnswers
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.link.scheduler_events import (
@@ -70,7 +70,6 @@ class Generation:
         "__weakref__",
         "_answers",
         "_at_scheduler",
-        "_call",
         "_checks",
         "_expiry",
         "_inbox",
@@ -138,17 +137,14 @@ class Generation:
         """Whether this call resumes a broken stream. The client then has a part of the answers
         already."""
         self._span = span
-        self._call = call or MeasuredCall(self.n_answers)
-        self._checks: ValueChecks | None = None
-        if check_value is not None:
-            checks = ValueChecks(
-                check_value,
-                prompts,
-                options.format_schema,
-                keep=self.keep,
-                note=self._call.checked_values.append,
-            )
-            self._checks = checks if checks.unenforced else None
+        call = call or MeasuredCall(self.n_answers)
+        self._checks = checks_of(
+            check_value,
+            prompts,
+            options.format_schema,
+            keep=self.keep,
+            note=call.checked_values.append,
+        )
         self._inbox = Inbox(resources.budget, refusals=resources.refusals)
         self._outlet: Outlet | None = None
         self._shows_text_only = not options.shows_tokens
@@ -163,7 +159,7 @@ class Generation:
         self._at_scheduler = self._submissions.at_scheduler
         self._expiry: asyncio.TimerHandle | None = None
         self._running = RunningAnswers(
-            self._answers, span=span, call=self._call, cut_off=self._submissions.cut_off
+            self._answers, span=span, call=call, cut_off=self._submissions.cut_off
         )
         self._restored = RestoredAnswers(
             self._answers,
@@ -173,7 +169,7 @@ class Generation:
             replaying=resources.replaying,
         )
         self._n_prompt_tokens = sum([len(prompt.token_ids) for prompt in prompts])
-        self._call.n_prompt_tokens = self._n_prompt_tokens
+        call.n_prompt_tokens = self._n_prompt_tokens
 
     @property
     def n_answers(self) -> int:
