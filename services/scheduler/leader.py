@@ -208,7 +208,7 @@ class Leader:
     def _begin_drain(
         self, pipeline: Pipeline, loop: ServingLoop, former: Former, leaving: frozenset[str]
     ) -> None:
-        # Of a model that is to sleep nobody waits for another pipeline.
+        # No request waits for another pipeline if the model goes to sleep.
         loop.leave(is_last=self._is_asleep)
         former.note_leaving(pipeline, leaving)
         self._watching.note_draining(pipeline.epoch)

@@ -371,7 +371,7 @@ class Load:
     """Clients at work."""
 
     def __init__(self, command: list[str]) -> None:
-        # Files, and not pipes, which somebody would have to read all the time; `stop` closes them.
+        # Files need no reader, while a full pipe would block the process. `stop` closes them.
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(

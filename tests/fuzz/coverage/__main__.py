@@ -24,7 +24,7 @@ LIMIT_MIB = 2048
 
 def fuzz(name: str, *, n_runs: int, seed: int, directory: Path) -> None:
     """Runs a target in this process, which atheris ends."""
-    import atheris  # an extra, which those who only list the targets need not have
+    import atheris  # an extra that a listing of the targets does not need
 
     with atheris.instrument_imports(include=["services", "jinja2"]):
         target: Target = import_module(f"{targets.__name__}.{name}").TARGET
