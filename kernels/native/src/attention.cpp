@@ -858,7 +858,7 @@ void attention(const Batch<T>& batch) {
         float* first = results.get() + piece->first_result * result_size;
         const int64_t n_before = segment_of(piece->first_key) - piece->first_segment;
         work.run(*piece, first + n_before * work.result_floats(*piece), claim_following);
-        // Whoever finishes the last part has all the others.
+        // The thread that finishes the last part combines all parts.
         auto& done = n_done[piece->first_result];
         if (done.fetch_add(1, std::memory_order_acq_rel) == piece->n_parts - 1) {
           work.combine(*piece, first);

@@ -1,4 +1,4 @@
-"""The limits of the served model, as far as they are known."""
+"""The limits of the served model, from the pipeline that serves it or served it last."""
 
 from services.frontend.link.known_pipeline import KnownPipeline
 from services.frontend.request.limits import ModelLimits

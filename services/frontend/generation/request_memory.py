@@ -1,5 +1,5 @@
-"""The memory that a request takes in addition when its prompts have become tokens. The memory of
-the request itself was counted when the request arrived."""
+"""The memory that a request takes in addition when its prompts have been encoded into tokens. The
+memory of the request itself was counted when the request arrived."""
 
 from array import array
 from collections.abc import Sequence

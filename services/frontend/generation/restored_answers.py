@@ -59,7 +59,7 @@ class RestoredAnswers:
         return self._readers.pop(index, None)
 
     async def restore(self, *, deadline: float | None) -> None:
-        """Restores all answers, by the time `deadline` of the event loop's clock.
+        """Restores all answers. `deadline` is a time of the event loop's clock; None sets no limit.
 
         Raises:
             InvalidRequest: the broken stream cannot have sent the tokens that the resumption names.

@@ -1,4 +1,4 @@
-"""Tokens without generation: the tokens of a prompt, their number, their text and their names."""
+"""Requests that need only the tokenizer: tokenize, detokenize, count, and names of tokens."""
 
 import asyncio
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ TOKEN_NAME_BYTES = 96
 
 
 class TokenService:
-    """Serves the requests of all protocols to one model for tokens, and not for answers."""
+    """Serves the requests of all protocols that need the tokenizer but no generation."""
 
     def __init__(
         self,
