@@ -165,8 +165,7 @@ class _Choice:
 
     def of(self, request: Request, selecting: Hashable) -> Hashable | None:
         """Returns the pipeline that is to admit a waiting request. `selecting` is the pipeline that
-        asks and could admit the request at once. Returns None if the request waits for the memory
-        of another pipeline, since `selecting` may not run it."""
+        asks. Returns None if the request has to wait for memory and cannot run in `selecting`."""
         rooms = self._rooms.eligible(request)
         costs = {
             one: (self._before(one), room.n_uncached_tokens(request))
