@@ -74,7 +74,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if SAMPLE:
         groups = {
             item.nodeid: group_of(
-                item.nodeid, is_of_system=item.get_closest_marker("system") is not None
+                item.nodeid,
+                is_of_system=any(map(item.get_closest_marker, ("system", "cluster"))),
             )
             for item in items
         }

@@ -87,7 +87,7 @@ class Placement:
             (
                 room.n_uncached_tokens(request)
                 for room in rooms.values()
-                if room.has_room(request, n_more=n_more, n_more_blocks=n_more_blocks)
+                if room.n_places > n_more and room.takes(request, n_more_blocks=n_more_blocks)
             ),
             default=None,
         )
@@ -160,26 +160,29 @@ class _Choice:
     def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
         self._n_tokens: dict[Hashable, int] = {}
-        self._n_chosen = dict.fromkeys(rooms.all, 0)
-        self._blocked: set[Hashable] = set()
+        # Places of the pipelines that have any. A pipeline without memory for a request has none
+        # for the requests behind it.
+        self._n_places = {one: n for one, room in rooms.all.items() if (n := room.n_places)}
 
     def of(self, request: Request, selecting: Hashable) -> Hashable | None:
         """Returns the pipeline that is to admit a waiting request. `selecting` is the pipeline that
         asks. Returns None if the request has to wait for memory and cannot run in `selecting`."""
         rooms = self._rooms.eligible(request)
         costs = {
-            one: (self._before(one), room.n_uncached_tokens(request))
-            for one, room in rooms.items()
-            if one not in self._blocked and room.has_room(request, n_more=self._n_chosen[one])
+            one: (self._before(one), rooms[one].n_uncached_tokens(request))
+            for one in self._n_places
+            if one in rooms and rooms[one].takes(request)
         }
         if not costs:
-            # The request waits for memory. Where it would fit, no request behind it is admitted.
             fitting = {one for one, room in rooms.items() if room.fits_ever(request)}
-            self._blocked |= fitting
+            for one in fitting & self._n_places.keys():
+                del self._n_places[one]
             return selecting if selecting in fitting else None
         best = self._best(costs, selecting)
-        self._n_chosen[best] += 1
         self._n_tokens[best] = sum(costs[best]) + RUNNING_TOKENS
+        self._n_places[best] -= 1
+        if not self._n_places[best]:
+            del self._n_places[best]
         return best
 
     def _best(self, costs: Mapping[Hashable, tuple[int, int]], selecting: Hashable) -> Hashable:

@@ -34,9 +34,15 @@ class Room(Protocol):
         """Returns whether the pipeline could run a request if no other request ran in it."""
         ...
 
-    def has_room(self, request: Request, *, n_more: int, n_more_blocks: int = 0) -> bool:
-        """Returns whether the pipeline could admit a request now, and `n_more` others, which need
-        `n_more_blocks` blocks."""
+    @property
+    def n_places(self) -> int:
+        """Number of further requests that the pipeline could admit now, if its memory has room for
+        them."""
+        ...
+
+    def takes(self, request: Request, *, n_more_blocks: int = 0) -> bool:
+        """Returns whether a pipeline with a place could admit a request into it, beside others that
+        need `n_more_blocks` blocks."""
         ...
 
     def n_blocks_for(self, request: Request) -> int:

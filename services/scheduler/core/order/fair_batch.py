@@ -195,8 +195,9 @@ def shared_out(
     n_free = sum(n_running.values()) - sum(n_running[one] for one in limited)
     weight = sum(map(_weight, limited))
     left = max(float(n_tokens - n_free), fewest * weight)
-    for client in limited[:-1]:
-        if by_weight[client] * weight >= left:
+    most = max(by_weight.values()) * (1 - ROUNDING)
+    for client in limited:
+        if by_weight[client] >= most or by_weight[client] * weight >= left:
             break
         left -= n_running[client]
         weight -= _weight(client)
