@@ -12,7 +12,7 @@ from tests.fake_kubernetes import DEPLOYMENT, LEASE
 from tests.limits import HANG_S
 from tests.system.pods import Pods, WorkerDeployment, end, pods
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.thorough]
 
 SETTINGS = {
     "n_stages": 2,

@@ -16,7 +16,7 @@ from tests.limits import HANG_S
 from tests.system.conftest import write_model
 from tests.system.stack import Stack, serving
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.thorough]
 
 PROMPT = [3, 4, 5, 6]
 N_TOKENS = 48
