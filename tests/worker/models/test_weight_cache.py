@@ -1,6 +1,7 @@
 """Quantised matrices that are kept in a directory, and mapped at the next load."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,8 +13,10 @@ import torch
 from kernels.packing.linear import pack
 from kernels.weights.linear import Quantization
 from services.local.settings import LocalSettings
+from services.worker.channel import RankEnd
 from services.worker.models.packed_file import read_packed
 from services.worker.models.weight_cache import WeightCache
+from services.worker.rank.stage_shard import StageShard
 from services.worker.settings import PipelinePlace, WorkerSettings
 from tests.checkpoints import write_checkpoint
 from tests.limits import HANG_S
@@ -228,6 +231,19 @@ def test_the_launcher_keeps_weights_in_the_users_cache(
         monkeypatch.setenv(name, value)
     settings = LocalSettings.load("local", ["--model=/models/demo", f"--weight-cache={setting}"])
     assert settings.weight_cache_directory == (None if expected is None else Path(expected))
+
+
+@needs_int8
+def test_a_rank_keeps_its_matrices_where_its_settings_say(
+    checkpoint: Path, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = WorkerSettings(model=checkpoint, quantization="int4", weight_cache=directory)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, caplog.at_level("INFO"):
+        for _ in range(2):
+            StageShard.load(worker.for_rank(0).at(PipelinePlace(0, 1)), RankEnd(theirs))
+    [path] = directory.iterdir()
+    assert f"packed matrices are mapped from {path}" in caplog.text
 
 
 @pytest.mark.parametrize("given", ["", "/weights"])
