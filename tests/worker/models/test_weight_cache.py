@@ -20,6 +20,7 @@ from services.worker.rank.stage_shard import StageShard
 from services.worker.settings import PipelinePlace, WorkerSettings
 from tests.checkpoints import write_checkpoint
 from tests.limits import HANG_S
+from tests.worker.models.quantised_writers import gptq, quantise
 from tests.worker.pipeline import Pipeline, Span, load, needs_int8
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -28,6 +29,7 @@ LOAD_OFTEN = """
 import sys
 from pathlib import Path
 from services.worker.models.weight_cache import WeightCache
+from tests.worker.models.quantised_writers import gptq, quantise
 from tests.worker.pipeline import load
 for build in range(int(sys.argv[3])):
     for _ in range(2):
@@ -83,6 +85,21 @@ def test_logits_are_equal_with_no_cache_a_cold_one_and_a_warm_one(
     assert torch.equal(cold, without)
     assert torch.equal(warm, without)
     assert len(list(directory.iterdir())) == n_stages * tp_size
+
+
+@needs_int8
+def test_matrices_that_the_checkpoint_has_quantised_are_kept(
+    checkpoint: Path, directory: Path, tmp_path: Path
+) -> None:
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False}
+    quantise(checkpoint, tmp_path / "gptq", gptq(bits=4, group_size=32, is_symmetric=False), config)
+    without, cold, warm = (
+        logits(tmp_path / "gptq", cache, quantization="none")
+        for cache in (None, cache_in(directory), cache_in(directory))
+    )
+    assert len(list(directory.iterdir())) == 1
+    assert torch.equal(cold, without)
+    assert torch.equal(warm, without)
 
 
 @needs_int8
