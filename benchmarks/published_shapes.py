@@ -3,7 +3,7 @@
     python -m benchmarks.published_shapes qwen3-0.6b DIR
 
 How fast a model runs depends on its shape alone, and its own weights may not be at hand. The
-weights are bfloat16 and seeded. The tokenizer is that of `benchmarks.make_model`, with as many
+weights are bfloat16 and seeded. The tokenizer is made as in `benchmarks.make_model`, with as many
 tokens as the model has. Needs `transformers` (`pip install -e '.[dev]'`).
 """
 

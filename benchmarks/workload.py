@@ -9,9 +9,9 @@ others stay. For a seed `s`, with numpy's default generator:
 
 So a trace at another rate is the same trace, stretched, and `mixed_lengths` of 64 requests with
 seed 0 always has 17,709 prompt tokens and 4,230 output tokens. Runs on one server have different
-prompts, since servers keep the beginnings of prompts. Lengths are those of Orca's evaluation
-(section 6.2: prompts of 32 to 512 tokens, outputs of 1 to 128) unless others are asked for, or
-those of public traces of production, whose files are downloaded from their publishers.
+prompts, since servers keep the beginnings of prompts. By default, lengths are sampled as in Orca's
+evaluation (section 6.2): prompts of 32 to 512 tokens, and outputs of 1 to 128. The options can
+choose other bounds, or a public trace of production, whose file is downloaded from its publisher.
 """
 
 import argparse
@@ -36,15 +36,15 @@ from simulator.workload import read_trace as read_trace
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """A request to be sent, `arrival_s` seconds after the start of the run, or after the end of the
-    one that it follows."""
+    """A request to be sent `arrival_s` seconds after the start of the run. If the request follows
+    another one, the time counts from the end of the other request."""
 
     arrival_s: float
     prompt_token_ids: tuple[int, ...]
     n_output: int
     follows: int | None = field(default=None, kw_only=True)
-    """Index of the request of which this is a further turn, for peers: its tokens come after that
-    one's prompt and answer."""
+    """Index of an earlier request of the same conversation, for peers: the tokens of this request
+    come after the prompt and the answer of the earlier request."""
 
     @property
     def n_prompt(self) -> int:

@@ -105,8 +105,8 @@ def bursty_arrivals(
     n_requests: int, *, rate: float, variation: float, seed: int
 ) -> tuple[float, ...]:
     """Returns times of arrival for `rate` requests a second, the first at 0. Gaps have a Gamma
-    distribution with the coefficient of variation `variation`; with 1 the times are those of
-    `workload.poisson_arrivals`."""
+    distribution with the coefficient of variation `variation`. With the value 1, the result is the
+    same as the result of `workload.poisson_arrivals`."""
     shape = variation**-2
     generator = np.random.default_rng([seed, 2])
     gaps = (

@@ -64,7 +64,7 @@ class OnePool:
     """A site of schedulers that share one pool."""
 
     def __init__(self, schedulers: Sequence[Scheduling], pools: Sequence[RequestPool]) -> None:
-        """`pools` are the pool as each of the schedulers sees it."""
+        """`pools` has the view of the pool for each scheduler."""
         self.schedulers = tuple(schedulers)
         self.woken: dict[int, None] = {}
         for index, pool in enumerate(pools):

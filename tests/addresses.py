@@ -1,4 +1,5 @@
-"""Addresses for servers that are told where to listen, and do not say where they do."""
+"""Free addresses on loopback, for servers that are told where to listen and do not report their
+address."""
 
 import random
 import socket
@@ -8,7 +9,8 @@ PORTS = range(20_000, 32_000)
 
 
 def free_address() -> str:
-    """Returns an address on loopback where nobody listens, and nobody else will by chance."""
+    """Returns an address on loopback on which no process listens. No other process will get the
+    address by chance."""
     while True:
         address = ("127.0.0.1", random.choice(PORTS))
         with socket.socket() as probe:

@@ -53,7 +53,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 MARKER = re.compile(r"^<!-- (\w+(?: [\w.]+)?) -->$", re.M)
 
 UNSAID = "…"
-"""The meaning of a row that nobody has written yet."""
+"""Placeholder for the meaning of a row that has not been written yet."""
 
 HEADS = {
     "fields": ("field", "type", "default", "range", "meaning"),
@@ -73,7 +73,7 @@ WORD_RANGE = f"at most {MAX_BAD_WORD_TOKENS} tokens together"
 """Range of words that are given as tokens, which only gRPC takes."""
 
 ANY = "*"
-"""A cell that the code says nothing of."""
+"""Placeholder of a cell for which the code gives no value."""
 
 Row = tuple[str, ...]
 """The cells of a row."""
@@ -130,8 +130,8 @@ def written(page: str) -> Tables:
 
 
 def faults(page: str) -> list[str]:
-    """Returns where the page is not what the code says: tables of unknown subjects, rows without a
-    meaning, and lines that would be written otherwise."""
+    """Returns the differences between the page and the code, as lines of text: tables of unknown
+    subjects, rows without a meaning, and lines that would be written differently."""
     tables = written(page)
     found = [
         f"there is no such subject: {subject}" for subject in tables.keys() - expected().keys()
@@ -354,7 +354,7 @@ def _answer(kind: Any) -> dict[str, Row]:
 
 
 def public_messages() -> Iterator[Descriptor]:
-    """Yields the messages of the public protos, those inside others after them."""
+    """Yields the messages of the public protos, outer messages before the messages inside them."""
     for file in (sampling_pb2.DESCRIPTOR, inference_pb2.DESCRIPTOR):
         for message in file.message_types_by_name.values():
             yield message
@@ -381,7 +381,7 @@ def _enum(enum: EnumDescriptor) -> dict[str, Row]:
 
 
 def _option_range(name: str) -> str:
-    """Returns the range of an option, which is that of the same field over HTTP."""
+    """Returns the range of an option. The field of the same name over HTTP has the same range."""
     if name == "grammar":  # which HTTP spells in other ways
         return f"at most {MAX_GRAMMAR_LENGTH} characters"
     texts = _document()["StopTexts"]
@@ -473,8 +473,8 @@ def _example(kind: Any) -> errors.OrcinusError:
 
 
 def rewritten(page: str) -> str:
-    """Returns the page with every row that the code has and no other; cells that the code says
-    nothing of are kept."""
+    """Returns the page with exactly the rows that follow from the code. Cells for which the code
+    gives no value are kept."""
     code, text = expected(), written(page)
     for subject, rows in code.items():
         table = _table(subject, rows, text.get(subject, {}))

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 
 def group_of(case: str, *, is_of_system: bool) -> str:
-    """Returns the name of the cases of which a sample has a limited number: the test of a case, or
-    the test's folder if the case is of a whole system.
+    """Returns the name of the group that a case belongs to: the test, or the test's folder if the
+    test starts a whole system. A sample has a limited number of cases of each group.
 
     `case` is pytest's node ID, in which a test's name ends where its parameters begin.
     """
@@ -23,8 +23,8 @@ def group_of(case: str, *, is_of_system: bool) -> str:
 
 
 def drawn_cases(groups: Mapping[str, str], size: int, seed: str) -> set[str]:
-    """Returns the cases to run: of each group at most `size`, drawn by `seed`. `groups` has the
-    group of each case."""
+    """Returns the cases to run: at most `size` of each group, chosen at random by `seed`. `groups`
+    has the group of each case."""
     cases_of_groups = defaultdict(list)
     for case, group in groups.items():
         cases_of_groups[group].append(case)

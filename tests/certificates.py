@@ -27,7 +27,7 @@ class Pem:
 
     @property
     def serial_number(self) -> int:
-        """The serial number, which tells a certificate from others for the same names."""
+        """Returns the serial number, which differs between two certificates for the same names."""
         return x509.load_pem_x509_certificate(self.certificate).serial_number
 
 
@@ -108,7 +108,8 @@ def mount(directory: Path, files: dict[str, bytes]) -> None:
 
 
 def serial_number_at(address: str, context: ssl.SSLContext, *, name: str | None = None) -> int:
-    """Which certificate a new connection is shown; blocks until it is."""
+    """Returns the serial number of the certificate that a server shows to a new connection. Blocks
+    until the handshake is complete."""
     host, _, port = address.rpartition(":")
     context.set_alpn_protocols(["h2", "http/1.1"])  # gRPC insists on it
     with (

@@ -77,7 +77,8 @@ def _write(
     dtype: torch.dtype,
     max_shard_size: str,
 ) -> Path:
-    """Writes what this process has written before from memory, since it takes long to draw."""
+    """Writes a checkpoint to a directory. A checkpoint that this process has written before is kept
+    in memory, since making random weights takes long."""
     what = (type(config), config.to_json_string(use_diff=False), seed, dtype, max_shard_size)
     if what not in _written:
         with torch.random.fork_rng():

@@ -58,8 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keeps the collector from modules and tests, of which none is ever free: they are a million
-    objects, and would be looked at again and again while tests run."""
+    """Excludes modules and tests from garbage collection. They are a million objects that are never
+    freed, and would be examined again and again while tests run."""
     gc.disable()
     try:
         return (yield)
@@ -74,7 +74,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if SAMPLE:
         groups = {
             item.nodeid: group_of(
-                item.nodeid, is_of_system=item.get_closest_marker("system") is not None
+                item.nodeid,
+                is_of_system=any(map(item.get_closest_marker, ("system", "cluster"))),
             )
             for item in items
         }

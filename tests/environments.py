@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 NOWHERE = "http://127.0.0.1:9"
-"""A proxy where nobody listens: a call that goes there fails."""
+"""A proxy address on which no process listens, so that a call through the proxy fails."""
 
 PROXIES: Mapping[str, str] = {
     **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "grpc_proxy"), NOWHERE),

@@ -26,12 +26,12 @@ class Repository:
     files: dict[str, bytes]
     commit: str = "c0ffee" + "0" * 34
     is_gated: bool = False
-    """Whether only those with a token may have it."""
+    """Whether a token is needed to read the repository."""
 
 
 @dataclass(slots=True)
 class FakeHub:
-    """What the hub has, how it behaves, and what it was asked for."""
+    """The repositories of the hub, the faults that it simulates, and the requests that it got."""
 
     repositories: dict[str, Repository] = field(default_factory=dict)
     token: str = "hf_secret"
@@ -48,7 +48,7 @@ class FakeHub:
     url: str = ""
 
     def environment(self, home: Path, **variables: str) -> dict[str, str]:
-        """Returns variables by which a process of ours finds this hub, and nothing else."""
+        """Returns environment variables with which a process uses this hub and no other."""
         return {
             "PATH": "/usr/bin:/bin",
             "PYTHONPATH": f"{ROOT}:{ROOT / 'protos' / 'gen'}",
@@ -66,7 +66,8 @@ class FakeHub:
 
 
 def checkpoint(weights: bytes = b"w" * 100, **others: bytes) -> dict[str, bytes]:
-    """Returns the files of a repository that could be served, with what is not for serving."""
+    """Returns the files of a checkpoint that could be served, together with files that serving does
+    not need."""
     return {
         "config.json": b"{}",
         "tokenizer.json": b'{"version": "1.0"}',

@@ -31,7 +31,7 @@ RUNNING: Object = {"running": {"startedAt": "2026-11-20T10:00:00Z"}}
 
 @dataclass
 class FakeKubernetes:
-    """One API server's state, and what it is told to do wrong."""
+    """The state of one API server, and the faults that it simulates."""
 
     token: str = TOKEN
     """The one token that is accepted."""
@@ -73,7 +73,8 @@ class FakeKubernetes:
         return len(self._watches)
 
     def create_lease(self, **spec: Any) -> None:
-        """The lease as a manifest without a `spec` makes it, unless told what it says."""
+        """Creates the lease. Without arguments it is as a manifest without a `spec` makes it;
+        `spec` has the fields to set."""
         self.version += 1
         metadata = {
             "name": LEASE,
@@ -101,7 +102,7 @@ class FakeKubernetes:
         }
 
     def set_pod(self, name: str, **changes: Any) -> None:
-        """Creates or changes a pod; see `pod` for what can be said of it."""
+        """Creates or changes a pod. `pod` describes the arguments."""
         kind = "MODIFIED" if name in self.pods else "ADDED"
         self._publish(kind, pod(name, **changes))
 
@@ -116,12 +117,12 @@ class FakeKubernetes:
         self._tell({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": metadata}})
 
     def send_garbage(self) -> None:
-        """Sends watches a line that nobody understands."""
+        """Sends watches a line that is not valid JSON."""
         self.version += 1
         self._tell({"type": "GREETING", "object": {"kind": "Pod", "metadata": {}}})
 
     def compact(self) -> None:
-        """Forgets how things came to be as they are."""
+        """Forgets all earlier versions, so that a watch cannot start from them."""
         self.version += 1
         self.compacted = self.version
         self._events.clear()
@@ -132,7 +133,7 @@ class FakeKubernetes:
             transport.abort()
 
     def end_watches(self) -> None:
-        """Ends all watches in good order, as their time-out does."""
+        """Ends all watches without an error, as a server does when their time is over."""
         self._watches.clear()
         self._wake()
 
@@ -155,8 +156,8 @@ class FakeKubernetes:
         self._news = asyncio.Event()
 
     async def _begin(self, request: web.Request, verb: str) -> web.Response | None:
-        """Notes and checks a request, as every handler does first; returns the refusal, if there is
-        one."""
+        """Records and checks a request at the beginning of a handler. Returns the refusal if the
+        request is refused, otherwise None."""
         self.requests.append(verb)
         if request.transport is not None:
             self._transports.add(request.transport)
@@ -314,7 +315,7 @@ class FakeKubernetes:
                 await news.wait()
 
     def stop(self) -> None:
-        """Lets watches end, so that the server can."""
+        """Ends the watches, so that the server can stop."""
         self._stopping = True
         self._wake()
 
@@ -330,7 +331,7 @@ def pod(
     deleted: str | None = None,
     states: Sequence[Object] = (),
 ) -> Object:
-    """A pod in the API's words; `states` are those of its containers."""
+    """Returns a pod as the API describes it. `states` are the states of its containers."""
     metadata: Object = {
         "name": name,
         "namespace": NAMESPACE,

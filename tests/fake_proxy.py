@@ -16,7 +16,7 @@ SOCKS = b"\x05"
 
 @dataclass(slots=True)
 class FakeProxy:
-    """What the proxy demands, and what it was asked for."""
+    """The credentials that the proxy demands, and the addresses that it was asked to connect to."""
 
     password: str | None = None
     """Password that clients of the HTTP kind must send, as the user `user`."""

@@ -18,7 +18,8 @@ from tests.fake_http import serving_http
 ROOT = Path(services.__path__[0]).parent
 ACCESS_KEY = "AKIDEXAMPLE"
 MAX_KEYS = 3
-"""Keys in one answer: so a listing takes several, as one of thousands does."""
+"""Largest number of keys in one answer. The number is small, so that a listing takes several
+answers, as a listing of thousands of keys does."""
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class Stored:
     """None: the MD5 of its content, as for objects that are put in one part."""
     encryption: str | None = None
     sent: bytes | None = None
-    """What is sent in place of the content."""
+    """Bytes that are sent in place of the content; None sends the content."""
 
     @property
     def shown_etag(self) -> str:
@@ -39,7 +40,7 @@ class Stored:
 
 @dataclass(slots=True)
 class FakeS3:
-    """What the storage has, how it behaves, and what it was asked for."""
+    """The objects of the storage, the faults that it simulates, and the requests that it got."""
 
     buckets: dict[str, dict[str, Stored]] = field(default_factory=dict)
     drops_after: int | None = None
@@ -49,13 +50,13 @@ class FakeS3:
     is_hanging: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
     status: int | None = None
-    """HTTP status of all answers; None: what fits."""
+    """HTTP status of all answers. If None, each answer has the correct status."""
     ignores_ranges: bool = False
     has_etags: bool = True
     lists_all: bool = False
     """Whether listings show everything, whatever prefix they are asked for."""
     reads: list[tuple[str, int, int]] = field(default_factory=list)
-    """What was read: the key, the first byte and the one after the last."""
+    """Reads of objects: the key, the first byte, and the byte after the last."""
     n_requests: int = 0
     url: str = ""
 
@@ -65,7 +66,7 @@ class FakeS3:
         objects.update({f"{prefix}/{name}": Stored(content) for name, content in files.items()})
 
     def environment(self, home: Path, **variables: str) -> dict[str, str]:
-        """Returns variables by which a process of ours finds this storage, and nothing else."""
+        """Returns environment variables with which a process uses this storage and no other."""
         return {
             "PATH": "/usr/bin:/bin",
             "PYTHONPATH": f"{ROOT}:{ROOT / 'protos' / 'gen'}",

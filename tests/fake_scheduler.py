@@ -184,8 +184,8 @@ def finds(n_cached_tokens: int, behave: Behaviour) -> Behaviour:
 
 
 def says(*token_ids: int) -> Behaviour:
-    """Generates these tokens, one per iteration, but those that the request has already, and ends
-    as a real scheduler would."""
+    """Generates these tokens, one in each iteration, and then ends as a real scheduler does. Tokens
+    that the request already has are not sent again."""
 
     async def behave(request: FakeRequest) -> None:
         request.accept()
@@ -265,13 +265,13 @@ class FakeScheduler:
         watch: FakeWatch | None = None,
     ) -> None:
         self.watch = watch
-        """What it tells those who watch it; without it nobody can."""
+        """The watch service of this scheduler. Without it, no client can watch."""
         self.behaviour = behaviour
         self.pipeline = pipeline
         """Description of the pipeline for frontends that connect; they are told nothing if it is
         None."""
         self.sleep: scheduler_pb2.Sleep | None = None
-        """What frontends are told while there is no pipeline, if anything."""
+        """Message that frontends get while there is no pipeline, or None."""
         self.demands: list[int] = []
         """Numbers of held requests that frontends have told, in order."""
         self.n_free: int | None = None
@@ -316,7 +316,7 @@ class FakeScheduler:
         await self._health.set_serving(True)
 
     async def stand_by(self) -> None:
-        """Leads no longer: ends the streams of all frontends and lets nobody in."""
+        """Stops leading: ends the streams of all frontends and refuses new ones."""
         self._is_leading = False
         await self._health.set_serving(False)
         for connection in list(self._connections):
@@ -324,19 +324,20 @@ class FakeScheduler:
         self.drop_connections()
 
     def open(self, pipeline: scheduler_pb2.PipelineDescription = PIPELINE) -> None:
-        """Has a pipeline, and tells all frontends."""
+        """Opens a pipeline, and tells all frontends."""
         self.pipeline = pipeline
         for connection in self._connections:
             connection.send(scheduler_pb2.ConnectResponse(pipeline=pipeline))
 
     def close(self, shortfall: str = "") -> None:
-        """Has no pipeline, and tells all frontends, and why; what runs goes on."""
+        """Closes the pipeline, and tells all frontends the reason. Running requests go on."""
         self.pipeline = None
         for connection in self._connections:
             connection.send(scheduler_pb2.ConnectResponse(is_closed=True, shortfall=shortfall))
 
     def note_sleep(self, state: scheduler_pb2.SleepState) -> None:
-        """Has a model without a pipeline that is asleep or starts, and tells all frontends."""
+        """Puts the model to sleep or starts it, while there is no pipeline, and tells all
+        frontends."""
         self.pipeline = None
         self.sleep = scheduler_pb2.Sleep(state=state, pipeline=PIPELINE)
         for connection in self._connections:
@@ -400,7 +401,7 @@ class FakeScheduler:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def submit(self, submission: scheduler_pb2.Submission, connection: "_Connection") -> None:
-        """Starts what a request does."""
+        """Starts the behaviour of a new request."""
         request = FakeRequest(submission, connection.send)
         connection.start(request, self.behaviour(request))
         async with self._arrivals:

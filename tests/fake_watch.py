@@ -1,10 +1,10 @@
-"""A `WatchService` that tells what a test says, and who asked it.
+"""A `WatchService` that sends the events of a test, and records its watchers.
 
     watch = FakeWatch()
     scheduler = FakeScheduler(watch=watch)
     watch.tell(epoch(1), request(7, watch_pb2.REQUEST_TURN_WAITING))
 
-Each watch that begins is told `first`, in one message, and then what `tell` is called with.
+Each new watch gets `first`, in one message, and then the events that are passed to `tell`.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from orcinus.v1 import scheduler_pb2, watch_pb2
 SERVICE = watch_pb2.DESCRIPTOR.services_by_name["WatchService"]
 
 START_NS = 1_790_000_000 * 10**9
-"""When the first event happens unless it says otherwise, in nanoseconds since 1970."""
+"""Default time of the first event, in nanoseconds since 1970."""
 
 
 class FakeWatch:
@@ -35,7 +35,7 @@ class FakeWatch:
         return len(self._outboxes)
 
     def tell(self, *events: watch_pb2.WatchEvent) -> None:
-        """Tells all who watch, in one message."""
+        """Sends events to all watchers, in one message."""
         for outbox in self._outboxes:
             outbox.put_nowait(watch_pb2.WatchResponse(events=events))
 
@@ -45,7 +45,8 @@ class FakeWatch:
             outbox.put_nowait(None)
 
     async def wait_asked(self, n_watches: int = 1) -> list[bool]:
-        """Waits until so many watches have begun; returns what each asked for."""
+        """Waits until `n_watches` watches have begun. Returns, for each, whether it asked for
+        decisions."""
         async with self._changed:
             await self._changed.wait_for(lambda: len(self.asked) >= n_watches)
         return self.asked
@@ -138,7 +139,7 @@ def mark(
     kind: watch_pb2.MarkKind = watch_pb2.MARK_KIND_LOST,
     epoch: int = 0,
 ) -> watch_pb2.WatchEvent:
-    """Something that explains what is seen."""
+    """Returns a mark with a text that explains the events around it."""
     told = watch_pb2.MarkEvent(kind=kind, text=text, epoch=epoch)
     return watch_pb2.WatchEvent(time_unix_ns=_ns(at_s), mark=told)
 

@@ -136,7 +136,8 @@ async def fake_stage(
     loads: bool = True,
     block_size: int = 4,
 ) -> AsyncIterator[FakeStage]:
-    """Serves one stage on loopback, whose rank `loads` before it does."""
+    """Serves one stage on loopback. With `loads`, the stage's rank has loaded its weights
+    before."""
     controller = Controller(tp_size=1, place=PipelinePlace(stage_index, n_stages))
     rank = FakeRank(controller, stage_index, n_stages, answers, block_size)
     controller.attach([rank])

@@ -1,4 +1,4 @@
-"""The tensors that llama.cpp's converter makes of those of a checkpoint."""
+"""Converts the tensors of a checkpoint to the tensors that llama.cpp's converter writes."""
 
 import math
 import re
@@ -44,7 +44,7 @@ def gguf_name(name: str, names: TensorNameMap) -> str:
 
 
 def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors with those of numbered experts and streams in stacks."""
+    """Returns the tensors. Numbered tensors of experts and streams are joined to stacks."""
     found: dict[str, Tensor] = {}
     parts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in tensors.items():

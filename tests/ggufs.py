@@ -1,6 +1,6 @@
 """Writes checkpoints as GGUF files, with the package that defines the format.
 
-The names of tensors are those of the package's own table. `gguf_tensors.py` has the arrangements
+The names of tensors are taken from the package's own table. `gguf_tensors.py` has the arrangements
 and `gguf_metadata.py` the keys, both as llama.cpp's converter writes them.
 """
 
@@ -32,7 +32,8 @@ def write_gguf(
     is_dequantised: bool = False,
     claims: str | None = None,
 ) -> Path:
-    """Writes a checkpoint's model; matrices are of `kind`, and `metadata` overrides what is said.
+    """Writes a checkpoint's model; matrices are of `kind`, and `metadata` overrides entries of the
+    metadata.
 
     `tokenizer` are the values of `tokenizer.ggml.…`, by the ends of these keys. With
     `is_dequantised` the file has the floats that quantised matrices mean. `claims` is the
@@ -119,9 +120,7 @@ def vocabulary(tokenizer_json: Mapping[str, Any], *, pre: str) -> dict[str, Any]
 
 
 def random_blocks(n_rows: int, row_bytes: int) -> np.ndarray[Any, Any]:
-    """Returns rows of random bytes, of which any type of blocks can be read.
-
-    Without one of their bits no scale in them is infinite.
-    """
+    """Returns rows of random bytes, which can be read as blocks of any type. One bit of each byte
+    is always 0, so that no scale is infinite."""
     generator = np.random.default_rng(0)
     return generator.integers(0, 256, (n_rows, row_bytes), dtype=np.uint8) & np.uint8(0xBF)

@@ -1,4 +1,4 @@
-"""A client of gRPC servers that decides itself what it sends, and what it reads, frame by frame."""
+"""A client of gRPC servers that decides, frame by frame, what to send and what to read."""
 
 import asyncio
 import struct
@@ -26,7 +26,7 @@ from tests.limits import HANG_S
 
 @dataclass
 class Answer:
-    """What has come of a call."""
+    """The received part of a call's answer."""
 
     data: bytes = b""
     metadata: dict[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ def framed(message: bytes) -> bytes:
 
 
 class Http2Client:
-    """One connection. With a window of 0 it reads nothing of what answers carry."""
+    """One connection. With a window of 0 it accepts no data of answers."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, window: int
@@ -132,7 +132,7 @@ class Http2Client:
         return stream
 
     def send(self, stream: int, data: bytes) -> None:
-        """Sends bytes of a call's message, which go on."""
+        """Sends bytes of a call's message; more bytes may follow."""
         self.h2.send_data(stream, data)
         self.flush()
 
@@ -151,11 +151,11 @@ class Http2Client:
         self._writer.write(frames)
 
     def flush(self) -> None:
-        """Sends what there is to send."""
+        """Sends all bytes that wait to be sent."""
         self._writer.write(self.h2.data_to_send())
 
     async def wait_over(self, stream: int) -> Answer:
-        """The answer of a call that has ended, or whose connection has."""
+        """Waits until a call has ended or its connection is closed, and returns the answer."""
         async with asyncio.timeout(HANG_S), self._changed:
             await self._changed.wait_for(lambda: self.answers[stream].is_over or self._is_closed)
         return self.answers[stream]
@@ -197,7 +197,8 @@ class Http2Client:
 
     @property
     def _is_leaving(self) -> bool:
-        """Whether the server has said that it closes the connection; h2 reads no frame after."""
+        """Whether the server has announced that it closes the connection. After this, h2 reads no
+        frames."""
         return self.h2.state_machine.state is ConnectionState.CLOSED
 
     def _events(self, data: bytes) -> list[Event]:

@@ -1,4 +1,4 @@
-"""How long tests wait for what must come."""
+"""Timeouts of waits in tests."""
 
 HANG_S = 120.0
 """Timeout, in seconds, of a wait that ends by itself whenever a test passes.

@@ -1,4 +1,5 @@
-"""The table of `docs/security.md`: what listens where, and who gets through."""
+"""The table of `docs/security.md`: the addresses on which each process listens, and the clients
+that may connect."""
 
 import re
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ ANSWER_LOST = Fate(is_answered=False)
 
 @dataclass
 class Lease:
-    """The one lease that everybody sees. At first its last holder has given it away."""
+    """A lease that all stores share. At first its last holder has given it away."""
 
     record: LeaseRecord = field(
         default_factory=lambda: LeaseRecord("", 0, 0, "1", is_released=True)
@@ -36,11 +36,11 @@ class Lease:
     n_writes: int = 1
 
     def delete(self) -> None:
-        """Deletes it behind everybody's back."""
+        """Deletes the lease without telling the stores."""
         self.record = LeaseRecord("", 0, 0, "")
 
     def edit(self, **changes: object) -> None:
-        """Changes it behind everybody's back."""
+        """Changes the lease without telling the stores."""
         self.n_writes += 1
         version = str(self.n_writes)
         self.record = replace(self.record, **{"version": version} | changes)  # type: ignore[arg-type]
@@ -56,8 +56,8 @@ class Lease:
 
 
 class MemoryLeaseStore:
-    """The way to the lease, on which calls meet their fates; a call whose caller has given up goes
-    on."""
+    """A store of the shared lease. Calls can be made to fail or to be delayed. A call goes on even
+    if its caller has given up."""
 
     def __init__(self, lease: Lease, fates: Iterable[Fate] = repeat(GOOD)) -> None:
         self.lease = lease

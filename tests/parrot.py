@@ -181,7 +181,7 @@ def write_parrot(
 
 
 def _tokenizer(special: Iterable[str], added: Iterable[str]) -> tokenizers.Tokenizer:
-    """A tokenizer without merges: one token for each byte, and those that are given."""
+    """Returns a tokenizer without merges: it has one token for each byte, and the given tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: index for index, letter in enumerate(alphabet)}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -1,4 +1,4 @@
-"""Traces that end in a list, for tests of who makes which spans."""
+"""A tracer whose spans end in a list, for tests of spans."""
 
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -47,7 +47,7 @@ def attributes(span: ReadableSpan) -> dict[str, object]:
 
 
 def parent_id(span: ReadableSpan) -> str:
-    """The span that it is a child of, in hexadecimal; empty if it is nobody's."""
+    """Returns the id of a span's parent, in hexadecimal. Empty if the span has no parent."""
     return "" if span.parent is None else f"{span.parent.span_id:016x}"
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from tests.parrot import END, START, Parrot, padded, write_parrot
 
 MAX_ANSWER = 2048
-"""Largest number of tokens of an answer, a token for each byte, with what the template writes
-behind it."""
+"""Largest number of tokens of an answer and of the text that the template writes after it. Each
+byte is a token."""
 N_POSITIONS = 16384
 SHOWN, SHOWN_OF_TOOLS = 300, 100
 """Number of characters that are shown of each message of the system, and of each tool."""
@@ -55,7 +55,7 @@ class Line:
 
     says: str
     to: str = ""
-    """A text in what was said since the last answer."""
+    """Text that must occur in the messages since the last answer."""
     recalling: str = ""
     """A text anywhere in the conversation. Words of the system do not count."""
 

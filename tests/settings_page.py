@@ -127,7 +127,8 @@ def page() -> str:
 
 
 def settings_of(name: str) -> dict[str, FieldInfo]:
-    """Returns the settings of a section; those of every service are in a section of their own."""
+    """Returns the settings of a section. Settings of every service are in a section of their
+    own."""
     kind, _, _ = SECTIONS[name]
     fields = kind.model_fields
     if issubclass(kind, ServerSettings) and kind is not ServerSettings:

@@ -19,8 +19,8 @@ def simulate(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class StoppableProcess:
-    """Runs a coroutine that can be held up at any time, as SIGSTOP does to a process. What happens
-    to it meanwhile it learns when it goes on."""
+    """Runs a coroutine that can be held up at any time, as SIGSTOP does to a process. Results that
+    arrive while it is stopped are delivered when it continues."""
 
     def __init__(self) -> None:
         self._is_running = asyncio.Event()

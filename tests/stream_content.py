@@ -1,5 +1,4 @@
-"""What the chunks of a stream say together. How tokens are spread over chunks depends on when they
-come."""
+"""Joins the chunks of a stream. How tokens are divided among chunks depends on when they arrive."""
 
 from typing import Any
 

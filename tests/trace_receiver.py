@@ -92,7 +92,7 @@ class TraceReceiver:
         return list(self.spans)
 
     def clear(self) -> None:
-        """Forgets what has come."""
+        """Forgets all received spans."""
         with self._has_more:
             self.spans.clear()
 

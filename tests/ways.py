@@ -19,7 +19,7 @@ from tests import api_page
 from tests.generation_options import generation_options
 
 CODES: dict[int, str] = {}
-"""Status of gRPC of an error, by that of HTTP."""
+"""gRPC status of an error, by the HTTP status of the error."""
 for _, _status, _, _, _code, _ in api_page.expected()["errors"].values():
     CODES.setdefault(int(_status), _code.strip("`"))
 
@@ -214,7 +214,7 @@ def _text_or_tokens(prompt: str | list[int]) -> inference_pb2.Prompt:
 
 
 def _request_fields(body: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a request for what a body asks for."""
+    """Returns the fields of a gRPC request that ask for the same answer as an HTTP body."""
     options = {
         name: value
         for name, value in body.items()

@@ -220,8 +220,9 @@ def report(
     *,
     full_rate: float | None = None,
 ) -> dict[str, Any]:
-    """Prints and returns a table with the best round of each process. `full_rate` is a number of
-    tokens a second for which the table has the part of a core that each process needs."""
+    """Prints a table with the best round of each process, and returns the table. If `full_rate` is
+    given, in tokens per second, the table also has the number of cores that each process needs at
+    this rate."""
     rate = max(n / seconds for n, seconds in zip(n_tokens, elapsed_s, strict=True))
     print(f"{title}, {n_tokens[0]} tokens, {rate:.0f} tokens/s")
     cores = "" if full_rate is None else f" {f'cores at {full_rate:.0f}/s':>18}"

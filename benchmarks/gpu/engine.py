@@ -216,8 +216,8 @@ def _profiled(bench: Bench, launch: Callable[[], Launched], step_s: float) -> Ro
 
 
 def profile_of(events: Sequence[Any], step_s: float) -> Row:
-    """Returns the summed times of the kernels; a row that says so if the driver allows no
-    profiling."""
+    """Returns a row with the summed times of the kernels. If the driver allows no profiling, the
+    row says so."""
     if not events:
         return {"not_profiled": "no kernel was seen"}
     spans: list[tuple[float, float]] = []

@@ -30,7 +30,8 @@ class Limits:
     read_bytes_per_s: float
     flops_per_s: float
     launch_s: float
-    """Seconds of the smallest kernel, one after the other in a graph."""
+    """Seconds that the smallest kernel takes, averaged over many such kernels that follow each
+    other in a CUDA graph."""
 
     @classmethod
     def of(cls, outcome: Outcome) -> "Limits | None":

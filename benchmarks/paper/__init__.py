@@ -13,5 +13,7 @@ manager of `services.scheduler.core`, and the paper's baselines, run the paper's
     faster_transformer.py   the paper's baseline
     cellular.py             BatchMaker's policy
     systems.py, sweep.py    the systems, and their runs at many rates
+    predict.py              predictions for a running system, and measurements of it
+    comparison.py           the figures of both, as a table, a record and a plot
     beyond/                 comparisons that the paper's figures do not have
 """

@@ -191,7 +191,7 @@ class FasterTransformer:
 
 @dataclass(slots=True, eq=False)
 class _RunningBatch:
-    """A call of the engine."""
+    """The running batch of the engine: the memory and the updates that its microbatches share."""
 
     n_slots: int
     n_left: int = 0

@@ -45,7 +45,7 @@ of kernels. About 25 us for an all-reduce of a small tensor with NCCL over NVLin
 for a launch, are from experience and not from the paper."""
 
 NO_PAIRS, ALL_PAIRS = "attention of prompts takes no time", "it takes all that Figure 9 leaves"
-"""The two fits."""
+"""Names of the two fits to Figure 9."""
 
 START = {NO_PAIRS: (1.0e12, 80e12, 4e-6, 1e-4, 2e-6), ALL_PAIRS: (1.0e12, 5e-10, 4e-6, 1e-4, 2e-6)}
 """Start of the search: bandwidth, products (or the time of a pair), and time of a request in a
@@ -61,7 +61,8 @@ upper."""
 
 LARGEST_SYNC_S = 1.0
 AT_BOUND = 1e-3
-"""A parameter counts as being at a bound if the difference of their logarithms is smaller."""
+"""A fitted parameter counts as being at a bound if the difference between its logarithm and the
+logarithm of the bound is smaller than this number."""
 
 
 def batch_s(costs: GpuCosts, batch_size: int, n_prompt: int, n_output: int = N_OUTPUT) -> float:

@@ -44,8 +44,8 @@ def table(case: str, results: Sequence[RunRecord]) -> str:
 
 
 def row(title: str, names: Sequence[str], runs: Sequence[RunRecord]) -> str:
-    """Returns a row of the table: the medians of one engine, or of the best of several engines,
-    each with the ratio of ours to it."""
+    """Returns a row of the table for one engine, or for the best of several engines: its medians,
+    and the ratio of our medians to them."""
     cells = [f"{title:<14}"]
     for measured, scale, width in (
         (contest.output_rate, 1.0, 9),

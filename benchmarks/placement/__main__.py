@@ -8,13 +8,14 @@ The second command takes two minutes.
 Everything runs in virtual time: the scheduling core that serves, on pipelines with the costs of
 `hardware.py`. Each load runs at two rates for each pipeline. At the steady rate, about four fifths
 of what the pipelines can do, times to the first token and parts of prompts in caches are compared.
-In overload, throughput and fairness are compared: all clients have waiting requests then, and the
-two larger ones send three times as much as each other. `RATES` and `loads.py` have the numbers.
+In overload, throughput and fairness are compared: all clients have waiting requests then, and each
+of the two large clients sends three times as much as any other client. `RATES` and `loads.py` have
+the numbers.
 
-The file of Mooncake's hour comes from its publisher,
-https://github.com/kvcache-ai/Mooncake (FAST'25, `conversation.jsonl`); without the file, the load
-is left out. For n pipelines, each load has `--requests` n^0.75 requests. Of Mooncake's hour these
-are all requests of sampled conversations, and their times of arrival are scaled to the rate.
+The file of Mooncake's hour comes from its publisher, https://github.com/kvcache-ai/Mooncake
+(FAST'25, `conversation.jsonl`); without the file, the load is left out. For n pipelines, each load
+has `--requests` n^0.75 requests. Of Mooncake's hour these are all requests of sampled
+conversations, and their times of arrival are scaled to the rate.
 
 The routers are described in `routers.py`. `two pools` is run only for the page on limits: two
 schedulers with half of the pipelines each.

@@ -12,7 +12,7 @@ from services.scheduler.core.scheduler import Scheduler
 from simulator.virtual_clock import VirtualClock
 
 MAX_REQUESTS = 2**20
-"""Room of a pool: nothing is refused."""
+"""Largest number of requests in a pool, so large that no request is refused."""
 
 
 class Group:

@@ -2,10 +2,11 @@
 
 The model has the shape of Llama 3.1 70B in bfloat16: 70.6e9 weights, 80 layers, 64 heads of 128
 elements, 8 of them with keys and values. A GPU is an H100 SXM: 989e12 operations and 3.35e12 bytes
-a second, and 80e9 bytes of memory. Assumed are half of these operations, four fifths of these
-bytes, nine tenths of the memory for weights, keys and values, and 1 ms of launches in an iteration
-besides two sums over the GPUs of 15 us in each layer. Products of up to 128 tokens take no longer
-than the reading of the weights. The scheduler has its default settings.
+a second, and 80e9 bytes of memory. The simulation assumes that a GPU reaches half of these
+operations and four fifths of this bandwidth, and that nine tenths of its memory hold weights, keys
+and values. An iteration also takes 1 ms for launches, and 30 us in each layer for two sums over the
+GPUs. Products of up to 128 tokens take no longer than the reading of the weights. The scheduler has
+its default settings.
 """
 
 from orcinus.v1 import worker_pb2

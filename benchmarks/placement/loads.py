@@ -31,7 +31,8 @@ BLOCK = 64
 """Tokens of a K/V block, for loads whose trace names no blocks."""
 
 FIRST_TOKEN = 1000
-"""Tokens of prompts begin here, so that none of them is a sampled token."""
+"""Smallest id of a token in a prompt. Sampled tokens have lower ids, so that no prompt contains a
+sampled token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +195,8 @@ def _chat(
     tokens: Iterator[int],
     generator: np.random.Generator,
 ) -> Iterator[Turn]:
-    """Yields the turns of one chat. `opening` is the run of the system prompt, and `tokens` yields
-    a token for each message."""
+    """Yields the turns of one chat. `opening` is the system prompt: one token and the number of its
+    repetitions. `tokens` yields a token for each message."""
     runs, time_s = [opening], begin_s
     for _ in range(int(generator.geometric(1 / MEAN_TURNS))):
         n_message, n_answer = np.exp(
@@ -209,8 +210,8 @@ def _chat(
 
 
 def azure(n_requests: int, *, seed: int) -> Load:
-    """Returns requests of Azure's conversations of 2023, as far as their distribution is published,
-    as a Poisson process. Each prompt is a conversation of its own, with tokens of its own."""
+    """Returns requests with lengths and gaps as in Azure's conversations of 2023, sampled from the
+    published distributions. Each prompt is a conversation of its own, with tokens of its own."""
     trace = PUBLISHED["Azure 2023 conversation"]
     times_s = bursty_arrivals(n_requests, rate=1.0, variation=trace.variation, seed=seed)
     clients = Clients(seed)

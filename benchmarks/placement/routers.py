@@ -13,10 +13,10 @@ from typing import Protocol
 from services.scheduler.core.request import Request
 
 POLL_S = 0.2
-"""Age up to which a gateway uses the loads that it has read."""
+"""Seconds for which a gateway uses the loads of groups before it reads them again."""
 
 PREFIX_WEIGHT, QUEUE_WEIGHT, MEMORY_WEIGHT = 3.0, 2.0, 2.0
-"""Weights of the scores of a group: those that llm-d's endpoint picker has by default."""
+"""Weights of the scores of a group. They are the defaults of llm-d's endpoint picker."""
 
 
 class Load(Protocol):
@@ -47,7 +47,7 @@ class Router(Protocol):
 
 
 class RoundRobin:
-    """Each group in turn. With a single group, there is nothing to choose."""
+    """A router that gives each group its turn. With a single group, there is nothing to choose."""
 
     def __init__(self) -> None:
         self._turns = count()
@@ -70,7 +70,7 @@ class SeenBlocks:
     cache. A block is known by a hash of all tokens up to its end."""
 
     def __init__(self, max_blocks: int) -> None:
-        """At most `max_blocks` blocks are kept, those used last."""
+        """Keeps the `max_blocks` blocks that were used last."""
         self._max_blocks = max_blocks
         self._blocks: OrderedDict[int, None] = OrderedDict()
 

@@ -15,7 +15,7 @@ from simulator.engine import Simulation
 from simulator.virtual_clock import VirtualClock
 
 WARM_PART = 0.25
-"""Part of the time of arrivals after which figures count."""
+"""Fraction of the time of arrivals that is left out of the figures as a warm-up."""
 
 NewRouter = Callable[[int], Router]
 """A function that makes a router for a block size."""
@@ -37,9 +37,10 @@ class Rates:
     """Requests a second for each pipeline."""
 
     steady: float
-    """About four fifths of what pipelines can do."""
+    """Rate without overload, about four fifths of the highest rate that the pipelines can serve."""
     overload: float
-    """About one and a half times what they can do."""
+    """Rate in overload, about one and a half times the highest rate that the pipelines can
+    serve."""
 
 
 RATES = {
@@ -60,7 +61,8 @@ class Trial:
     is_overload: bool
     seed: int = 0
     mooncake: Path | None = None
-    """The publisher's file, for the load of that name."""
+    """Path of the file of Mooncake's trace from its publisher. Needed only for the load
+    `mooncake`."""
 
     def run(self) -> Figures:
         """Runs the trial until all requests have ended.

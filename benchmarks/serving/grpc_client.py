@@ -61,7 +61,7 @@ class Generation:
             raise ConnectionError(f"{error.code().name}: {error.details()}") from error
 
     def read(self) -> Reply:
-        """Returns the answer as far as it was received."""
+        """Returns the part of the answer that was received."""
         answers: list[Answer] = []
         usage: inference_pb2.Usage | None = None
         for time_s, piece in self._pieces:

@@ -46,7 +46,7 @@ class Call(Protocol):
         fails."""
 
     def read(self) -> Reply:
-        """Returns the reply as far as it was received."""
+        """Returns the part of the reply that was received."""
 
 
 class Client(Protocol):

@@ -93,7 +93,7 @@ class Completion:
             transport.close()
 
     def read(self) -> Reply:
-        """Returns the answer as far as it was received."""
+        """Returns the part of the answer that was received."""
         if self._exchange is None:
             return Reply((), error="never sent")
         return reply_of(self._exchange.status, self._exchange.pieces)

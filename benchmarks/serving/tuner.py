@@ -288,8 +288,8 @@ async def compare(subject: Subject, options: argparse.Namespace) -> dict[str, An
 
 
 def ratio_of(values: Sequence[float], others: Sequence[float]) -> float:
-    """Returns the median of the ratios of values to others in each turn. A ratio to 0 is infinite,
-    or 1 if both values are 0."""
+    """Returns the median over all turns of a value of `values` divided by the value of `others` in
+    the same turn. A ratio to 0 is infinite, or 1 if both values are 0."""
     return statistics.median(
         mine / other if other else (math.inf if mine else 1.0)
         for mine, other in zip(values, others, strict=True)

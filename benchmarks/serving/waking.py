@@ -110,7 +110,7 @@ async def _measure(model: Path, n_stages: int, n_rounds: int) -> list[list[float
             )
             await cluster.start_frontend(served_model_name="demo")
             rounds = []
-            for _ in range(n_rounds + 1):  # the first one is not counted: nobody knows the model
+            for _ in range(n_rounds + 1):  # the model's first use is not counted
                 await _asleep(cluster, deployment)
                 rounds.append(await _round(cluster, deployment, n_stages))
             following.cancel()

@@ -35,7 +35,8 @@ MODULES = ("services", "kernels")
 N_FOLDERS = 10
 """Number of the largest folders that the table names."""
 DESCRIPTION = re.compile(r"Recorder|Program(Builder)?")
-"""Types to which a method describes a computation; a `ProgramBatch` is an input of one."""
+"""Pattern of the types of programs, to which a method adds the steps of a computation.
+`ProgramBatch`, the input of a program, does not match."""
 CODE = ("services", "kernels", "benchmarks", "models", "examples")
 SERVICES = ("common", "frontend", "local", "scheduler", "worker")
 MAX_LINES = 350
@@ -101,10 +102,9 @@ def twice_rows(tree: Tree) -> Iterator[Row]:
 
 
 def computes_and_describes(node: ast.ClassDef) -> bool:
-    """Returns whether a class has `__call__`, and a method that tells a program of it.
-
-    Such a method has a name that begins with `record`, or a parameter of a type of programs.
-    """
+    """Returns whether a class computes and describes the same layer: it has `__call__`, and a
+    public method that adds steps to a program. Such a method has a name that begins with `record`,
+    or a parameter whose type is a program."""
     methods = [each for each in node.body if isinstance(each, Function)]
     public = [method for method in methods if not method.name.startswith("_")]
     return any(method.name == "__call__" for method in methods) and any(
@@ -123,10 +123,9 @@ def module_name(path: str) -> str:
 
 
 def import_edges(tree: Tree) -> set[tuple[str, str]]:
-    """Returns pairs of paths: a module, and a module of the tree that it imports by name.
-
-    An imported name that is a module counts as that module, any other as the module it is from.
-    """
+    """Returns the imports inside a tree, as pairs of paths: the importing module and the imported
+    module. An import of a name that is not a module counts as an import of the module that defines
+    the name."""
     modules = {module_name(path): path for path in tree if path.endswith(".py")}
     edges = set()
     for path in modules.values():

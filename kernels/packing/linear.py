@@ -168,8 +168,8 @@ class _Int8Forms:
 def _int8_forms(
     device_type: str, quantization: Quantization, activations: Activations
 ) -> _Int8Forms | None:
-    """Returns the int8 functions for a type of device, with a scale for each output. Returns None
-    if that type has none, or none that does with inputs as `activations` says."""
+    """Returns the functions for int8 matrices with one scale for each output, on a type of device
+    and for inputs as `activations` says. Returns None if there are no such functions."""
     if quantization != "int8":
         return None
     if device_type == "cpu" and has_int8() and activations == "rounded":

@@ -35,7 +35,7 @@ def delta_net(
     form: DeltaNetForm,
 ) -> Tensor:
     """Returns the layer's output [n_tokens, n_value_heads * value_dim], and updates `inputs` and
-    `states` to what they are after each span.
+    `states` in place, so that they hold the last inputs and the states after each span.
 
     `projected` [n_tokens, n_channels + n_value_heads * (value_dim + 2)] holds, for each token, its
     queries, keys, values, z, b and a in this order. `inputs` [n_rows, kernel_size - 1, n_channels],

@@ -1,6 +1,7 @@
 """Chooses tokens from logits on a GPU, with one launch for a batch and one program for each row.
 
-The filters are those of `Ops.sample`, but no row is sorted. A row passes through four steps:
+The filters keep the same tokens as in `Ops.sample`, but no row is sorted. A row passes through four
+steps:
 
     find       reads the row once: the largest logit of each lane of the program, and of the row.
                A greedy row is finished with this step (`row_scan.find_largest`).
@@ -19,7 +20,7 @@ thousands of tokens, and if most logits are equal. A batch with adjusted rows or
 copied to float32 first.
 
 Sums of weights are exact (`logits`), so a token never depends on the shape of the launch. Weights
-differ from those of `Ops.sample` by the rounding of the exponential, a relative error of some
+differ from the weights in `Ops.sample` by the rounding of the exponential, a relative error of some
 2^-24, and by the rounding to 2^-44. `top_k` therefore keeps the same tokens, and results differ
 only if the random number, `top_p` or `min_p` is that close to a border between two tokens.
 """

@@ -56,11 +56,12 @@ def _become(command: str, module: str, arguments: Sequence[str], *, takes_severa
 
 
 def options_for_several(texts: Sequence[str]) -> list[str]:
-    """Returns the options for a program that serves several models. A text is a model, or
-    NAME=MODEL. A model without a NAME is named as at its remote source, or as its directory.
+    """Returns the options for a program that serves several models. Each of `texts` is a model or
+    NAME=MODEL. If NAME is missing, the model has its name at its remote source, or else the name of
+    its directory.
 
     Raises:
-        NoModel: there is no such model.
+        NoModel: a model does not exist, or cannot be fetched.
     """
     return [f"--model={_named(text)}" for text in texts]
 

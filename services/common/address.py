@@ -90,8 +90,8 @@ def loopback() -> str:
 
 
 def own_ip(host: str) -> str:
-    """Returns the IP address of this machine that a setting names, such that other processes can
-    connect to it. `localhost` means the loopback address.
+    """Returns the IP address of this machine that a setting names, which other processes use to
+    connect to this machine. `localhost` means the loopback address.
 
     Raises:
         ValueError: the host is a name, or stands for several addresses.
@@ -213,10 +213,10 @@ def _hosts(host: str) -> list[str]:
 
 
 def _here(hosts: Iterable[str]) -> list[str]:
-    """Returns those of `hosts` that are IP addresses of this machine.
+    """Returns the addresses in `hosts` that belong to this machine.
 
     Raises:
-        OSError: none of them is.
+        OSError: no address in `hosts` belongs to this machine.
     """
     found = [host for host in hosts if _is_here(host)]
     if not found:

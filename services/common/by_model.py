@@ -23,9 +23,9 @@ _SEPARATOR = re.compile(r",(?=[/.~]|[^=,\s/.~][^=,\s]*=)")
 
 
 def _pairs_in(value: object) -> object:
-    """Returns the pairs of name and value that a text, or a list of texts, has. The name of a value
-    for all models is empty. Anything but texts is returned as the value for all models, unless it
-    consists of pairs."""
+    """Returns pairs of a model's name and a value. `value` is a text, or a list of texts and pairs.
+    A value for all models has the empty name. A value that is neither a text nor a pair is a value
+    for all models."""
     items = value if isinstance(value, list | tuple) else (value,)
     pairs: list[object] = []
     for item in items:
@@ -81,7 +81,7 @@ def names_in(pairs: tuple[tuple[str, Value], ...]) -> tuple[str, ...]:
 
 
 def value_for(name: str, pairs: tuple[tuple[str, Value], ...]) -> Value | None:
-    """Returns the value for a model, or else the one for all models. Returns None if there is
-    neither."""
+    """Returns the value for the model `name`. If the model has no value of its own, returns the
+    value for all models. Returns None if there is no such value either."""
     values: Mapping[str, Value] = dict(pairs)
     return values.get(name, values.get(""))

@@ -39,8 +39,8 @@ class Exchange:
         await self._context.write(message)
 
     def hand_over(self, _: Any) -> None:
-        """Called with the only answer of a call before gRPC sends it, which happens when the call's
-        method has ended."""
+        """Receives the only answer of a call before gRPC sends the answer. This method is called
+        when the call's method has ended."""
 
     async def send_metadata(self) -> None:
         """Sends the metadata that precedes the only answer of a call, if there is any."""

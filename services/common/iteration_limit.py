@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import mul
 
 MULTIPLE = 10.0
-"""Number of times the expected time that an iteration may take."""
+"""An iteration may take its expected time multiplied by this factor."""
 
 FIRST_S = 30.0
 FIRST_TOKEN_S = 0.25

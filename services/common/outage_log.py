@@ -44,7 +44,7 @@ class OutageLog:
         self._n_failed = 0
         """Number of failures since the last line."""
         self._since = 0.0
-        """Time of the first of the failures since the last line."""
+        """Time of the first failure after the last logged line."""
         self._said_at: float | None = None
         self._is_said = False
 

@@ -15,7 +15,8 @@ SILENCE_LIMIT_S = 8.0
 """Seconds without progress after which waiting requests count as not being served."""
 
 HELD_UP_S = 3.0
-"""Seconds without a check after which the event loop counts as standing still."""
+"""Longest time, in seconds, between two checks by the event loop. If the last check is older, the
+event loop counts as standing still."""
 
 PERIOD_S = 0.5
 

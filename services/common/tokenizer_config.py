@@ -1,7 +1,7 @@
 """Reads what `tokenizer_config.json` and the small files beside it say about tokens.
 
 `tokenizer.json` has the vocabulary. Some checkpoints name a few further tokens, or which tokens are
-special, only in `tokenizer_config.json`. The rules are those of `transformers` 5:
+special, only in `tokenizer_config.json`. The rules are the rules of `transformers` 5:
 
 - `added_tokens_decoder` lists tokens by id. If this key exists, `special_tokens_map.json` and
   `added_tokens.json` are ignored.

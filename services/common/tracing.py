@@ -86,10 +86,10 @@ OFF = Tracing(None, None)
 def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tracing:
     """Starts the tracing of this process, if its environment variables switch it on.
 
-    `service_name` is used unless the environment has a name. With `decides`, the process records
-    every trace that it begins, since it begins only traces that it has chosen. Other processes ask
-    the sampler of `OTEL_TRACES_SAMPLER`. A trace that began in another process is recorded if that
-    process records it.
+    `service_name` is used unless the environment has a name. With `decides`, the process itself
+    decides which traces it begins, and records all of them. Other processes let the sampler of
+    `OTEL_TRACES_SAMPLER` decide. A trace that began in another process is recorded if that process
+    records it.
     """
     if not otel_variables.are_traces_wanted(os.environ):
         return OFF

@@ -1,3 +1,3 @@
-"""The version of Orcinus, of which packages, images and manifests have theirs."""
+"""The version of Orcinus. The versions of packages, images and manifests are taken from here."""
 
 VERSION = "0.1.0"

@@ -84,9 +84,9 @@ class Figures:
         self._are_empty = True
 
     def second(self, time_s: float) -> Totals:
-        """Returns the totals to which an iteration that ended at `time_s` must be added: the totals
-        of that second. If that second has already been yielded, returns the totals of the first
-        second that has not."""
+        """Returns the totals to which an iteration that ended at `time_s` must be added. These are
+        the totals of the second of `time_s` or, if this second has already been yielded, of the
+        first second that has not been yielded."""
         second = max(math.floor(time_s), self._end or 0)
         if not self._seconds or self._seconds[-1][0] < second:
             self._seconds.append((second, Totals()))

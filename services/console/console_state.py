@@ -108,7 +108,7 @@ class ServingPipeline:
     """The state of one pipeline that serves."""
 
     epoch: Json
-    """Fields of its epoch event, without type and time."""
+    """The pipeline's `epoch` event, without its fields `type` and `t`."""
     kv: KvSlots
     n_running: int = 0
     n_in_flight: int = 0
@@ -125,11 +125,12 @@ class ConsoleState:
     it."""
 
     epoch: dict[str, Any] = field(default_factory=dict)
-    """Fields of the last epoch event, except its type and time. Empty before the first event."""
+    """The last `epoch` event, without its fields `type` and `t`. Empty before the first event."""
     away: str = CONNECTING
     """Reason why no scheduler is watched now; empty while a scheduler is watched."""
     pipelines: dict[int, ServingPipeline] = field(default_factory=dict)
-    """The pipelines that serve, by their numbers. If none does, the pipeline that was lost last."""
+    """The pipelines that serve, by their numbers. If no pipeline serves, the pipeline that was lost
+    last."""
     now: float = 0.0
     """Time of the latest event."""
     requests: dict[int, RequestRow] = field(default_factory=dict)

@@ -131,7 +131,7 @@ def _heading(number: int, pipeline: ServingPipeline) -> Text:
 
 
 def _count(state: ConsoleState) -> str:
-    """Returns the number of pipelines, if there are several."""
+    """Returns the number of pipelines as text. The text is empty if there is only one pipeline."""
     n_pipelines = len(state.pipelines)
     return f"{n_pipelines} pipelines  " if n_pipelines > 1 else ""
 

@@ -155,7 +155,8 @@ class Account:
             self.set_limits(key, now=now)
 
     def set_limits(self, key: ApiKey, *, now: float) -> None:
-        """Replaces the limits of the account by those of `key`. Answers in flight still count."""
+        """Replaces the limits of the account by the limits of `key`. Answers in flight still
+        count."""
         self._max_in_flight = key.max_in_flight
         self._min_priority = key.min_priority
         self._models = None if key.models is None else frozenset(key.models)

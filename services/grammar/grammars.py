@@ -313,7 +313,7 @@ class _SharedVocabulary:
 
 
 def _tokenizer(tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """Returns the tokenizer in the form that llguidance needs. Outputs end with those of
+    """Returns the tokenizer in the form that llguidance needs. An output ends with any token of
     `eos_token_ids` that the tokenizer has.
 
     Raises:

@@ -191,7 +191,8 @@ def _state_of(files: dict[str, StoredObject]) -> str:
 
 
 def _forget_others(objects: Path, needed: list[ObjectFile]) -> None:
-    """Removes the incomplete files of objects that have changed since and are not in `needed`."""
+    """Removes the incomplete files of objects that are not in `needed`. Such objects have changed
+    or were deleted since an earlier fetch."""
     kept = {path for file in needed for path in (file.part, file.notes)}
     for path in [*objects.glob("*.part"), *objects.glob("*.pieces-*")]:
         if path not in kept:

@@ -34,8 +34,8 @@ API_TIMEOUT_S = 30.0
 
 
 def fetch(name: HubName, *, say: Say, cache: Path | None = None) -> Path:
-    """Fetches a checkpoint into the cache, by default that of HF_HOME, and returns its directory in
-    the cache.
+    """Fetches a checkpoint into a cache, and returns the checkpoint's directory in the cache. The
+    default is the cache that HF_HOME names.
 
     If several processes want the same checkpoint, one of them fetches it and the others wait.
 

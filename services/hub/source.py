@@ -45,7 +45,7 @@ class Source(Protocol):
         """
 
     def fetch(self, *, say: Say, cache: Path | None = None) -> Fetched:
-        """Fetches the newest state of the checkpoint into a cache, by default that of this user,
+        """Fetches the newest state of the checkpoint into a cache, by default this user's cache,
         and returns the checkpoint.
 
         If several processes want the same checkpoint, one of them fetches it and the others wait.

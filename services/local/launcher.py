@@ -173,8 +173,8 @@ class Launcher:
         )
 
     def worker_options(self, index: int) -> dict[str, object]:
-        """Returns the settings of a worker, keyed by option of its command line. `index` counts
-        the workers of all models; those of one model are neighbours."""
+        """Returns the settings of a worker, keyed by option of its command line. `index` counts the
+        workers of all models. The workers of a model have consecutive numbers."""
         settings = self._settings
         model, number = divmod(index, settings.n_workers_each)
         n_threads, cpus = share_cpus(settings, usable_cpus(), sorted(os.sched_getaffinity(0)))
@@ -201,7 +201,7 @@ class Launcher:
     @property
     def _has_fixed_stages(self) -> bool:
         """Whether each worker is told its stage at start. With several pipelines the scheduler
-        assigns the stages: after a loss, a worker may have to take the stage of another one."""
+        assigns the stages, since a worker may have to take the stage of a lost worker."""
         return self._settings.pipelines == 1
 
     async def _start_scheduler(self, model: int, workers: list[str]) -> Child:

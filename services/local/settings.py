@@ -150,10 +150,12 @@ class LocalSettings(ServiceSettings):
     override the settings that this launcher passes."""
 
     scheduler: Options = ()
-    """Further settings of the scheduler, in the form of `frontend`."""
+    """Further settings of the scheduler, NAME=VALUE, separated by commas or given one by one. They
+    override the settings that this launcher passes."""
 
     worker: Options = ()
-    """Further settings of every worker, in the form of `frontend`."""
+    """Further settings of every worker, NAME=VALUE, separated by commas or given one by one. They
+    override the settings that this launcher passes."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
     """Lowest level of the services' log messages that are shown."""

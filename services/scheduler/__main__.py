@@ -29,9 +29,10 @@ from services.common.tracing import Tracing
 from services.scheduler.autoscaling import build_autoscaler
 from services.scheduler.building import BuildScheduler
 from services.scheduler.cluster.deletion_costs import DeletionCosts
-from services.scheduler.cluster.leader_elector import RENEWAL, LeaderElector
+from services.scheduler.cluster.leader_elector import LeaderElector
 from services.scheduler.cluster.leader_watch import LeaderWatch
 from services.scheduler.cluster.leadership import LeadershipLost
+from services.scheduler.cluster.observed_lease import RENEWAL
 from services.scheduler.cluster.pod_directory import PodDirectory
 from services.scheduler.cluster.replicas import ReplicaStore
 from services.scheduler.cluster.stages import StageDirectory, StaticStages
@@ -195,8 +196,9 @@ class SchedulerProcess:
         await elector.wait_for_successor()
 
     def _candidate(self, client: "KubernetesClient", lease_name: str) -> LeaderElector:
-        """Returns this process as a candidate. A container that starts again in a pod is a new
-        candidate, since it has lost its state. It knows that the former candidate has ended."""
+        """Returns this process as a candidate for the lead. A container that starts again in a pod
+        is a new candidate, since its state is lost. The new candidate knows that the candidate of
+        the pod's former container has ended."""
         settings = self._settings
         container = f"{settings.pod_name}_{settings.pod_uid}_"
         return LeaderElector(

@@ -52,13 +52,11 @@ def build_scheduler(
 
 
 def default_depth(n_stages: int) -> int:
-    """Returns the largest number of batches in flight if the settings do not give one.
-
-    With one stage there are two: the second batch has the requests of the first, whose tokens stay
-    on the rank, so it costs nothing. With several stages there is one batch for each stage. One
-    batch more would hide the time that results and plans need to travel, but would divide the
-    requests among more and smaller batches.
-    """
+    """Returns the largest number of batches in flight if the settings do not give one. A pipeline
+    with one stage has two batches, which hold the same requests: a rank keeps the last tokens of
+    the first batch for the second, so the second batch needs no result. A pipeline with several
+    stages has one batch for each stage. One batch more would hide the time that results and plans
+    need to travel, but would divide the requests among more and smaller batches."""
     return max(2, n_stages)
 
 

@@ -1,6 +1,6 @@
 """The fleet: the pipelines of one model that serve at the same time under one leader.
 
-All pipelines take their requests from one pool, in one order. So whoever has a request for the
+All pipelines take their requests from one pool, in one order. So code that has a request for the
 model need not know how many pipelines there are.
 """
 
@@ -34,8 +34,8 @@ class Fleet:
         return list(self._loops.values())
 
     def may_take_over(self, number: int) -> bool:
-        """Returns whether a pipeline other than that of `number` serves requests of its build: it
-        is of the same build, is not late and does not drain."""
+        """Returns whether another pipeline could run the requests of the pipeline `number`. Such a
+        pipeline is of the same build, is not late and does not drain."""
         build, placement = self._pools[number].build, self._pools[number].shared.placement
         others = [self._pools[one] for one in self._loops if one != number]
         return any(
@@ -53,7 +53,8 @@ class Fleet:
         self._loops[number] = self._last = loop
 
     def close(self, number: int) -> None:
-        """Notes that a pipeline serves no longer, if it ever did."""
+        """Removes a pipeline that no longer serves. Does nothing if the pipeline has never
+        served."""
         if (loop := self._loops.pop(number, None)) is not None:
             self._last = loop
 

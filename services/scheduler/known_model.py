@@ -1,4 +1,4 @@
-"""What a leader knows of its model, also while no pipeline serves.
+"""The description of the model, which a leader keeps also while no pipeline serves.
 
 A frontend can answer questions about a model that is asleep only if it knows the model's limits.
 Workers report these. So the leader keeps the description of the pipeline that served last, and the
@@ -20,13 +20,15 @@ _STATES: dict[SleepState, str] = {
 
 
 class KnownModel:
-    """The pipeline that serves or served last, and what it means if none serves."""
+    """The pipeline that serves or served last, and the state of the model while no pipeline
+    serves."""
 
     def __init__(self) -> None:
         self.pipeline = scheduler_pb2.PipelineDescription()
         """Pipeline that serves, or served last. Its fields are empty if that is not known."""
         self.sleep_state = SleepState.SLEEP_STATE_UNSPECIFIED
-        """What it means for the model if no pipeline serves; unspecified if it is not to sleep."""
+        """Whether the model is asleep or being started while no pipeline serves. Unspecified if the
+        model is never put to sleep."""
 
     @property
     def is_known(self) -> bool:
@@ -40,7 +42,8 @@ class KnownModel:
 
     @property
     def sleep(self) -> scheduler_pb2.Sleep | None:
-        """The message for frontends while no pipeline serves. None if the model is not to sleep."""
+        """The message for frontends while no pipeline serves. None if the model is never put to
+        sleep."""
         if self.sleep_state == SleepState.SLEEP_STATE_UNSPECIFIED:
             return None
         pipeline = self.pipeline if self.is_known else None

@@ -5,9 +5,10 @@ gather stages → join an epoch → serve → (lost, or drained) → gather stag
 Several pipelines may serve at the same time, as many as there are workers for. All take their
 requests from one pool, which outlives them. When a pipeline loses a stage, its requests wait in the
 pool again, at their old places, and any pipeline may admit them: it runs their tokens again as a
-prefill and then generates further tokens. So do the requests of a pipeline that is late, which goes
-on as soon as it can. Frontends stay connected. They are told when no pipeline serves, and when one
-serves again. Stages that were not lost keep their weights.
+prefill and then generates further tokens. The requests of a pipeline that is late also wait in the
+pool again. Such a pipeline goes on as soon as it returns a batch. Frontends stay connected. They
+are told when no pipeline serves, and when one serves again. Stages that were not lost keep their
+weights.
 
 A pipeline drains when a worker of it was told to stop: its requests move to other pipelines, and
 then it ends. If there is no other pipeline, it serves until workers for the next one are ready.
@@ -76,8 +77,9 @@ class Leader:
     ) -> None:
         """`hand_over` is called when this leader is told to stop, if there is another scheduler.
         Otherwise no request is accepted any more while running requests finish. `on_wanted` is
-        called with the number of pipelines that the workers allow. `on_members` is that of
-        `Former`. `autoscaler` sets the number of workers while this leader forms pipelines."""
+        called with the number of pipelines that the workers allow. `on_members` is passed to
+        `Former`, which describes it. `autoscaler` sets the number of workers while this leader
+        forms pipelines."""
         self.has_served = asyncio.Event()
         """Set once the first pipeline serves."""
         self._settings = settings
@@ -195,8 +197,9 @@ class Leader:
             former.note_left(epoch.pipeline)
 
     async def _release(self, pipeline: Pipeline) -> None:
-        """Ends a pipeline that drains, since the next one takes over some of its members. Returns
-        when it has ended; that it is lost if it does not return its batches limits the wait."""
+        """Ends a pipeline that drains, since the next pipeline takes over some of its members.
+        Waits until the pipeline has ended. The wait is limited, since a pipeline that does not
+        return its batches is lost after a time limit."""
         for task, epoch in list(self._serving.items()):
             if epoch.pipeline is pipeline:
                 epoch.loop.leave(is_last=True)
@@ -205,7 +208,7 @@ class Leader:
     def _begin_drain(
         self, pipeline: Pipeline, loop: ServingLoop, former: Former, leaving: frozenset[str]
     ) -> None:
-        # Of a model that is to sleep nobody waits for another pipeline.
+        # No request waits for another pipeline if the model goes to sleep.
         loop.leave(is_last=self._is_asleep)
         former.note_leaving(pipeline, leaving)
         self._watching.note_draining(pipeline.epoch)
@@ -219,7 +222,7 @@ class Leader:
     def _release_late(
         self, scheduler: Scheduler, observers: IterationObservers, reason: str
     ) -> None:
-        """Lets the requests of a late pipeline wait for any other."""
+        """Lets the requests of a late pipeline wait, so that any other pipeline may admit them."""
         moved, ended = scheduler.release_late()
         observers.late(reason, moved)
         self._service.suspend(moved, ended, is_open=True)

@@ -45,6 +45,10 @@ SEND_LIMIT_S = 10.0
 """Seconds within which a frontend must read a message. A frontend whose event loop hangs ends
 itself sooner; a frontend that is stopped or unreachable is noticed by gRPC's pings."""
 
+MESSAGE_PERIOD_S = 0.002
+"""Smallest number of seconds between two messages for a frontend. Iterations of several pipelines
+that return within this time leave as one message. A message costs as much as some thirty tokens."""
+
 MAX_REQUEST_ID_LENGTH = 256
 """Largest number of characters in the id of a request; frontends make ids of about forty."""
 
@@ -74,9 +78,9 @@ class SchedulerService:
         self._is_leading = False
         self._is_open = False
         self.shortfall = ""
-        """Why there is no pipeline, for clients; empty while a pipeline serves."""
+        """Reason why there is no pipeline, as text for clients; empty while a pipeline serves."""
         self.known = KnownModel()
-        """What is known of the model; outlives pipelines."""
+        """The description of the model, which outlives pipelines."""
         self._fleet: Fleet
 
     @property
@@ -141,7 +145,8 @@ class SchedulerService:
         self._tell_sleep(self._frontends)
 
     def note_sleep(self, state: SleepState) -> None:
-        """Notes what it means for the model if no pipeline serves. Tells frontends if none does."""
+        """Sets the state that the model has while no pipeline serves, and tells frontends if no
+        pipeline serves now."""
         if state != self.known.sleep_state:
             self.known.sleep_state = state
             self._tell_sleep(self._frontends)
@@ -336,5 +341,7 @@ async def _write(connection: FrontendStream, context: Any) -> None:
         while not connection.has_ended:
             limit.reschedule(None)
             message = await connection.next_message()
-            limit.reschedule(loop.time() + SEND_LIMIT_S)
+            sent_at = loop.time()
+            limit.reschedule(sent_at + SEND_LIMIT_S)
             await context.write(message)
+            await asyncio.sleep(max(0.0, sent_at + MESSAGE_PERIOD_S - loop.time()))

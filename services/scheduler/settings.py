@@ -72,8 +72,9 @@ class SchedulerSettings(ServerSettings):
     there are no requests, and the first request starts a pipeline."""
 
     n_spare_workers: int = Field(default=0, ge=0)
-    """Number of workers beside those of the pipelines, with `worker_deployment`. A spare worker
-    takes the place of a lost one at once. A model that is asleep has no spare workers."""
+    """Number of workers in addition to the workers of the pipelines, with `worker_deployment`. A
+    spare worker takes the place of a lost one at once. A model that is asleep has no spare
+    workers."""
 
     queue_goal_s: float = Field(default=10.0, gt=0)
     """Seconds within which all waiting requests should begin, with `worker_deployment`. If they
@@ -236,10 +237,9 @@ class SchedulerSettings(ServerSettings):
     ended first."""
 
     traced_iterations_per_s: float = Field(default=20.0, ge=0)
-    """Largest number of iterations per second, among those of traced requests, that are recorded as
-    spans. Up to the same number of slow iterations per second is recorded in addition. Bounds the
-    cost of tracing. 0 records only iterations that failed. Without a trace endpoint nothing is
-    recorded."""
+    """Largest number of iterations with traced requests that are recorded as spans each second. Up
+    to the same number of slow iterations per second is recorded in addition. Bounds the cost of
+    tracing. 0 records only iterations that failed. Without a trace endpoint nothing is recorded."""
 
     record: Path | None = None
     """File to which the schedule is recorded as JSON lines, without text, 256 MiB at most; `python

@@ -44,8 +44,8 @@ class Calibration:
     costs: LinearCosts
     n_iterations: int
     error: float
-    """Error of the fit: for each stage the median relative error of its times; of these, the
-    largest."""
+    """Error of the fit: the median relative error of a stage's times, for the stage with the
+    largest one."""
 
 
 def iterations_of(records: Sequence[Record]) -> list[MeasuredIteration]:

@@ -25,8 +25,8 @@ class Check:
     value: float
     """Value that the run reached for the whole workload, in the unit of `Workload.value_of`; larger
     is better. If only a part of the workload was run, or at a lower rate, the value is an estimate:
-    the predicted value of the whole workload, times measured divided by predicted value of the run.
-    """
+    the predicted value of the whole workload, multiplied by the ratio of the measured to the
+    predicted value of the run."""
     is_whole: bool
     """Whether the whole workload was run."""
     iterations: tuple[MeasuredIteration, ...]

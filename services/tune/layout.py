@@ -24,11 +24,12 @@ class Layout:
 
 
 def layouts(n_cpus: int, *, max_ranks: int, n_layers: int, n_kv_heads: int) -> Sequence[Layout]:
-    """Returns the layouts to try, those that probably serve best first.
+    """Returns the layouts to try, beginning with the layouts that probably serve best. Every rank
+    has the same number of threads, and the ranks together use all CPUs, except CPUs that an equal
+    division leaves over.
 
-    Every rank has the same number of threads, and the ranks together use all CPUs as far as the
-    division allows. One further layout has a single rank and leaves one CPU to the frontend and the
-    scheduler. The number of K/V heads must be divisible by the number of ranks of a stage.
+    One further layout has a single rank and leaves one CPU to the frontend and the scheduler. The
+    number of K/V heads must be divisible by the number of ranks of a stage.
     """
     found = [Layout(1, 1, n_cpus)]
     n_ranks = 2

@@ -76,9 +76,9 @@ class ModelShape:
 
 
 def _bits(config: Mapping[str, Any]) -> int:
-    """Returns the number of bits of a weight in the files, if weights are dequantised to
-    `N_ELEMENT_BYTES` when they are loaded. If weights stay quantised in memory, returns the number
-    of bits in `N_ELEMENT_BYTES`, because weights then take as much memory as the files."""
+    """Returns the number of bits of a weight in the files. Weights that stay quantised in memory
+    count as `8 * N_ELEMENT_BYTES` bits: then the memory for weights, which is computed from this
+    number, is the size of the files. Other weights are dequantised when they are loaded."""
     plain = 8 * N_ELEMENT_BYTES
     quantization = config.get("quantization_config")
     if config.get("quantization") or not isinstance(quantization, dict):

@@ -28,7 +28,7 @@ from simulator.virtual_clock import VirtualClock
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BATCH_TOKENS = (64, 128, 256, 512, 1024, 2048)
 COARSE = 2
-"""Step between the indices of the values of a setting that are tried first: every second value."""
+"""First, only every `COARSE`-th value of a setting is tried."""
 
 EQUAL = 0.005
 """Two values count as equal if their relative difference is at most this number."""
@@ -36,8 +36,8 @@ EQUAL = 0.005
 MAX_HASTE, FIRST_HASTE = 8.0, 2.0
 """Upper bounds of the rates that are searched: for all candidates, and for the first candidate.
 Both are multiples of the rate at which the first candidate serves requests that all arrive at once.
-If the latency limits are kept at a rate above the bound for the first candidate, they have no
-effect."""
+Latency limits that a candidate keeps even above the bound for the first candidate are so wide that
+they have no effect."""
 LEAST_RATE = 1e-3
 """Lowest rate that is tried, as a fraction of the upper bound for the first candidate."""
 GROWTH = 1.1

@@ -87,7 +87,7 @@ class TuneSettings(ServiceSettings):
     set, half of the memory that is left on the machine or in the container."""
 
     load_format: Literal["safetensors", "random"] = "safetensors"
-    """Source of the weights, see `services.local`."""
+    """Source of the weights, as in the setting `load_format` of `services.local`."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Element type of weights and K/V."""
@@ -96,7 +96,8 @@ class TuneSettings(ServiceSettings):
     """Quantization of matrices when they are loaded."""
 
     worker: Options = ()
-    """Further settings of every worker, NAME=VALUE, as for `services.local`."""
+    """Further settings of every worker, NAME=VALUE, as in the setting `worker` of
+    `services.local`."""
 
     @model_validator(mode="after")
     def _check_trace(self) -> Self:

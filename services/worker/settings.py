@@ -188,9 +188,9 @@ class WorkerSettings(SharedSettings, ServerSettings):
     the leading scheduler has assigned it a stage."""
 
     drain_s: float = Field(default=120.0, ge=0, le=86400)
-    """Longest time, in seconds, for which a worker that is told to stop goes on serving, until its
-    pipeline has moved its requests or a replacement has loaded. It ends as soon as its pipeline
-    does without it. A pod's grace period must be longer."""
+    """Longest time, in seconds, for which a worker that is told to stop goes on serving. It ends
+    earlier when its pipeline has moved its requests, or when a replacement has loaded. A pod's
+    grace period must be longer."""
 
     load_limit_s: float = Field(default=600.0, gt=0)
     """Seconds in which a stage must have read its weights. A worker that exceeds the limit ends, so

@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """A headless Chromium; shared by all tests, who open pages of their own."""
+    """A headless Chromium, shared by all tests. Each test opens pages of its own."""
     path = os.environ.get("ORCINUS_CHROMIUM") or shutil.which("chromium")
     assert path, "there is no chromium on the PATH (Debian: apt-get install chromium)"
     expect.set_options(timeout=TIMEOUT_MS)
@@ -49,13 +49,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
-    """The demo model on two stages; shared, so nobody may harm it."""
+    """The demo model on two stages. All tests share the system, so no test may damage it."""
     with serving(DEMO, stages=2, max_batch_size=4, scheduler="speculative-tokens=0") as stack:
         yield stack
 
 
 class Visitor:
-    """Somebody with a browser: opens pages, and minds what their consoles say."""
+    """A browser that opens pages, and records the messages on their consoles."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
@@ -64,7 +64,7 @@ class Visitor:
         """A pattern of errors that a test provokes."""
 
     def open(self, url: str, **options: Any) -> Page:
-        """Opens a page; `options` are those of playwright's contexts."""
+        """Opens a page. `options` are passed to playwright's browser context."""
         page = self._browser.new_context(accept_downloads=True, **options).new_page()
         page.set_default_timeout(TIMEOUT_MS)
         page.on("console", self._note)

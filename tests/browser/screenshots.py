@@ -46,7 +46,7 @@ def load(stack: Stack) -> Iterator[None]:
 
 
 def take(page: Page, name: str, directory: Path) -> None:
-    """Writes what a page shows to a file."""
+    """Saves a screenshot of a page as a file."""
     path = directory / f"{name}.png"
     page.screenshot(path=path)
     sys.stdout.write(f"{path}\n")

@@ -1,4 +1,4 @@
-"""The clients are tested against frontends, as those are."""
+"""Tests of clients use the same kind of frontend as the tests of frontends."""
 
 from tests.frontend.conftest import shared_site, site
 

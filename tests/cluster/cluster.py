@@ -1,8 +1,8 @@
 """A cluster as a test sees it: kubectl in the namespace of the deployment, and nothing else.
 
-Machines are busy, and clusters change while one looks. So whatever is looked at is looked at again
-until it is as it should be, for much longer than it should take, and a call that fails is made
-again: only what stays wrong fails a test. How long things took is printed and not judged.
+Machines may be busy, and a cluster changes while a test reads its state. So each state is read
+again until it is as expected, for much longer than that should take, and each failed call is
+repeated. Only a state that stays wrong fails a test. Durations are printed and not judged.
 """
 
 import json
@@ -23,13 +23,15 @@ CLIENT = "client"
 FRONTEND = "orcinus-frontend"
 PAUSE_S = 0.5
 KUBECTL_TIMEOUT_S = 300
-"""For one call; longer than what the client's pod gives an answer."""
+"""Timeout in seconds for one call of kubectl. It is longer than the time in which the client's pod
+must answer."""
 TIMEOUT_S = 600
-"""For what a cluster does in seconds when it has nothing else to do."""
+"""Timeout in seconds for a change that a cluster makes within seconds when it has no other work."""
 PATIENCE_LEFT_S = 60
 """After something was waited for in vain: the run has failed, and is to come to an end."""
 HANG_S = 3600
-"""For one test with the deployment it needs; a hang that nothing else ends."""
+"""Timeout in seconds for one test with its deployment. The timeout ends a hang that has no other
+limit."""
 GLANCE_S = 30
 SIGNAL_RANK = """
 import contextlib, os, pathlib, sys
@@ -69,7 +71,7 @@ class Pod:
 
 
 class Cluster:
-    """kubectl, and what becomes of pods."""
+    """A cluster, used by kubectl in the namespace of the deployment."""
 
     def __init__(self) -> None:
         self._patience_s = TIMEOUT_S
@@ -110,11 +112,11 @@ class Cluster:
         return json.loads(found) if found else None
 
     def apply(self, overlay: Path) -> None:
-        """`kubectl apply -k`; again while what was deleted before still goes."""
+        """Runs `kubectl apply -k`, again and again while deleted objects are still terminating."""
         self.insist(lambda: self.kubectl("apply", "-k", str(overlay)))
 
     def delete(self, overlay: Path) -> None:
-        """`kubectl delete -k`, and nothing of it is left.
+        """Runs `kubectl delete -k`, and waits until all objects are gone.
 
         Streams are not waited for: pods get a second, whatever their grace period is. They end
         first, because a namespace that is deleted looks at its pods again after half of the longest
@@ -168,7 +170,8 @@ class Cluster:
         return _pod(found) if found else None
 
     def is_started(self, pod: str, container: str) -> bool:
-        """Whether a container's startup probe has passed; a frontend's needs nobody else."""
+        """Returns whether a container's startup probe has passed. The startup probe of a frontend
+        does not depend on other pods."""
         found = self.pod(pod)
         return found is not None and container in found.started
 
@@ -197,11 +200,11 @@ class Cluster:
             yield
 
     def crds(self) -> str:
-        """The kinds that somebody has added to the cluster."""
+        """Returns the names of the custom resource definitions in the cluster."""
         return self.insist(lambda: self.kubectl("get", "crd", "-o", "name"))
 
     def leader(self) -> str:
-        """The name of the pod that leads; empty if none does."""
+        """Returns the name of the pod that leads. The name is empty if no pod leads."""
         lease = self.get("lease", "orcinus-scheduler") or {}
         holder: str = lease.get("spec", {}).get("holderIdentity") or ""
         return holder.partition("_")[0]
@@ -259,7 +262,8 @@ class Cluster:
     def until(
         self, condition: Callable[[], bool], *, what: str, timeout_s: float | None = None
     ) -> float:
-        """Waits for something, with patience if no time is given, and returns the seconds it took.
+        """Waits until a condition holds, and returns the seconds until then. The default timeout is
+        long.
 
         Raises:
             NotYet: it was not within the time; says what went wrong last, and shows the pods.
@@ -296,7 +300,8 @@ class Cluster:
         return results[0]
 
     def report(self) -> str:
-        """Returns what a person would look at first; whatever can't be had is left out."""
+        """Returns the state of the pods as text, for people. Parts that cannot be read are left
+        out."""
         logs = [
             (
                 "logs",
@@ -366,7 +371,7 @@ class Load:
     """Clients at work."""
 
     def __init__(self, command: list[str]) -> None:
-        # Files, and not pipes, which somebody would have to read all the time; `stop` closes them.
+        # Files need no reader, while a full pipe would block the process. `stop` closes them.
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -389,7 +394,7 @@ class Load:
         return _content(self._errors)
 
     def finish(self) -> list[dict[str, Any]]:
-        """Has each client ask once more; what became of every request."""
+        """Makes each client send one more request. Returns the outcomes of all requests."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self.outcomes()

@@ -17,7 +17,8 @@ FIGURES = pytest.StashKey[list[str]]()
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Shows the pods beside what a test found wrong; waiting in vain shows them by itself."""
+    """Adds the state of the pods to the report of a failed test, unless the failure itself shows
+    it."""
     report = yield
     error = call.excinfo.value if call.excinfo else None
     if report.when == "call" and report.failed and not isinstance(error, NotYet):

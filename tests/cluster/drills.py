@@ -122,7 +122,7 @@ def run(cluster: Cluster, drill: Drill, end: Callable[[Cluster, Pod], None]) -> 
 
 
 def outcomes(ended: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields what became of each stream; none may be lost."""
+    """Yields the outcome of each stream. Fails if a stream was lost."""
     for outcome in ended:
         assert outcome["status"] == 200, outcome
         yield outcome["stream"]

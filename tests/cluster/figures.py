@@ -8,5 +8,5 @@ class Figures:
         self._lines = lines
 
     def add(self, what: str, seconds: float) -> None:
-        """Notes one."""
+        """Records one duration."""
         self._lines.append(f"{seconds:8.1f} s  {what}")

@@ -1,4 +1,4 @@
-"""Streams that run while something is done to a deployment, and what must not change then."""
+"""Streams that run while a deployment is changed, and checks of the tokens that they get."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,7 +51,7 @@ class Streams:
 
     @contextmanager
     def through(self, what: str, *, n_clients: int = STREAMS["clients"]) -> Iterator[None]:
-        """Checks that nothing of the streams was lost or changed by what the block does."""
+        """Checks that the block neither loses nor changes a token of the streams."""
         with self._demo.load(**{**STREAMS, "clients": n_clients}) as load:
             yield
             outcomes = load.finish()

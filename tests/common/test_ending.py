@@ -31,7 +31,7 @@ def test_a_launcher_hears_it_and_nobody_else(capsys: pytest.CaptureFixture[str])
     with os.fdopen(reading) as pipe:
         assert json.load(pipe) == {"error": "why"}
     assert capsys.readouterr() == ("", "")
-    give_up("why", ready_fd=writing)  # the pipe is closed: nobody is left to tell
+    give_up("why", ready_fd=writing)  # no error although the pipe is closed
 
 
 def test_machines_get_it_in_their_log(

@@ -92,7 +92,7 @@ def test_a_loop_that_stands_still_does_not_serve_and_says_so_to_other_threads() 
         assert watch.reason_against() == "this process has been held up for 6 s"
         assert all(service.told)
         await asyncio.sleep(2)
-        assert service.told.count(False) == 1  # who asks when it turns again learns that it was
+        assert service.told.count(False) == 1  # told once, after the loop runs again
         assert watch.reason_against() == ""
         assert service.told[-1] is True
         watching.cancel()

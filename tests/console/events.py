@@ -26,7 +26,8 @@ def event(at: float, **fields: Any) -> Event:
 
 
 def told(*events: Event | Json) -> list[Json]:
-    """What a console is told of events; objects stand for themselves."""
+    """Returns the objects that a console receives for events. JSON objects among the arguments are
+    returned unchanged."""
     view = View()
     return [
         change
@@ -153,7 +154,7 @@ STORY = [
     iteration(0.4, 3, {1: (1, "d", 8), 3: (5, "p", 4)}),
     iteration(0.6, 4, {3: (3, "r", 7), 1: (1, "d", 9)}),
 ]
-"""What happens in 0.8 seconds."""
+"""Events of 0.8 seconds."""
 
 
 def write_recording(path: Path, events: Sequence[Event | Json] = STORY) -> Path:

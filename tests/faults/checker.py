@@ -1,6 +1,7 @@
-"""Reads what the clients of a run have written down, and finds everything that must not be.
+"""Checks the events that the clients of a run have recorded, and returns all faults.
 
-Pure. A stream is one choice of one request. Its oracle is what the same request got undisturbed.
+The functions are pure. A stream is one choice of one request. The oracle of a stream is the answer
+to the same request in an undisturbed system.
 """
 
 import itertools
@@ -19,7 +20,8 @@ class StreamId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A client got tokens, the first of which has the position `start` in its stream."""
+    """An event: a client received tokens. The first token has the position `start` in its
+    stream."""
 
     stream: StreamId
     start: int
@@ -126,7 +128,8 @@ def _positions(events: list[Event]) -> list[tuple[str, str]]:
 
 
 def _content(events: list[Event], expected: Expected) -> list[tuple[str, str]]:
-    """Checks tokens, text and reason; those of a lost stream as far as it got."""
+    """Checks the tokens, the text and the finish reason of a stream. A lost stream is checked up to
+    the point where it was lost."""
     pieces = [event for event in events if isinstance(event, Tokens)]
     reasons = [event.reason for event in events if isinstance(event, End)]
     found = []
@@ -151,7 +154,8 @@ def _content(events: list[Event], expected: Expected) -> list[tuple[str, str]]:
 
 
 def _pauses(events: list[Event], max_pause_s: float) -> list[tuple[str, str]]:
-    """Checks the time between what a stream brings; before its first token it may have queued."""
+    """Checks the times between the events of a stream. Before its first token, a stream may have
+    waited in the queue."""
     times = [event.time_s for event in events]
     return [
         ("stalled", f"{after - before:.1f} s without news")

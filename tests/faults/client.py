@@ -1,7 +1,8 @@
-"""Clients that write down what they get, and go on with a stream whose connection broke.
+"""Clients that record the answers that they get, and resume streams whose connection broke.
 
-A frontend that is lost breaks its connections. The client then sends the same request to whoever
-listens, with what it has; everything else that goes wrong must not reach it, and counts as lost.
+When a frontend is lost, its connections break. The client then sends the same request, with the
+tokens that it has, to another frontend. Any other error must not reach the client, and counts as a
+lost stream.
 """
 
 import asyncio
@@ -42,7 +43,8 @@ class Refused(Exception):
 
 @dataclass
 class Progress:
-    """The part of a request that a client has: all that it needs to go on with it elsewhere."""
+    """The part of a request's answer that a client has, with all data that are needed to resume the
+    request at another frontend."""
 
     question: Question
     request: str
@@ -117,7 +119,8 @@ class Clients:
         receive: Callable[[Progress], AsyncGenerator[None]],
         limit: asyncio.Timeout,
     ) -> None:
-        """Asks, and goes on where the connection breaks; puts the limit off with each news."""
+        """Sends a request, and resumes it when the connection breaks. Each new token extends the
+        time limit."""
         loop = asyncio.get_running_loop()
         limit.reschedule(loop.time() + LIMIT_S)
         has_news = False
@@ -236,7 +239,8 @@ async def events_of(lines: AsyncIterator[str]) -> AsyncGenerator[tuple[str | Non
 
 
 def resumed_over_http(progress: Progress) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns body and headers that ask for what is missing; at first, for everything."""
+    """Returns the body and the headers that ask for the missing part of an answer. At first the
+    whole answer is missing."""
     body = progress.question.body
     if progress.last_event_id is None:
         return body, {}
@@ -254,7 +258,8 @@ def position_of(event_id: str | None, index: int) -> int | None:
 
 
 def request_over_grpc(progress: Progress) -> inference_pb2.GenerateStreamRequest:
-    """Returns the message that asks for what is missing; at first, for everything."""
+    """Returns the message that asks for the missing part of an answer. At first the whole answer is
+    missing."""
     question = progress.question
     sampling = {name: value for name, value in question.options.items() if name in SAMPLING}
     others = {name: value for name, value in question.options.items() if name not in SAMPLING}
@@ -280,13 +285,14 @@ def request_over_grpc(progress: Progress) -> inference_pb2.GenerateStreamRequest
 
 
 def is_broken(error: grpc.aio.AioRpcError) -> bool:
-    """Returns whether a frontend is gone or goes. Errors that it means have details; those that
-    this process' gRPC makes of a broken connection have none."""
+    """Returns whether an error shows that a frontend is gone or is stopping. Errors that a frontend
+    sends on purpose have details. Errors that gRPC in this process makes for a broken connection
+    have none."""
     if STATUS_DETAILS in dict(error.trailing_metadata() or ()):
         return is_leaving(error.details() or "")
     return error.code() in BROKEN
 
 
 def is_leaving(message: str) -> bool:
-    """Returns whether a frontend says by an error that it was told to stop."""
+    """Returns whether the message of an error says that the frontend was told to stop."""
     return "the server is stopping" in message

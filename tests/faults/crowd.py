@@ -1,4 +1,5 @@
-"""Clients that ask questions all the time, and what each question is answered undisturbed."""
+"""Clients that send requests all the time, and the answer to each request in an undisturbed
+system."""
 
 import asyncio
 import itertools
@@ -23,8 +24,8 @@ class Crowd:
         self._questions = itertools.cycle(questions)
 
     def expected(self, answers: Mapping[StreamId, Expected]) -> dict[StreamId, Expected]:
-        """Returns what each request that was sent should get. `answers` has the streams of each
-        question, by the question's name."""
+        """Returns the expected answer of each request that was sent. `answers` has the streams of
+        each question, by the question's name."""
         return {
             StreamId(request, choice): answers[StreamId(question.name, choice)]
             for request, question in self.sent.items()
@@ -41,7 +42,7 @@ class Crowd:
 
 
 async def answers_of(clients: Clients, questions: list[Question]) -> dict[StreamId, Expected]:
-    """Asks each question once, and returns what came, by the question's name."""
+    """Sends each question once, and returns the answers by the question's name."""
     clients.log = log = Log()
     await asyncio.gather(*(clients.ask(question, question.name) for question in questions))
     answers = {}

@@ -22,7 +22,7 @@ CHUNK_BYTES = 2**16
 
 
 class Link:
-    """Passes on what comes, both ways, unless it is told not to."""
+    """Forwards bytes in both directions, unless it was told not to."""
 
     def __init__(self, target: str) -> None:
         self._host, self._port = parse(target)
@@ -38,7 +38,7 @@ class Link:
         return str(Address(self._host, self._server.sockets[0].getsockname()[1]))
 
     async def aclose(self) -> None:
-        """Takes no more connections, and ends those that there are."""
+        """Accepts no more connections, and ends the open ones."""
         self._server.close()
         for writer in self._writers:
             writer.transport.abort()
@@ -66,7 +66,7 @@ class Link:
         writer.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Passes on what comes one way; the end of one way ends both."""
+        """Forwards bytes in one direction. When one direction ends, the other one is ended too."""
         self._writers.add(writer)
         try:
             while data := await reader.read(CHUNK_BYTES):
@@ -106,7 +106,7 @@ class LinkedLauncher(Launcher):
         return await self._links[name].listen()
 
     async def _obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Takes one order and says when it is done."""
+        """Carries out one order, and reports when this is done."""
         *name, what, for_s = (await reader.readline()).decode().split()
         link = self._links[" ".join(name)]
         await {"cut": link.cut, "silence": link.silence}[what](float(for_s))

@@ -41,7 +41,7 @@ class NoRecovery(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault as it is drawn: what happens to whom, and when."""
+    """A fault: its kind, the role of the process that it hits, and its time."""
 
     role: Role
     index: int
@@ -60,7 +60,7 @@ class Injected:
 
 
 def draw_faults(random: Random, n_faults: int, shape: Shape) -> list[Fault]:
-    """Returns faults of which each phase and role has its share."""
+    """Returns random faults, divided evenly among all phases and roles."""
     faults = []
     for number in range(n_faults):
         role = ROLES[number % len(ROLES)]
@@ -106,7 +106,8 @@ class Nemesis:
             await asyncio.sleep(self._random.uniform(0.1, 0.8))
 
     async def _reach(self, phase: Phase) -> bool:
-        """Waits for a phase, or brings it about by a fault; returns whether it came."""
+        """Waits for a phase, or causes the phase by a fault. Returns whether the phase was
+        reached."""
         match phase:
             case "decode":
                 return await self._until(self._are_decoding)

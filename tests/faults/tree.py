@@ -1,4 +1,4 @@
-"""The system whose members are harmed, and what it says of itself."""
+"""The system whose processes are harmed, and the state that it reports."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ class Shape:
 
 class Tree:
     """The ranks and controllers of pipelines, a scheduler and a frontend, with links between them,
-    under a launcher that starts again what is lost."""
+    under a launcher that restarts lost processes."""
 
     def __init__(self, stack: Stack, shape: Shape, orders: Path) -> None:
         self.stack = stack
@@ -85,7 +85,7 @@ class Tree:
 
     @property
     def n_restarts(self) -> int:
-        """Services that the launcher says it has started again."""
+        """Number of services that the launcher has restarted."""
         return sum(RESTART.search(line) is not None for line in self.stack.output)
 
     def scrape(self, service: str) -> Samples | None:
@@ -112,7 +112,8 @@ class Tree:
         return False
 
     def leftovers(self) -> dict[str, float]:
-        """Returns what is still reserved or in flight, by the metric that says so."""
+        """Returns the numbers of resources that are still reserved or in flight, by the names of
+        their metrics."""
         found: dict[str, float] = {}
         for service, names in {
             "scheduler": (

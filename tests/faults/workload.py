@@ -23,7 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "stop strings": {"temperature": 1.1, "stop": ["the", "ow", "q"], "min_tokens": 60},
     "several": {"temperature": 0.9, "n": 2},
 }
-"""Options by the name of what they are about."""
+"""Sampling options, by a name for each set of options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Question:
     name: str
     protocol: Protocol
     prompt: tuple[int, ...]
-    """Tokens; a conversation says the numbers as a text."""
+    """Tokens of the prompt. A conversation has the token numbers as its text."""
     options: dict[str, Any]
 
     @property

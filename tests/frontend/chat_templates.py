@@ -1,4 +1,4 @@
-"""Chat templates in the style of those that families of models bring along, as short as they go."""
+"""Short chat templates in the style of the templates that families of models publish."""
 
 HERMES = """\
 {%- if tools %}<|im_start|>system

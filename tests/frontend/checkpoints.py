@@ -1,4 +1,4 @@
-"""Small checkpoints for tests: what a frontend reads of one, made on the spot."""
+"""Small checkpoints for tests, with only the files that a frontend reads."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,8 @@ CHAT_TEMPLATE = (
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    """A byte-level BPE that puts a token in front of texts, as many checkpoints do."""
+    """Returns a byte-level BPE tokenizer that puts a token in front of texts, as many checkpoints
+    do."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -85,7 +86,7 @@ def metaspace() -> tokenizers.Tokenizer:
 
 
 def write_checkpoint(directory: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> Tokenizer:
-    """Writes what a frontend reads, with the byte-level tokenizer."""
+    """Writes the files that a frontend reads, with the byte-level tokenizer."""
     byte_level().save(str(directory / "tokenizer.json"))
     config = {"bos_token": {"content": BOS}, "eos_token": EOS, "chat_template": chat_template}
     (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A frontend on real sockets, in front of a scheduler that does what a test says."""
+"""A frontend on real sockets, in front of a scheduler whose behaviour a test sets."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 async def soon(waiting: Awaitable[Result]) -> Result:
-    """Returns the result of what is waited for; fails if it does not come in time."""
+    """Awaits `waiting` and returns its result. Fails if the result does not come in time."""
     async with asyncio.timeout(HANG_S):
         return await waiting
 
@@ -77,7 +77,7 @@ async def connected(
 
 
 async def start_all(*schedulers: FakeScheduler) -> str:
-    """Starts schedulers; the address that stands for all of them."""
+    """Starts schedulers, and returns one address for all of them."""
     addresses = [await scheduler.start() for scheduler in schedulers]
     return addresses[0] if len(addresses) == 1 else f"ipv4:{','.join(addresses)}"
 
@@ -129,7 +129,7 @@ def _serialise(message: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A frontend, what stands behind it, and clients in front of it."""
+    """A frontend with its fake schedulers, and clients of it."""
 
     frontend: Frontend
     scheduler: FakeScheduler
@@ -140,7 +140,7 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Where the OpenAI API is."""
+        """URL of the OpenAI API."""
         return f"http://{self.frontend.http_address}"
 
     @property
@@ -188,8 +188,8 @@ async def in_front_of(
     traces: Tracing = tracing.OFF,
     **settings: Any,
 ) -> AsyncIterator[Site]:
-    """A frontend in front of schedulers that have started, which end with it. The first scheduler
-    and the tokenizer are those of the site."""
+    """Yields a frontend in front of started schedulers, which end with the frontend. The site has
+    the first scheduler and the tokenizer."""
     frontend = Frontend(
         FrontendSettings(
             **{

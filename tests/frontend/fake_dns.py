@@ -1,4 +1,4 @@
-"""A name server that knows what a test tells it: one name, some addresses, or nothing yet."""
+"""A name server that knows one name, for which a test sets the addresses."""
 
 import asyncio
 import ipaddress
@@ -15,7 +15,8 @@ NAME_OF_THE_QUESTION = 0xC000 | HEADER.size
 
 
 class FakeDns(asyncio.DatagramProtocol):
-    """Answers every question with `addresses`, or that there is no such name."""
+    """Answers every question with `addresses`. If there are none, answers that the name does not
+    exist."""
 
     def __init__(self) -> None:
         self.addresses: Sequence[str] = ()

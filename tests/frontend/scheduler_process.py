@@ -1,5 +1,5 @@
-"""A fake scheduler in a process of its own, which can be made to stand still as a machine that is
-lost: its connections stay, and nobody answers."""
+"""A fake scheduler in a process of its own. The process can be stopped so that it behaves like a
+lost machine: its connections stay open, and it does not answer."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ asyncio.run(serve())
 """
 
 START_S = 60.0
-"""A process imports much before it says anything."""
+"""Timeout in seconds for the process to start, which imports many modules first."""
 
 
 @asynccontextmanager

@@ -111,7 +111,7 @@ async def test_readiness_outlasts_a_change_of_leaders_but_not_for_ever(tmp_path:
         site.scheduler.open()
         await wait_ready(site, True)
         assert (await complete(site)).status_code == 200
-        await site.scheduler.stand_by()  # nobody leads
+        await site.scheduler.stand_by()  # no scheduler leads
         began = asyncio.get_running_loop().time()
         await wait_health(site, names.NOT_SERVING)
         assert asyncio.get_running_loop().time() - began > 0.3

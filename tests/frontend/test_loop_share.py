@@ -74,7 +74,7 @@ async def test_tasks_have_their_turns_in_order_so_many_in_a_pass() -> None:
     tasks = [asyncio.ensure_future(work(number)) for number in range(9)]
     await asyncio.sleep(0)
     assert done == [0, 1, 2]
-    tasks[4].cancel()  # its turn is nobody's
+    tasks[4].cancel()  # no other task takes its turn
     counts = []
     while not all(task.done() for task in tasks):
         await asyncio.sleep(0)

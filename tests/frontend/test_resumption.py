@@ -449,7 +449,7 @@ async def test_resumptions_of_one_stream_do_not_meet(site: Site) -> None:
     found = await stream_of(site, says(*said), body)
     so_far = resumption(found[:2])
     site.scheduler.behaviour = stalls_after(*said[:2])
-    async with site.http.stream("POST", "/v1/completions", json=body):  # nobody noticed its end
+    async with site.http.stream("POST", "/v1/completions", json=body):  # its end is not noticed
         site.scheduler.behaviour = keeps_quiet
         waiting = [
             asyncio.ensure_future(resume(site, "/v1/completions", body, so_far)) for _ in range(2)

@@ -92,12 +92,12 @@ class Choices:
         return value
 
     def text(self, n_most: int = 12) -> str:
-        """Returns a text that somebody may stumble over, or any."""
+        """Returns a text that is likely to reveal bugs, or any other text."""
         if self.below(2):
             return self.one_of(_TEXTS)
         return self.take(self.below(n_most + 1)).decode(errors="replace")
 
 
 def examples(make: Callable[[Choices], Example]) -> SearchStrategy[Example]:
-    """Returns the strategy of what a function makes by its choices."""
+    """Returns a strategy whose examples `make` builds from random choices."""
     return st.binary(min_size=N_BYTES, max_size=N_BYTES).map(lambda data: make(Choices(data)))

@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class System:
-    """A system, and what must be true of it after any input."""
+    """A running system, and the conditions that must hold after any input."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack

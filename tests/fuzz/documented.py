@@ -64,8 +64,8 @@ def _headers(choices: Choices) -> list[tuple[str, str]]:
 
 
 def send_all(url: str, session: requests.Session, inputs: Inputs) -> None:
-    """Sends requests to the API at a URL, as many as `inputs` says. Fails at an answer that is not
-    as the document says."""
+    """Sends random requests to the API at a URL, as many as `inputs` allows. Fails at an answer
+    that contradicts the OpenAPI document."""
     schema = schemathesis.openapi.from_url(url + OPENAPI_PATH, config=CONFIG)
 
     def check(made: tuple[Case[Any], dict[str, str]]) -> None:

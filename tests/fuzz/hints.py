@@ -124,7 +124,7 @@ def headers(choices: Choices, keys: Sequence[str] = _KEYS) -> list[tuple[str, st
 
 
 def header_value(choices: Choices) -> str:
-    """Returns a value that somebody looks at, or any in ASCII."""
+    """Returns a header value that the server interprets, or any ASCII text."""
     if choices.below(2):
         return choices.one_of(_VALUES)
     return "".join(chr(0x21 + byte % 94) for byte in choices.take(choices.below(20)))

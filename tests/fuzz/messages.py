@@ -2,8 +2,8 @@
 
 Fields are left out, set to the ends of their ranges, or to anything. `Hints` has values of fields,
 by their full names, that random ones would never meet: the name of the model, tokens of its
-vocabulary. Messages have unknown fields here and there. Some are cut, changed and doubled as bytes
-then, so that a parser meets what no message becomes.
+vocabulary. Messages have unknown fields here and there. The bytes of some messages are then cut,
+changed or doubled, so that a parser also reads bytes that are no message.
 """
 
 import struct
@@ -114,7 +114,8 @@ def unknown_field(choices: Choices) -> bytes:
 
 
 def wire(choices: Choices, descriptor: Descriptor, hints: Hints) -> bytes:
-    """Returns the bytes of a message of a type; or, once in four times, what once were some."""
+    """Returns the bytes of a random message of a type. One time in four, the bytes are changed, so
+    that they may be no message."""
     data = message(choices, descriptor, hints).SerializeToString()
     if not choices.one_in(4):
         return data

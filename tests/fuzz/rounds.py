@@ -1,7 +1,7 @@
 """Runs of hypothesis that are as long as `FUZZ_N` says, and begin anew every few hundred inputs.
 
-A property is a function of one example. It says by `Inputs.add` how many inputs the example was:
-several messages of a stream are as many.
+A property is a function of one example. The property reports by `Inputs.add` how many inputs the
+example had. Each message of a stream counts as one input.
 """
 
 import math
@@ -19,10 +19,12 @@ N_INPUTS = int(os.environ.get("FUZZ_N") or 2000)
 """Inputs of all parts together."""
 
 SEED = int(os.environ.get("FUZZ_SEED") or SystemRandom().randrange(10**6))
-"""Seed of a run: the inputs follow from it, up to what the server makes of their order."""
+"""Seed of a run. It determines the inputs, except inputs that depend on the order of the server's
+answers."""
 
 FIRST_ROUND, ROUND = 50, 500
-"""Examples of one run of hypothesis, which remembers what it has tried."""
+"""Numbers of examples in the first and in each further run of hypothesis. hypothesis remembers all
+examples of a run."""
 
 Example = TypeVar("Example")
 
@@ -38,7 +40,7 @@ class Inputs:
         self._started_at = time.monotonic()
 
     def add(self, n_inputs: int, outcome: str) -> None:
-        """Notes inputs of an example that has been sent, and what became of it."""
+        """Counts inputs of an example that was sent, by their outcome."""
         self.n_sent += n_inputs
         self._outcomes[outcome] += 1
 
@@ -61,8 +63,8 @@ class Inputs:
 def run(
     check: Callable[[Example], None], examples: SearchStrategy[Example], inputs: Inputs
 ) -> None:
-    """Checks a property of new examples until there have been enough inputs, and prints how many
-    there were."""
+    """Checks a property with new examples until there have been enough inputs, and prints the
+    number of inputs."""
     number = 0
     while inputs.n_examples_wanted > 0:
         number += 1

@@ -1,5 +1,5 @@
-"""Follows the deepest grammars that their length allows; a process of its own, since a stack that
-is used up ends the process.
+"""Compiles and follows grammars that are nested as deeply as their length allows. This runs in a
+process of its own, since a stack overflow ends the process.
 
 Each grammar is checked as frontends do, and those that pass are followed as ranks do, with a small
 stack. The name of each and how it went are printed.
@@ -33,13 +33,14 @@ def name(number: int) -> str:
 
 
 def chain(n: int, *, opening: str = "", closing: str = "", mark: str = ":") -> str:
-    """Returns rules of which each leads to the next, within brackets."""
+    """Returns `n` rules, each of which refers to the next one, within brackets."""
     rules = (f"{name(i)}{mark}{opening}{name(i + 1)}{closing}" for i in range(n))
     return "\n".join([f"start{mark}{name(0)}", *rules, f'{name(n)}{mark}"b"'])
 
 
 def references(n: int, *, opening: str, closing: str) -> str:
-    """Returns a schema of definitions of which each refers to the next, within other schemas."""
+    """Returns a schema with `n` definitions, each of which refers to the next one from inside other
+    schemas."""
     definitions = ",".join(
         f'"{name(i)}":{opening}{{"$ref":"#/$defs/{name(i + 1)}"}}{closing}' for i in range(n)
     )
@@ -84,7 +85,7 @@ def follow(matcher: Matcher) -> None:
 
 
 def main(tokenizer_file: str) -> None:
-    """Checks all, and follows those that pass."""
+    """Checks all grammars, and follows the grammars that pass the check."""
     grammars_of_model = Grammars(Path(tokenizer_file), vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
     passed: list[tuple[str, str]] = []
     for title, grammar in grammars():

@@ -1,4 +1,5 @@
-"""An attack: what an attacker does, what he may get for it, and how it must be counted."""
+"""An attack: its requests, the answers that the attacker may get, and the metric that must count
+it."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -13,21 +14,23 @@ SystemName = Literal["open", "keys", "few descriptors"]
 have 1,024 descriptors."""
 
 Answers = Counter[str]
-"""Answers that an attacker got, by what he made of them: a status of HTTP or gRPC, or `closed`."""
+"""Number of answers that the attacker got, by kind: a status of HTTP or gRPC, or `closed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """What one attacker does, from a process of its own."""
+    """The attack of one attacker, which runs in a process of its own."""
 
     name: str
     run: Callable[[Target], Awaitable[Answers]]
     answers: frozenset[str] = frozenset()
-    """Answers that he may get; any that are no fault of the server when empty."""
+    """Kinds of answers that the attacker may get. If empty, all answers except errors of the server
+    are allowed."""
     refusals: frozenset[Refusal] = frozenset()
-    """Reasons of which at least one must be counted; none need be when empty."""
+    """Reasons for refusals, at least one of which must be counted. If empty, no refusal is
+    expected."""
     may_crowd_out: bool = False
-    """Whether honest clients may be refused while it lasts: without keys, who asks first gets a
-    place."""
+    """Whether honest clients may be refused during the attack. Without API keys, the first clients
+    get all places."""
     limit_s: float = 60.0
     system: SystemName = "open"

@@ -1,4 +1,4 @@
-"""`python -m tests.hostile.attacker TARGET`: attacks when it is told to.
+"""`python -m tests.hostile.attacker TARGET`: runs attacks on order.
 
 An order is the name of an attack and the seconds for which it goes on, over and over; it takes
 place once at least. The answer counts what came back.

@@ -32,7 +32,8 @@ MODULES = {"frontend": "services.frontend", "scheduler": "services.scheduler"}
 MAX_SHARE = 0.8
 """Part of its pod's limit that a process may have in memory."""
 NET = 4
-"""Times its pod's limit that a process may reserve beyond what it has at the start."""
+"""Largest data segment of a process, as a multiple of its pod's memory limit, beyond the size at
+the start."""
 REST_LIMIT_S = 20.0
 """Seconds in which nothing may be left of an attack that is over."""
 WITNESS_LIMIT_S = 90.0
@@ -43,8 +44,8 @@ NICENESS = 10
 starve either, or they would not attack."""
 MIB = 2**20
 REST_SHARE = 0.5
-"""Part of its pod's limit that a process may still have when an attack is over: what the allocator
-keeps must not add up."""
+"""Part of its pod's memory limit that a process may still use after an attack. Memory that the
+allocator keeps must not accumulate over several attacks."""
 SERVER_ERRORS = {"500", "502", "INTERNAL", "UNKNOWN"}
 
 
@@ -70,7 +71,7 @@ class Outcome:
     attack: str
     took_s: float
     answers: dict[str, int]
-    """What the attacker got back, and how often."""
+    """Number of answers that the attacker got, by kind."""
     honest: dict[str, Any]
     """The report of the witness."""
     peak_bytes: dict[str, int]
@@ -81,7 +82,7 @@ class Outcome:
     refusals: dict[str, int]
     """Clients that were refused, by reason."""
     faults: list[str]
-    """What should not have happened."""
+    """Descriptions of all violations of the test's conditions."""
 
 
 class Pods:
@@ -168,7 +169,7 @@ class Pods:
         return faults
 
     def undisturbed(self, witness: Helper, *, for_s: float) -> dict[str, Any]:
-        """Returns what the honest streams see when nothing else is going on."""
+        """Returns the figures of the honest streams without an attack."""
         witness.ask("begin", limit_s=5)
         time.sleep(for_s)
         report: dict[str, Any] = witness.ask("end", limit_s=WITNESS_LIMIT_S)
@@ -177,7 +178,7 @@ class Pods:
     def beside(
         self, attack: Attack, attacker: Helper, witness: Helper, *, for_s: float
     ) -> dict[str, Any]:
-        """Returns what the honest streams see while somebody else is attacked."""
+        """Returns the figures of the honest streams while another frontend is attacked."""
         witness.ask("begin", limit_s=5)
         attacker.ask((attack.name, for_s), limit_s=for_s + attack.limit_s)
         report: dict[str, Any] = witness.ask("end", limit_s=WITNESS_LIMIT_S)
@@ -197,7 +198,8 @@ class Pods:
         }
 
     def settled_leftovers(self) -> dict[str, float]:
-        """Returns what is left of requests, once nothing is or the time is up."""
+        """Returns the state that requests have left in the services. Waits until there is none, or
+        until the time is up."""
         deadline_s = time.monotonic() + REST_LIMIT_S
         while True:
             found = leftovers(self.stack.metrics("frontend"), self.stack.metrics("scheduler"))

@@ -6,7 +6,8 @@ ENDS = ("finished", "cancelled", "failed")
 
 
 def leftovers(frontend: Samples, scheduler: Samples) -> dict[str, float]:
-    """Returns the requests that are left, by what is left of them; nothing at rest."""
+    """Returns the state that requests have left in the services, by kind. Empty if there is
+    none."""
     n_ended = sum(_total(scheduler, end) for end in ENDS)
     counts = {
         "the frontend's answers": frontend.sum("orcinus_frontend_answers_in_flight"),

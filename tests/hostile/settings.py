@@ -1,4 +1,4 @@
-"""The settings of the frontends that are attacked here: those of production, with shorter waits.
+"""The settings of the attacked frontends: the settings of production, with shorter timeouts.
 
 An attacker that holds on for eight seconds must meet each limit of time. A stream that is broken is
 given up as late as in production, which a tree that ends with its first service would do at once.

@@ -21,7 +21,7 @@ DESCRIPTORS_VARIABLE = "HOSTILE_DESCRIPTORS"
 
 
 class PodLauncher(Launcher):
-    """Starts the services with the options that their pods would have."""
+    """Starts the services with the same options as in their pods."""
 
     async def _start(
         self, wave: int, name: str, module: str, options: dict[str, object], **others: Any

@@ -110,13 +110,13 @@ class Witness:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def prepare(self) -> None:
-        """Asks each question once, while nothing else is going on."""
+        """Sends each question once, while the system has no other load."""
         for stream, question in enumerate(self._questions):
             answer = [token async for piece in self._ask(stream)(question) for token in piece]
             self._expected.append(answer)
 
     async def serve(self, order: str) -> Any:
-        """Does what the tests say."""
+        """Carries out an order of the tests."""
         return self.begin() if order == "begin" else await self.end()
 
     def begin(self) -> str:
@@ -138,7 +138,7 @@ class Witness:
         ]
 
     async def end(self) -> dict[str, Any]:
-        """Waits for the answers that are being given; returns what was seen."""
+        """Waits for the answers in progress, and returns the results."""
         self._is_over = True
         await asyncio.gather(*self._tasks)
         return self._seen.report()
@@ -277,8 +277,8 @@ class Witness:
 
 @contextlib.contextmanager
 def stall(frontend_pid: int, stalls: list[float]) -> Any:
-    """Notes the seconds that the block took, less those that the frontend and this process waited
-    for a processor meanwhile; also if it fails."""
+    """Records the seconds that the block took, also if it fails. Time in which the frontend and
+    this process waited for a processor is subtracted."""
     start_s, waited_s = time.monotonic(), _waited_s(frontend_pid) + _waited_s(os.getpid())
     try:
         yield
@@ -299,10 +299,10 @@ def _waited_s(pid: int) -> float:
 
 
 async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
-    """Yields events until the stream says that it is over.
+    """Yields the events of a stream until its final event.
 
     Raises:
-        Broken: it ended before.
+        Broken: the stream ended before the final event.
     """
     while line := await reader.readline():
         if line == b"data: [DONE]\n":

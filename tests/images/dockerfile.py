@@ -1,4 +1,5 @@
-"""Reads the Dockerfile as far as its tests ask: stages, what each inherits, its instructions."""
+"""Reads those parts of the Dockerfile that tests need: stages, their bases, and their
+instructions."""
 
 import json
 import re
@@ -22,7 +23,8 @@ class Stage:
 
 
 def read_stages() -> dict[str, Stage]:
-    """The stages by name; what is before the first `FROM` is in the one named ""."""
+    """Returns the stages by name. The instructions before the first `FROM` are in the stage named
+    ""."""
     text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
     stage = Stage("", "")
     stages = {"": stage}

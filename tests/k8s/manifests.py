@@ -132,7 +132,7 @@ FIELDS = {
     "spec.nodeName": "node-1",
     "status.podIP": "fd00:10:244:1::7",
 }
-"""Values that the downward API would give, beside those of a pod's own labels."""
+"""Values that the downward API would give, in addition to the labels of the pod."""
 
 
 class Manifests:
@@ -209,7 +209,7 @@ class Workload:
 
     @property
     def all_containers(self) -> list[Object]:
-        """Containers, those for initialisation included."""
+        """All containers, including init containers."""
         return [*self.pod.get("initContainers", []), *self.pod["containers"]]
 
     def ports(self) -> dict[str, int]:
@@ -333,7 +333,7 @@ def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
 
 
 def walk(value: Any) -> Iterator[tuple[str, Any]]:
-    """Every key of a tree, with what it has."""
+    """Yields every key of a tree, at any depth, with its value."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield key, inner

@@ -1,8 +1,8 @@
 """Every implementation of the operations that this machine can run.
 
 Where there is no CUDA device, Triton's kernels are interpreted: the same code, one element of a
-block after the other in NumPy, on tensors in the host's memory. Triton decides it when it is
-imported, so whoever imports a kernel imports this file first.
+block after the other in NumPy, on tensors in the host's memory. Triton decides this when it is
+imported, so a test must import this file before it imports a kernel.
 """
 
 import os

@@ -25,7 +25,8 @@ def threads(n: int) -> Iterator[None]:
 
 
 def check_rows(compute: Callable[[Tensor], Tensor], n_rows: int) -> None:
-    """Holds rows in batches of other sizes, orders and threads to what they are all together.
+    """Checks that a row has the same result in batches of any size and order, and with any number
+    of threads.
 
     `compute` is given the numbers of rows [n] and returns their results [n, ...].
     """
@@ -59,7 +60,7 @@ class Draws:
         )
 
     def sampled_by(self, ops: Ops) -> Callable[[Tensor], Tensor]:
-        """Returns what samples the tokens of given rows with `ops`."""
+        """Returns a function that samples tokens with `ops` for given rows."""
 
         def sampled(rows: Tensor) -> Tensor:
             half = torch.full((len(rows),), 0.5)

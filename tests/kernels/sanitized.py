@@ -19,5 +19,6 @@ def pytest_configure() -> None:
 
 
 def pytest_report_header() -> str:
-    """Says which builds are tested: those that this processor can run."""
+    """Returns a line for the report that names the tested builds: the builds that this processor
+    can run."""
     return f"native kernels, sanitised: {', '.join(runnable())}"

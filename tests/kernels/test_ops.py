@@ -256,7 +256,7 @@ def test_expert_mlp(ops: Ops, n_experts: int, n_chosen: int, dtype: torch.dtype)
         gate_up = torch.randn(n_experts, 2 * 7, 12, dtype=dtype) / 4
         down = torch.randn(n_experts, 12, 7, dtype=dtype) / 4
         scores = torch.rand(n_tokens, n_experts)
-        scores[:, 1] = 0  # where there are enough others, one is chosen by nobody
+        scores[:, 1] = 0  # no token chooses it if there are enough others
         weights, experts = scores.topk(n_chosen)
         ours = ops.expert_mlp(x, gate_up, down, experts, weights)
         assert_close(

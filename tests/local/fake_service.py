@@ -1,5 +1,5 @@
-"""`python -m tests.local.fake_service`: a service that reports an address and then does as it is
-told: it serves, dies, or hangs while its process lives."""
+"""`python -m tests.local.fake_service`: a service that reports an address and then, as its options
+say, serves, ends, or hangs without ending."""
 
 import argparse
 import asyncio
@@ -13,7 +13,7 @@ from services.common.ending import give_up
 
 
 async def serve(arguments: argparse.Namespace) -> int:
-    """Listens, reports, and ends or goes on."""
+    """Listens, reports the address, and then ends, hangs or serves."""
     host, _, port = arguments.address.rpartition(":")
     with socket.create_server((host, int(port))) as listener:
         pipe = process.ReadyPipe(arguments.ready_fd)

@@ -16,7 +16,7 @@ from tests.system.stack import ROOT, Stack, serving
 
 HERE = Path(__file__).parent
 MODEL = "smollm2"
-"""The model's name: that of the directory that is served."""
+"""Name of the model, which is the name of the served directory."""
 
 CLIENTS = ROOT / ".venv" / "clients" / "bin"
 OFFLINE = {
@@ -58,7 +58,8 @@ def as_it_is(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="session")
 def with_tools(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint with a chat template that knows tools, as its own does not."""
+    """The checkpoint with a chat template that supports tools. The checkpoint's own template does
+    not."""
     directory = tmp_path_factory.mktemp("with_tools") / MODEL
     directory.mkdir()
     for file in checkpoint.iterdir():
@@ -70,7 +71,7 @@ def with_tools(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="session")
 def one_stage(as_it_is: Path) -> Iterator[Stack]:
-    """The checkpoint on one stage; shared, so nobody may harm it."""
+    """The checkpoint on one stage. All tests share the system, so no test may damage it."""
     with serving(
         as_it_is, served_model_name=MODEL, dtype="float32", kv_memory="512MiB", threads=2
     ) as stack:
@@ -79,7 +80,8 @@ def one_stage(as_it_is: Path) -> Iterator[Stack]:
 
 @pytest.fixture(scope="session")
 def two_stages(with_tools: Path) -> Iterator[Stack]:
-    """The checkpoint with tools on two stages; shared, so nobody may harm it."""
+    """The checkpoint with tools on two stages. All tests share the system, so no test may damage
+    it."""
     with serving(with_tools, dtype="float32", kv_memory="256MiB", stages=2) as stack:
         yield stack
 
@@ -102,16 +104,16 @@ class Clients:
     """The environment that other people's clients are installed in."""
 
     home: Path
-    """A directory for what they write."""
+    """A directory for the files that clients write."""
     programs: Path = CLIENTS
     """The directory of their programs."""
 
     def run(self, *command: str | Path, **environment: str) -> str:
-        """Runs a command of that environment, in `home` and without network; returns what it
-        prints.
+        """Runs a command in the clients' environment, in the directory `home` and without network.
+        Returns its output.
 
         Raises:
-            AssertionError: it fails.
+            AssertionError: the command fails.
         """
         result = subprocess.run(
             [self.programs / command[0], *command[1:]],
@@ -136,7 +138,8 @@ class Clients:
         return result.stdout
 
     def case(self, client: str, case: str, stack: Stack) -> Any:
-        """Returns what a function of one of the programs in `clients/` returns for a system."""
+        """Returns the result of a function in one of the programs in `clients/`, called for a
+        system."""
         printed = self.run("python", HERE / "clients" / f"{client}_client.py", case, stack.http)
         return json.loads(printed.splitlines()[-1])
 

@@ -253,6 +253,23 @@ async def test_workers_of_a_pipeline_that_serves_are_not_asked(
         assert asked[stage.address] == n_asked
 
 
+async def test_worker_that_is_known_by_two_addresses_is_in_one_pipeline_and_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with scene(1) as it, fake_stage(answers=True) as stage:
+        again = stage.address.replace("127.0.0.1", "localhost")
+        it.stages.add(stage.address, again)
+        await formed(it, 1)
+        epochs = joined(stage)
+        await until(lambda: "it is known by another address, too" in caplog.text)
+        async with fake_stage(answers=True) as other:
+            it.stages.add(other.address)
+            await formed(it, 2)
+            await submitted(it, "a", "b")
+            assert (await it.ends(2)).keys() == {"a", "b"}
+        assert joined(stage) == epochs
+
+
 async def test_stage_that_does_not_join_is_named_and_other_pipelines_go_on(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,17 +45,17 @@ def forced(**schema: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A request, what the model says, and what the client gets."""
+    """A request, the text that the model writes, and the answer that the client must get."""
 
     path: str
     body: dict[str, Any]
     says: str = ""
     status: int = 200
     gets: dict[str, Any] = field(default_factory=dict)
-    """Values of the answer by their paths, or functions that say whether a value is right. In a
-    path, `*` stands for all elements of a list."""
+    """Expected values of the answer by their paths, or functions that return whether a value is
+    right. In a path, `*` stands for all elements of a list."""
     named: str = ""
-    """Text in the header that names what is left out or not enforced."""
+    """Expected text in the header that names fields which are left out or not enforced."""
 
 
 def chat(says: str = "", *, gets: dict[str, Any] | None = None, **body: Any) -> Case:

@@ -49,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def one_stage(model: Path) -> Iterator[Stack]:
-    """One stage that drafts nothing; shared, so nobody may harm it."""
+    """One stage without drafts. All tests share the system, so no test may damage it."""
     with serving(model, dtype="float32", scheduler="speculative-tokens=0") as stack:
         yield stack
 
@@ -91,7 +91,7 @@ def tokens(random: Random, n_max: int) -> list[int]:
 
 @pytest.fixture(scope="package")
 def sampled(one_stage: Stack) -> list[dict[str, Any]]:
-    """Sampling options, each with what one stage answers when it has nothing else to do."""
+    """Sampling options, each with the answer of one stage without other load."""
     random = Random(7)
     options: list[dict[str, Any]] = [
         {

@@ -24,7 +24,7 @@ DEMO = ROOT / "models" / "demo"
 
 @dataclass
 class Pods:
-    """The processes, by what they do, and the API that lists the workers among them."""
+    """The processes by their roles, and the API that lists the pods of the workers."""
 
     api: FakeKubernetes
     kubeconfig: Path
@@ -97,7 +97,8 @@ class Pods:
         return httpx.AsyncClient(base_url=f"http://{self.http}", trust_env=False, timeout=HANG_S)
 
     async def until_reason(self, *parts: str) -> str:
-        """Waits until the frontend says that nothing is served, for a reason with all parts."""
+        """Waits until the frontend reports that nothing is served, with a reason that contains all
+        of `parts`."""
         async with asyncio.timeout(HANG_S):
             while True:
                 answer = await self.get("/serving")
@@ -119,10 +120,10 @@ class Pods:
 
 
 class WorkerDeployment:
-    """Starts and stops workers so that there are as many as the API's scale says."""
+    """Starts and stops workers so that their number is the scale of the API's Deployment."""
 
     def __init__(self, pods: Pods, **settings: Any) -> None:
-        """`settings` are those of each worker."""
+        """`settings` are the settings of each worker."""
         self._pods = pods
         self._settings = settings
         self._workers: dict[int, Process] = {}

@@ -44,7 +44,7 @@ class Stack:
         self.tree: list[psutil.Process] = []
 
     def wait_until_ready(self) -> None:
-        """Waits for the ready line and notes what it says."""
+        """Waits for the ready line, and records the addresses in it."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while (line := self._lines.get(timeout=deadline - time.monotonic())) is not None:
             if match := READY.search(line):
@@ -54,7 +54,7 @@ class Stack:
         raise AssertionError(f"never ready:\n{''.join(self.output)}")
 
     def look_at_tree(self) -> None:
-        """Notes the processes that there are now, after some were started again."""
+        """Records the present processes, after some of them were restarted."""
         self.tree = psutil.Process(self._process.pid).children(recursive=True)
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:

@@ -56,7 +56,7 @@ def frontend(scheduler: str, model: Path) -> Iterator[tuple[subprocess.Popen[byt
     )
     os.close(writing)
     try:
-        with open(reading) as ready:  # a service stops where nobody has the other end
+        with open(reading) as ready:  # a service stops when the other end is closed
             addresses: dict[str, str] = {}
             while "http" not in addresses:
                 addresses = json.loads(ready.readline())

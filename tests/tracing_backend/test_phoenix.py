@@ -55,7 +55,7 @@ class Phoenix:
     def spans(self, **filters: str) -> list[ReceivedSpan]:
         """Returns the spans that a query finds."""
         response = self.api.get("/v1/projects/default/spans", params={"limit": PAGE, **filters})
-        if response.status_code == 404:  # nobody has sent anything yet
+        if response.status_code == 404:  # no span has come yet
             return []
         page = response.raise_for_status().json()
         assert page["next_cursor"] is None

@@ -43,7 +43,8 @@ def tried(layout: Layout, *, way_s: float = 0.001) -> Tried:
 
 
 def tuned() -> Tuned:
-    """Two layouts, of which the whole one was chosen, after both were run."""
+    """Returns the result of a tuning run with two layouts, both of which were run. The layout with
+    a single rank was chosen."""
     whole, cut = tried(WHOLE), tried(CUT, way_s=0.02)
     return Tuned(
         chosen=whole.best,

@@ -319,7 +319,7 @@ class Pipeline:
         return new
 
     def _give_back(self, sequence: Stored) -> None:
-        """Gives back the blocks that lie behind the windows of what comes next."""
+        """Gives back the blocks that are outside of the windows of all later tokens."""
         for window, blocks in zip(self._windows, sequence.blocks, strict=True):
             n_unseen = 0 if window is None else max(0, sequence.n_stored - window + 1)
             for column in [each for each in blocks if each < n_unseen // self._block_size]:

@@ -1,4 +1,4 @@
-"""Runs what a piece of a model describes, without a stage around it."""
+"""Runs the steps that a piece of a model describes, without a stage."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +23,8 @@ def computed(
     ranks: TensorParallel = SINGLE,
     ops: Ops = TORCH,
 ) -> Tensor:
-    """What a piece makes of hidden states `x` [n_tokens, width], which stay as they are."""
+    """Returns the result of the described steps for hidden states `x` [n_tokens, width]. `x` is not
+    changed."""
     program = Program(x.dtype, tp_size=ranks.size)
     program.end_layers(describe(program, program.take_in(x.shape[1])))
     return ops.runner(program)(x.clone(), batch_of(len(x), ranks), ())

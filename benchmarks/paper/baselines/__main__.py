@@ -1,6 +1,7 @@
 """`python -m benchmarks.paper.baselines --model DIR --baseline NAME`: serves with a baseline.
 
-Options and output are those of `services.local`. The baseline replaces the scheduler or the stages.
+The options and the output are the same as for `services.local`. The baseline replaces the scheduler
+or the stages.
 """
 
 import sys

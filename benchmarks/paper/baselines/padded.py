@@ -3,8 +3,8 @@ longest span, as if every operation needed equal shapes (Orca, section 3.1).
 
     python -m benchmarks.paper.baselines.padded    starts a stage whose ranks pad
 
-Results of padding are dropped. So the tokens equal those of selective batching, and only the time
-is that of the padded batch.
+Results for padding are dropped. So the sampled tokens are the same as with selective batching, but
+an iteration takes the time of the padded batch.
 """
 
 import sys

@@ -1,13 +1,14 @@
-"""The systems on published production traces, and with the model of Table 1 for which the paper
-has no figure of throughput.
+"""The systems on published production traces, and with the model of Table 1 for which the paper has
+no figure of throughput.
 
 Latencies per token are not comparable between traces, since outputs may be short and prompts long.
-So the limit of latency is a multiple of the latency of orca(32) for one request at a time. The
-multiple is that of the paper's 190 ms on the paper's trace.
+So the limit of latency is a multiple of the latency of orca(32) for one request at a time. On the
+paper's trace, this multiple gives the paper's limit of 190 ms.
 
-Prompts are up to fifty times as long as the prompts in Figure 9. The engines are those of the fit
-in which attention of prompts takes no time. In the other fit this time would grow with the square
-of the length, for a kernel without matrix units, which no engine would use for such prompts.
+Prompts are up to fifty times as long as the prompts in Figure 9. The engines have the costs of the
+fit in which attention of prompts takes no time. In the other fit, attention takes a time that grows
+with the square of the length, as in a kernel without matrix units. No engine would use such a
+kernel for long prompts.
 """
 
 from collections.abc import Mapping

@@ -152,7 +152,7 @@ def _first(pair: tuple[float, Trial]) -> float:
 
 
 def _is_tried(pair: tuple[float, Trial], by_top: Sequence[tuple[float, Trial]]) -> bool:
-    """Returns whether a size is tried within a latency: whether it is among the sizes of highest
-    throughput, or the smallest size."""
+    """Returns whether the throughput of a size within a latency limit is computed. It is computed
+    for the `N_CANDIDATES` sizes of highest throughput without a limit, and for the smallest one."""
     smallest = min((trial for _, trial in by_top), key=lambda trial: trial.setup.max_batch_size)
     return pair in by_top[:N_CANDIDATES] or pair[1] is smallest

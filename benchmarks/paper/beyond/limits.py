@@ -32,7 +32,7 @@ from simulator.workload import Lengths
 def shortest_s(
     lengths: Sequence[Lengths], model: PaperModel, gpu: Gpu, *, max_batch_size: int
 ) -> float:
-    """Returns a lower bound of the seconds for which the requests run, for every schedule."""
+    """Returns a lower bound of the seconds that any schedule needs to run all requests."""
     costs = GpuCosts(model, gpu)
     n_output = sum(each.n_output for each in lengths)
     # The last token is sampled and never an input.
@@ -71,8 +71,9 @@ def _attention_s(each: Lengths, costs: GpuCosts) -> float:
 
 
 def _slots_of_spans(each: Lengths) -> int:
-    """Returns the sum, over a request's iterations, of the slots that the request holds: those of
-    the prompt in the first iteration, and one more slot in each further iteration."""
+    """Returns the sum, over a request's iterations, of the number of slots that the request holds.
+    In the first iteration the request holds the slots of the prompt, and in each further iteration
+    one more slot."""
     return sum(range(each.n_prompt, each.n_prompt + each.n_output))
 
 

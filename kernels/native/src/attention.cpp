@@ -392,9 +392,9 @@ class Worker {
     return batch_.out + (token * batch_.n_kv_heads * batch_.group_size + head) * batch_.value_dim;
   }
 
-  // Finds where the tile of keys from `key` on begins in storage, which is the next. Before the first key
-  // that is seen, this stands in for the others, whose blocks may be another request's by now, with
-  // numbers that are not finite; behind the last key this does, since nobody looks at them.
+  // Finds the offsets of the next tile's keys in storage, from `key` on. A key before the window gets the
+  // offset of the first key in it, because its own block may already belong to another request and hold
+  // numbers that are not finite. A key behind the last one gets the last one's offset; it is not used.
   void find_rows(const Piece& piece, int64_t key) {
     const int64_t n = std::min<int64_t>(piece.end_key - key, kTileKeys);
     const int64_t row_size = batch_.n_kv_heads * batch_.head_dim;
@@ -858,7 +858,7 @@ void attention(const Batch<T>& batch) {
         float* first = results.get() + piece->first_result * result_size;
         const int64_t n_before = segment_of(piece->first_key) - piece->first_segment;
         work.run(*piece, first + n_before * work.result_floats(*piece), claim_following);
-        // Whoever finishes the last part has all the others.
+        // The thread that finishes the last part combines all parts.
         auto& done = n_done[piece->first_result];
         if (done.fetch_add(1, std::memory_order_acq_rel) == piece->n_parts - 1) {
           work.combine(*piece, first);

@@ -97,8 +97,9 @@ class Transposed:
 
 @dataclass(frozen=True, slots=True)
 class KeyGroups:
-    """Two projections, to queries, keys and values, and to z. In the family they are one matrix in
-    which the rows of each key head are together."""
+    """Two stored projections: `qkv` to queries, keys and values, and `z` to the gates of the
+    output. The family has one matrix instead, in which all rows that belong to one key head stand
+    together."""
 
     qkv: str
     z: str
@@ -139,8 +140,8 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """Several rules, of which the first is used whose tensors the file has. Files of different
-    versions need different rules."""
+    """Alternative rules, for files of different versions. The first rule whose tensors are all in
+    the file is used."""
 
     rules: tuple[Rule, ...]
 

@@ -56,16 +56,16 @@ _QWEN2 = _Kind(
     {"eos_token": _END, "pad_token": _END, "unk_token": _END},
 )
 _OF_CLASS = {"GPT2": _GPT2, "CodeGen": _GPT2, "Qwen2": _QWEN2}
-"""The variants by the name of the tokenizer's class, without its ending."""
+"""The variant of byte-level BPE for each name of a tokenizer's class. Endings such as `Tokenizer`
+are left out of the names."""
 
 _OF_MODEL = {"gpt2": _GPT2, "opt": _GPT2, "phi": _GPT2, "qwen2": _QWEN2, "qwen3": _QWEN2,
              "qwen2_moe": _QWEN2, "qwen3_moe": _QWEN2}  # fmt: skip
-"""The variants by `model_type` of `config.json`."""
+"""The variant of byte-level BPE for each `model_type` of `config.json`."""
 
 
 def read_bpe_files(path: Path) -> str:
-    """Converts a `vocab.json` and the `merges.txt` beside it to a `tokenizer.json`, and returns the
-    latter.
+    """Reads a `vocab.json` and the `merges.txt` beside it, and returns them as a `tokenizer.json`.
 
     Raises:
         OSError: a file cannot be read.

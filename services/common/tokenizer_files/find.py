@@ -24,8 +24,8 @@ _TRANSLATED: Mapping[str, Callable[[Path], str]] = {
     tiktoken_file.FILE: tiktoken_file.read_tiktoken,
     bpe_files.VOCABULARY: bpe_files.read_bpe_files,
 }
-"""For each other tokenizer file, the function that reads it as a `tokenizer.json`. If a checkpoint
-has several of these files, the first one is read."""
+"""For each file name other than `tokenizer.json`, the function that reads such a file as a
+`tokenizer.json`. If a checkpoint has several of these files, the first in this order is read."""
 
 _ROLES: Mapping[str, Callable[[Path], Mapping[str, str]]] = {
     tekken.FILE: lambda file: tekken.NAMED,
@@ -35,7 +35,8 @@ _ROLES: Mapping[str, Callable[[Path], Mapping[str, str]]] = {
 }
 
 _BESIDE = {bpe_files.VOCABULARY: bpe_files.MERGES}
-"""For some tokenizer files, the name of a second file that must also be there."""
+"""For a tokenizer that consists of two files, the name of the second file by the name of the first.
+Both files must be there."""
 
 
 def tokenizer_in(names: Collection[str]) -> str | None:

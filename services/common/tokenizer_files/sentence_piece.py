@@ -39,7 +39,7 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
 
 
 def read_sentence_piece(path: Path) -> str:
-    """Converts a `tokenizer.model` to a `tokenizer.json`, and returns the latter.
+    """Reads a `tokenizer.model`, and returns it as a `tokenizer.json`.
 
     Raises:
         OSError: a file cannot be read.

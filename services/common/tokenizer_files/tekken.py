@@ -35,7 +35,7 @@ _FILLER = "<SPECIAL_{}>"
 
 
 def read_tekken(path: Path) -> str:
-    """Converts a `tekken.json` to a `tokenizer.json`, and returns the latter.
+    """Reads a `tekken.json`, and returns it as a `tokenizer.json`.
 
     Raises:
         OSError: the file cannot be read.

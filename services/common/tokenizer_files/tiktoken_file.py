@@ -48,7 +48,7 @@ _PATTERN = "|".join((
 
 
 def read_tiktoken(path: Path) -> str:
-    """Converts a `tiktoken.model` to a `tokenizer.json`, and returns the latter.
+    """Reads a `tiktoken.model`, and returns it as a `tokenizer.json`.
 
     Raises:
         OSError: a file cannot be read.

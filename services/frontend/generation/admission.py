@@ -28,7 +28,8 @@ class Admission:
         budget: MemoryBudget | None = None,
         refusals: Refusals | None = None,
     ) -> None:
-        """`FrontendSettings` explains the two numbers."""
+        """`FrontendSettings` explains `max_in_flight` and `max_answers_at_once`. `budget` is the
+        memory budget for clients' data."""
         self.refusals = Refusals() if refusals is None else refusals
         self.budget = budget or MemoryBudget(64 * 2**20, refusals=self.refusals)
         self.max_answers_at_once = max_answers_at_once

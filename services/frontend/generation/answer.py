@@ -24,9 +24,10 @@ class Piece:
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     scores: TokenScores | None = None
-    """Log-probabilities of tokens, if the client wants them. If the client gets `token_ids`, they
-    belong to these tokens. Otherwise they belong to the tokens of `text`: they are held back
-    together with the text, and a stop string that is cut off has none."""
+    """Log-probabilities of tokens, if the client wants them. If the client gets `token_ids`, these
+    are the log-probabilities of those tokens. Otherwise they belong to the tokens of `text`, and
+    are held back together with the text. A stop string that is cut off has no log-probabilities
+    then."""
     prompt_logprobs: Logprobs | None = None
     """Log-probabilities of the prompt's tokens, without the first token. Only the first piece of an
     answer has this field, and only if the client wants log-probabilities of the prompt."""
@@ -111,7 +112,7 @@ class Answer:
         self._stops = stops
         self._has_stops = not stops.is_empty
         self.is_plain = not (self._has_stops or has_scores)
-        """Whether a new token only adds text. This is so if the answer has no stop strings and no
+        """Whether a new token only adds text: the answer has no stop strings and no
         log-probabilities."""
         self._stop_token_ids = stop_token_ids
         self._min_tokens = min_tokens
@@ -185,8 +186,8 @@ class Answer:
         return replace(piece, scores=self._scores(piece, logprobs), prompt_logprobs=of_prompt)
 
     def _scores(self, piece: Piece, logprobs: Logprobs | None) -> TokenScores | None:
-        """Returns the log-probabilities that belong to a piece. `logprobs` are those of its
-        tokens."""
+        """Returns the log-probabilities that belong to a piece. `logprobs` has the
+        log-probabilities of the tokens of the piece."""
         if self._offsets is None:
             return None
         if logprobs is not None:

@@ -2,11 +2,12 @@
 
 Each answer is submitted to the scheduler on its own (`Submissions`), a few at a time, so that one
 call cannot fill the pool. The events of all answers arrive in one inbox and leave it as pieces of
-text. `close` cancels the answers that still run. When a pipeline or a scheduler is lost, the
-scheduler client (`SchedulerClient`) continues each answer with the next pipeline or scheduler.
+text (`RunningAnswers`). `close` cancels the answers that still run. When a pipeline or a scheduler
+is lost, the scheduler client (`SchedulerClient`) continues each answer with the next pipeline or
+scheduler.
 
-A call that resumes a broken stream first restores every answer (`replay`). Answers that had not
-ended are submitted with the tokens that the client has already.
+A call that resumes a broken stream first restores every answer (`RestoredAnswers`). Answers that
+had not ended are submitted with the tokens that the client has already.
 """
 
 import asyncio
@@ -16,16 +17,17 @@ from dataclasses import dataclass
 
 from orcinus.v1 import scheduler_pb2
 
-from services.common.errors import InvalidRequest, TimedOut
+from services.common.errors import TimedOut
 from services.frontend.generation.answer import Answer, Piece
 from services.frontend.generation.answers import Answers
 from services.frontend.generation.call_resources import CallResources
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.inbox import Inbox
 from services.frontend.generation.outlet import Outlet
-from services.frontend.generation.replay import replay
+from services.frontend.generation.restored_answers import RestoredAnswers
+from services.frontend.generation.running_answers import RunningAnswers
 from services.frontend.generation.submissions import Submissions
-from services.frontend.generation.value_checks import CheckValue, RecordingReader, ValueChecks
+from services.frontend.generation.value_checks import CheckValue, checks_of
 from services.frontend.generation.whole_answers import WholeAnswers
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.link.scheduler_events import (
@@ -33,7 +35,6 @@ from services.frontend.link.scheduler_events import (
     Accepted,
     Completed,
     Event,
-    Failed,
     OutputTokens,
     PromptLogprobs,
 )
@@ -42,7 +43,7 @@ from services.frontend.observing.request_span import UNRECORDED, RequestSpan
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions
 from services.frontend.request.request_id import new_request_id
-from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resumption
+from services.frontend.request.resumption import Resumption
 from services.frontend.text.message_reader import MessageReader
 from services.frontend.text.token_texts import TokenTexts
 from services.frontend.text.tokenizer import Tokenizer
@@ -69,24 +70,21 @@ class Generation:
         "__weakref__",
         "_answers",
         "_at_scheduler",
-        "_call",
         "_checks",
-        "_endings",
         "_expiry",
         "_inbox",
-        "_n_cached",
         "_n_prompt_tokens",
         "_outlet",
         "_pipeline_model",
-        "_replayed",
         "_resources",
-        "_resumption",
+        "_restored",
         "_running",
         "_shows_text_only",
         "_span",
         "_submissions",
         "_tokenizer",
         "_until",
+        "is_resumed",
         "model",
         "options",
         "prompts",
@@ -135,28 +133,21 @@ class Generation:
         self._tokenizer = tokenizer
         self._until = until
         self._resources = resources
-        self._resumption = resumption
+        self.is_resumed = resumption is not None
+        """Whether this call resumes a broken stream. The client then has a part of the answers
+        already."""
         self._span = span
-        self._call = call or MeasuredCall(self.n_answers)
-        self._checks: ValueChecks | None = None
-        if check_value is not None:
-            checks = ValueChecks(
-                check_value,
-                prompts,
-                options.format_schema,
-                keep=self.keep,
-                note=self._call.checked_values.append,
-            )
-            self._checks = checks if checks.unenforced else None
+        call = call or MeasuredCall(self.n_answers)
+        self._checks = checks_of(
+            check_value,
+            prompts,
+            options.format_schema,
+            keep=self.keep,
+            note=call.checked_values.append,
+        )
         self._inbox = Inbox(resources.budget, refusals=resources.refusals)
         self._outlet: Outlet | None = None
         self._shows_text_only = not options.shows_tokens
-        self._endings: list[Piece] = []
-        self._replayed: dict[int, MessageReader] = {}
-        """Message readers of the answers that a resumption has restored, keyed by the index of the
-        answer."""
-        self._running: set[str] = set()
-        """Names of the answers whose last piece has not been read."""
         self._submissions = Submissions(
             scheduler,
             self,
@@ -167,22 +158,23 @@ class Generation:
         )
         self._at_scheduler = self._submissions.at_scheduler
         self._expiry: asyncio.TimerHandle | None = None
-        self._n_cached: dict[int, int] = {}
-        """Number of tokens of each prompt that were in a cache, keyed by the index of the prompt.
-        If this number differs between answers to a prompt, the smallest is kept."""
+        self._running = RunningAnswers(
+            self._answers, span=span, call=call, cut_off=self._submissions.cut_off
+        )
+        self._restored = RestoredAnswers(
+            self._answers,
+            self._running,
+            resumption,
+            checks=self._checks,
+            replaying=resources.replaying,
+        )
         self._n_prompt_tokens = sum([len(prompt.token_ids) for prompt in prompts])
-        self._call.n_prompt_tokens = self._n_prompt_tokens
+        call.n_prompt_tokens = self._n_prompt_tokens
 
     @property
     def n_answers(self) -> int:
         """Number of answers to all prompts together."""
         return self._answers.n_answers
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether this call resumes a broken stream. The client then has a part of the answers
-        already."""
-        return self._resumption is not None
 
     @property
     def unenforced(self) -> tuple[str, ...]:
@@ -200,7 +192,7 @@ class Generation:
         return TokenUsage(
             self._n_prompt_tokens,
             self._answers.n_tokens,
-            sum(self._n_cached.values()),
+            self._running.n_cached_tokens,
         )
 
     @property
@@ -234,16 +226,13 @@ class Generation:
 
     def is_new(self, index: int) -> bool:
         """Returns whether the client has received nothing of the answer `index` yet."""
-        if self._resumption is None:
-            return True
-        so_far = self._resumption.answers[index]
-        return not so_far.token_ids and not so_far.is_finished
+        return self._restored.is_new(index)
 
     def message_reader(self, index: int) -> MessageReader:
         """Returns a reader for the text of an answer to a conversation. After a resumption, the
         reader has read the text that the client received before. To be called once for each
         answer."""
-        reader = self._replayed.pop(index, None)
+        reader = self._restored.take_reader(index)
         if reader is not None:
             return reader
         return self.prompt_of(index).answer_format.reader(self.request_id, index)
@@ -277,12 +266,11 @@ class Generation:
         self._span.submitted(
             self.request_id, model=self._pipeline_model, n_prompt_tokens=self._n_prompt_tokens
         )
-        if self._resumption is not None:
-            await self._resume_all(self._resumption)
+        await self._restored.restore(deadline=None if self._expiry is None else self._expiry.when())
         if self._inbox.error is not None:
             raise self._inbox.error
         missing = [index for index in range(self.n_answers) if not self._answers.has_ended(index)]
-        self._running.update(map(self._answers.name, missing))
+        self._running.begin(missing)
         self._resources.in_flight.end(self.n_answers - len(missing))
         await self._submissions.start(missing, until=self._until)
 
@@ -299,15 +287,16 @@ class Generation:
             PoolFull: too many tokens of the answers were not read.
             TimedOut: the time limit of the call is over.
         """
-        for piece in self._endings:
+        for piece in self._restored.endings:
             yield await self._checked(piece)
         if self.options.n_ranked is None and self.options.n_prompt_logprobs is None:
             self._outlet = outlet if self._checks is None else None
-        while self._running:
+        running = self._running.names
+        while running:
             event = await self._inbox.get()
-            if event.request_id not in self._running:
+            if event.request_id not in running:
                 continue
-            piece = self._apply(event)
+            piece = self._running.apply(event, self._answers.begun[event.request_id])
             if self._is_shown(piece):
                 yield piece if self._checks is None else await self._checked(piece)
 
@@ -354,7 +343,7 @@ class Generation:
         if self._expiry is not None:
             self._expiry.cancel()
         self._submissions.close()
-        self._running.clear()
+        self._running.names.clear()
         self._inbox.close()
         self._span.closed(self._answers.n_tokens)
 
@@ -366,9 +355,7 @@ class Generation:
                 if text := answer.add_plain(event.token_ids):
                     outlet.take_text(answer.index, text)
                 return
-            piece = self._take_tokens(event, answer)
-            if answer.is_finished:
-                self._end(event.request_id, answer, piece)
+            piece = self._running.apply(event, answer)
             if piece.text or self._is_shown(piece):
                 outlet.take(piece)
         except Exception as error:  # noqa: BLE001 - raised by the reader: here, it would end the link
@@ -392,96 +379,6 @@ class Generation:
         self._submissions.fail_start(error)
         self._submissions.withdraw()
 
-    async def _resume_all(self, resumption: Resumption) -> None:
-        """Restores all answers up to the last token that the client has.
-
-        Raises:
-            TimedOut: the time limit of the call is over before all answers are restored.
-        """
-        deadline = None if self._expiry is None else self._expiry.when()
-        try:
-            async with asyncio.timeout_at(deadline):
-                for index, so_far in enumerate(resumption.answers):
-                    await self._resume(index, so_far)
-        except TimeoutError:
-            raise TimedOut(TIMED_OUT, may_retry=False) from None
-
-    async def _resume(self, index: int, so_far: AnswerSoFar) -> None:
-        """Restores one answer up to the last token that the client has."""
-        answer = self._answers.begin(index)
-        prompt = self._answers.prompt(index)
-        ending = so_far.ending(
-            max_new_tokens=prompt.max_new_tokens, stop_token_ids=prompt.stop_token_ids
-        )
-        reader = prompt.answer_format.reader(self.request_id, index)
-        self._replayed[index] = reader
-        if self._checks is not None:
-            reader = RecordingReader(reader, self._checks, index)
-        async with self._resources.replaying:
-            piece = await replay(answer, so_far.token_ids, ending=ending, reader=reader)
-        if answer.is_finished:
-            self._note_end(piece.finish_reason or FinishReason.STOP, answer)
-            if not so_far.is_finished:
-                self._endings.append(piece)
-        elif so_far.is_finished:
-            raise InvalidRequest(TOKENS_FIELD, f"answer {index} does not end with its tokens")
-
-    def _apply(self, event: Event) -> Piece:
-        answer = self._answers.begun[event.request_id]
-        if isinstance(event, OutputTokens):
-            piece = self._take_tokens(event, answer)
-        else:
-            piece = self._take_other(event, answer)
-        if answer.is_finished:
-            self._end(event.request_id, answer, piece)
-        return piece
-
-    def _take_other(self, event: Event, answer: Answer) -> Piece:
-        match event:
-            case Completed():
-                return answer.finish(event.reason)
-            case Failed():
-                raise event.error
-            case PromptLogprobs():
-                answer.take_prompt_logprobs(event.logprobs)
-        return Piece(answer.index)
-
-    def _take_tokens(self, event: OutputTokens, answer: Answer) -> Piece:
-        if not answer.has_news:
-            answer.has_news = True
-            self._note_first(event, answer.index)
-            if not self._answers.prompt(answer.index).max_new_tokens:
-                return self._cut_off(event, answer.finish(FinishReason.LENGTH))
-        piece = answer.add(event.token_ids, event.logprobs)
-        return self._cut_off(event, piece) if answer.is_finished else piece
-
-    def _cut_off(self, event: OutputTokens, last: Piece) -> Piece:
-        """Cancels at the scheduler an answer that has ended in this process, and returns the
-        answer's last piece."""
-        self._submissions.cut_off(event.request_id)
-        return last
-
-    def _note_first(self, event: OutputTokens, index: int) -> None:
-        self._span.first_token()
-        self._call.took_tokens(index)
-        if not event.start:
-            prompt = self._answers.prompt_index(index)
-            n_cached = self._n_cached.get(prompt, event.n_cached)
-            self._n_cached[prompt] = min(n_cached, event.n_cached)
-
-    def _end(self, request_id: str, answer: Answer, last: Piece) -> None:
-        self._running.discard(request_id)
-        self._note_end(last.finish_reason or FinishReason.STOP, answer)
-
-    def _note_end(self, reason: FinishReason, answer: Answer) -> None:
-        self._span.finished(answer.index, reason)
-        self._call.finished(
-            answer.index,
-            reason,
-            n_tokens=answer.n_tokens,
-            n_resumed=len(self._answers.tokens_so_far(answer.index)),
-        )
-
     def _is_shown(self, piece: Piece) -> bool:
         if piece.text or piece.finish_reason or piece.prompt_logprobs is not None:
             return True
@@ -498,5 +395,5 @@ class AnswerInbox:
         self._answer = answer
 
     def put_nowait(self, event: Event, /) -> None:
-        """Takes an event when it arrives."""
+        """Queues an event of the answer for the reader of the generation."""
         self._generation.put(event, self._answer)

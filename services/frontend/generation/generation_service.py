@@ -8,44 +8,39 @@ A request is checked here and turned into tokens (`RequestEncoder`); a `Generati
 
 While there is no pipeline, requests wait for one up to `hold_s` seconds, for example while another
 scheduler takes the lead or the pipeline forms again. They wait up to `wake_s` seconds for a model
-that is asleep or starts. A client sees only a pause. Meanwhile,
-questions about the model are answered with the last known pipeline, since the next pipeline serves
-the same model.
+that is asleep or starts. A client sees only a pause. Meanwhile, questions about the model are
+answered with the last known pipeline, since the next pipeline serves the same model.
+
+`TokenService` serves requests for tokens alone.
 """
 
 import asyncio
 import math
-from array import array
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
 
 from opentelemetry.trace import NoOpTracer, Tracer
 from prometheus_client import CollectorRegistry
 
-from services.common import errors
 from services.frontend.api_keys import Account
 from services.frontend.generation.admission import Admission
+from services.frontend.generation.call_deadline import by_deadline, call_deadline
 from services.frontend.generation.call_resources import CallResources
-from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.generation import Generation
+from services.frontend.generation.known_limits import KnownLimits
 from services.frontend.generation.model_profile import ModelProfile
 from services.frontend.generation.request_encoder import RequestEncoder
+from services.frontend.generation.request_memory import encoded_bytes
 from services.frontend.generation.service_limits import ServiceLimits
+from services.frontend.generation.token_service import TokenService
 from services.frontend.link.known_pipeline import ModelState
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.observing.metrics import FrontendMetrics, MeasuredCall
 from services.frontend.observing.request_span import RequestSpan, request_span
 from services.frontend.request.client_call import current_call
-from services.frontend.request.generation_request import (
-    GenerationOptions,
-    GenerationRequest,
-    Prompt,
-)
-from services.frontend.request.limits import ModelLimits
-from services.frontend.request.logprobs import LOGPROB_BYTES
+from services.frontend.request.generation_request import GenerationRequest
 from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.text.bad_words import with_bad_words
 from services.frontend.text.grammar_check import GrammarCheck
@@ -53,24 +48,9 @@ from services.frontend.text.prompt_encoder import PromptEncoder
 from services.frontend.text.text_threads import TextThreads
 from services.frontend.text.tokenizer import Tokenizer
 
-Result = TypeVar("Result")
-
-DETOKENIZED_FIELD = "tokens"
-"""Name of the request field with the tokens that `detokenize` turns into text."""
-
-NAMED_AT_ONCE = 4096
-"""Number of tokens whose names are looked up before other tasks may run: a millisecond of work."""
-
-TOKEN_NAME_BYTES = 96
-"""Bytes of memory that the name of a token takes, as an object and in JSON."""
-
-SUBMISSION_TOKEN_BYTES = 2 * array("I").itemsize
-"""Bytes of memory that a prompt token takes in each submission that the scheduler has at a time:
-once in the submission, and once in the copy that is sent."""
-
 
 class GenerationService:
-    """Serves the requests of all protocols to one model, for generated text and for tokens."""
+    """Serves the requests of all protocols to one model."""
 
     def __init__(
         self,
@@ -84,7 +64,7 @@ class GenerationService:
         tracer: Tracer | None = None,
         metrics: FrontendMetrics | None = None,
     ) -> None:
-        """`admission` and `threads` are those of the process, which all its models share."""
+        """`admission` and `threads` belong to the whole process: all of its models share them."""
         self.tokenizer = tokenizer
         self._profile = profile = profile or ModelProfile()
         self._limits = limits = limits or ServiceLimits()
@@ -104,6 +84,17 @@ class GenerationService:
             grammar_check=GrammarCheck(profile.tokenizer_file, admission.refusals),
             message_format=profile.message_format(tokenizer),
         )
+        self._known_limits = KnownLimits(
+            scheduler.pipeline, profile.names, strict_max_tokens=limits.strict_max_tokens
+        )
+        self.tokens = TokenService(
+            tokenizer,
+            self._prompt_encoder,
+            limits=self._known_limits,
+            admission=admission,
+            max_request_s=limits.max_request_s,
+        )
+        """Serves requests for tokens."""
         self._anybody = Account()
         self.n_waiting = 0
         """Number of answers that wait for a pipeline."""
@@ -137,9 +128,7 @@ class GenerationService:
             Unavailable: there has been no pipeline yet.
             UnknownModel: `model` is neither empty nor a name of this model.
         """
-        pipeline = self._scheduler.pipeline.last
-        self._model_limits(pipeline).check_model(model)
-        return pipeline
+        return self._known_limits.describe(model)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -149,7 +138,7 @@ class GenerationService:
 
     @property
     def model_state(self) -> ModelState:
-        """State of the model: whether a pipeline serves it, and why none does."""
+        """State of the model: whether a pipeline serves it and, if not, why."""
         return self._scheduler.pipeline.state
 
     @property
@@ -170,100 +159,12 @@ class GenerationService:
         self._scheduler.check_room()
         self._scheduler.check_time(account.name, account.min_priority)
 
-    async def tokenize(
-        self,
-        prompt: Prompt,
-        account: Account | None = None,
-        *,
-        model: str = "",
-        options: GenerationOptions | None = None,
-    ) -> Sequence[int]:
-        """Returns the tokens that the prompt becomes when text is generated with these options. The
-        call counts as a call with one answer.
-
-        Raises:
-            InvalidRequest: the prompt is too long, tokens are not in the vocabulary, a conversation
-            can't be rendered, or an option or the time limit of the call is wrong.
-            UnknownModel: `model` is not the model that is served.
-            PoolFull: there are too many calls at once.
-            TimedOut: the time limit of the call is over.
-        """
-        deadline = self._deadline()
-        options = options or GenerationOptions()
-        options.check()
-        request = GenerationRequest(prompts=(prompt,), options=replace(options, n=1))
-        request.check()
-        self._prompt_encoder.check_length(request.prompts, self._last_limits())
-        with self._admission.admitted(request, account or self._anybody) as resources:
-            limits = self._model_limits(self.describe())
-            limits.check_model(model)
-            limits.stop_token_ids(options)
-            encoding = self._prompt_encoder.to_tokens(
-                prompt, limits, resources.share, add_special_tokens=options.add_special_tokens
-            )
-            return await _until(deadline, encoding)
-
-    async def count(
-        self, prompt: Prompt, account: Account | None = None, *, model: str = ""
-    ) -> int:
-        """Returns the number of tokens of a prompt, also of a prompt that is too long for the
-        model. The call counts as a call with one answer.
-
-        Raises:
-            InvalidRequest: the prompt has too many characters, a conversation can't be rendered, or
-            the time limit of the call is wrong.
-            UnknownModel: `model` is not the model that is served.
-            PoolFull: there is no room for the call at the moment.
-            TimedOut: the time limit of the call is over.
-        """
-        deadline = self._deadline()
-        request = GenerationRequest(prompts=(prompt,))
-        request.check()
-        with self._admission.admitted(request, account or self._anybody) as resources:
-            limits = self._model_limits(self.describe())
-            limits.check_model(model)
-            return await _until(
-                deadline, self._prompt_encoder.count(prompt, limits, resources.share)
-            )
-
-    async def detokenize(
-        self, token_ids: tuple[int, ...], account: Account | None = None, *, model: str = ""
-    ) -> str:
-        """Returns the text of tokens, including special tokens. The call counts as a call with one
-        answer.
-
-        Raises:
-            InvalidRequest: there are more tokens than the model can read, a token is not in the
-            vocabulary, or the time limit of the call is wrong.
-            UnknownModel: `model` is not the model that is served.
-            PoolFull: there are too many calls at once.
-            TimedOut: the time limit of the call is over.
-        """
-        deadline = self._deadline()
-        limits = self._model_limits(self.describe())
-        limits.check_model(model)
-        limits.check_text(DETOKENIZED_FIELD, token_ids)
-        with self._admission.admitted(
-            GenerationRequest(prompts=("",)), account or self._anybody
-        ) as resources:
-            return await _until(deadline, self._prompt_encoder.to_text(token_ids, resources.share))
-
-    async def names_of(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns the names that tokens have in the vocabulary. Raises PoolFull if the memory
-        budget has no room for them."""
-        names: list[str] = []
-        with self._admission.budget.share(TOKEN_NAME_BYTES * len(token_ids)):
-            for start in range(0, len(token_ids), NAMED_AT_ONCE):
-                names += self.tokenizer.names_of(token_ids[start : start + NAMED_AT_ONCE])
-                await asyncio.sleep(0)  # lets other work run
-        return names
-
     @asynccontextmanager
     async def open(
         self, request: GenerationRequest, account: Account | None = None
     ) -> AsyncIterator[Generation]:
-        """Yields a generation when the scheduler has accepted its first answers. Otherwise as
-        `prepare`.
+        """Prepares a generation as `prepare` does, and yields it when the scheduler has accepted
+        its first answers.
 
         Raises:
             InvalidRequest: the request breaks a rule.
@@ -283,7 +184,7 @@ class GenerationService:
         """Yields a generation whose request has been checked and whose prompts have been encoded.
         The caller starts the generation. At the end of the context, cancels the answers that still
         run. The generation counts against the limits of the account until the scheduler has ended
-        it. Its id and its time limit are those of the call that this task serves (`current_call`).
+        it. Its id and its time limit come from the call that this task serves (`current_call`).
 
         Raises:
             InvalidRequest: the request breaks a rule.
@@ -301,14 +202,14 @@ class GenerationService:
             request_span(self._tracer, request, model=model) as span,
         ):
             request.check()
-            deadline = self._deadline()
+            deadline = call_deadline(self._limits.max_request_s)
             span.checked(request)
             account = account or self._anybody
             if request.resumption is None:
                 self._scheduler.check_time(account.name, request.options.priority)
-            self._prompt_encoder.check_length(request.prompts, self._last_limits())
+            self._prompt_encoder.check_length(request.prompts, self._known_limits.last())
             with self._admission.admitted(request, account) as resources:
-                generation = await _until(
+                generation = await by_deadline(
                     deadline, self._generation(request, until, resources, span, call)
                 )
                 try:
@@ -324,16 +225,6 @@ class GenerationService:
         is_sleeping = self._scheduler.pipeline.is_sleeping
         return self._limits.wake_s if is_sleeping else self._limits.hold_s
 
-    def _deadline(self) -> float | None:
-        """Returns the time at which the call of this task must have ended, by the event loop's
-        clock. Returns None if there is no limit."""
-        call = current_call()
-        wanted = None if call is None else call.deadline()
-        if not self._limits.max_request_s:
-            return wanted
-        began_at = _now() if call is None else call.began_at
-        return min(wanted or math.inf, began_at + self._limits.max_request_s)
-
     async def _generation(
         self,
         request: GenerationRequest,
@@ -348,10 +239,11 @@ class GenerationService:
             pipeline = await self._scheduler.pipeline.wait_open(until)
         finally:
             self.n_waiting -= request.n_answers
-        limits = self._model_limits(pipeline)
+        limits = self._known_limits.of(pipeline)
         request = with_bad_words(request, self.tokenizer)
         prompts = await self._request_encoder.encode(request, limits, resources.share)
-        resources.share.grow(self._n_bytes(prompts, request.options))
+        n_at_once = self._admission.max_answers_at_once
+        resources.share.grow(encoded_bytes(prompts, request.options, max_at_once=n_at_once))
         client_call = current_call()
         return Generation(
             request.options,
@@ -371,68 +263,6 @@ class GenerationService:
                 self._request_encoder.check_value, limits=limits, share=resources.share
             ),
         )
-
-    def _last_limits(self) -> ModelLimits | None:
-        """Returns the limits of the model of the current or last pipeline. Returns None if there
-        has been no pipeline."""
-        return self._model_limits(self.describe()) if self._scheduler.pipeline.last_model else None
-
-    def _model_limits(self, pipeline: ServedPipeline) -> ModelLimits:
-        return ModelLimits(
-            pipeline, self._profile.names, strict_max_tokens=self._limits.strict_max_tokens
-        )
-
-    def _n_bytes(self, prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:
-        """Returns the approximate memory, in bytes, that a request takes in addition when its
-        prompts have become tokens. The memory of the request itself was counted when the request
-        arrived."""
-        n_at_once = self._admission.max_answers_at_once
-        n_answers = len(prompts) * options.n_generated
-        n_grammar_bytes = sum([len(prompt.answer_format.grammar) for prompt in prompts])
-        return (
-            self._n_token_bytes(prompts, options.n_generated)
-            + _n_prompt_logprob_bytes(prompts, options)
-            + options.n_bytes * min(n_answers, n_at_once)
-            + n_grammar_bytes * (1 + min(options.n_generated, n_at_once))
-        )
-
-    def _n_token_bytes(self, prompts: Sequence[EncodedPrompt], n: int) -> int:
-        """Returns the approximate memory, in bytes, of the tokens of `prompts` and of the copies of
-        the tokens for the scheduler. If the client sent a prompt as tokens, only the copies are
-        counted, since the tokens were counted when the request arrived. It is assumed that the
-        copies of the longest prompts exist at the same time."""
-        n_packed = sum(
-            len(prompt.token_ids) for prompt in prompts if not isinstance(prompt.prompt, tuple)
-        )
-        lengths = sorted((len(prompt.token_ids) for prompt in prompts), reverse=True)
-        n_copied, n_left = 0, self._admission.max_answers_at_once
-        for length in lengths:
-            n_copied += length * min(n, n_left)
-            n_left -= min(n, n_left)
-        return array("I").itemsize * n_packed + SUBMISSION_TOKEN_BYTES * n_copied
-
-
-def _n_prompt_logprob_bytes(prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:
-    """Returns the approximate memory, in bytes, of the log-probabilities of prompts that the
-    answers will bring."""
-    if options.n_prompt_logprobs is None:
-        return 0
-    n_numbers = (1 + options.n_prompt_logprobs) * options.n_generated
-    return LOGPROB_BYTES * n_numbers * sum(len(prompt.token_ids) for prompt in prompts)
-
-
-async def _until(deadline: float | None, work: Coroutine[Any, Any, Result]) -> Result:
-    """Returns the result of `work`. Raises TimedOut if `work` has not ended by the deadline, or if
-    the deadline is past."""
-    if deadline is None:
-        return await work
-    # With a past deadline, `timeout_at` would cancel the work only where the work first waits.
-    if _now() < deadline:
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
-                return await work
-    work.close()
-    raise errors.TimedOut("the request waited longer than it may take", may_retry=False)
 
 
 def _now() -> float:

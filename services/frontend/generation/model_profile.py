@@ -1,4 +1,4 @@
-"""What is known of a model without a pipeline, from its files and the settings."""
+"""The facts about a model that are known without a pipeline, from its files and the settings."""
 
 import time
 from contextlib import suppress
@@ -29,8 +29,8 @@ class ModelProfile:
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     additional_properties: AdditionalProperties = "declared"
-    """Which members an object may have if its JSON schema does not say whether others than its
-    `properties` are allowed."""
+    """Which members an object may have besides its `properties`, if its JSON schema does not
+    say."""
     tokenizer_file: Path | None = None
     """File from which the vocabulary is read when grammars are checked; None if there is no such
     file."""

@@ -89,6 +89,22 @@ class ValueChecks:
             yield self._schema, content
 
 
+def checks_of(
+    check: CheckValue | None,
+    prompts: Sequence[EncodedPrompt],
+    schema: ClientSchema | None,
+    *,
+    keep: Callable[[int], None],
+    note: Callable[[bool | None], None],
+) -> ValueChecks | None:
+    """Returns the checks of a call. Returns None if there is no `check`, or if the grammars enforce
+    all schemas completely. `ValueChecks` describes the arguments."""
+    if check is None:
+        return None
+    checks = ValueChecks(check, prompts, schema, keep=keep, note=note)
+    return checks if checks.unenforced else None
+
+
 class RecordingReader:
     """A message reader that passes each text to `checks` and then to another reader."""
 

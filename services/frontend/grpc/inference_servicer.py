@@ -15,7 +15,8 @@ from orcinus.v1 import inference_pb2
 from services.common import errors, health_servicer, rpc_handlers
 from services.common.health import Health
 from services.frontend.api_keys import Account, ApiKeys
-from services.frontend.generation.generation_service import DETOKENIZED_FIELD, GenerationService
+from services.frontend.generation.generation_service import GenerationService
+from services.frontend.generation.token_service import DETOKENIZED_FIELD
 from services.frontend.grpc import reflection
 from services.frontend.grpc.answers import AnswerMessages
 from services.frontend.grpc.requests import check_stream, to_prompt, to_request, to_resumed
@@ -87,7 +88,7 @@ class InferenceServicer:
         service = self._models.select(message.model, account).service
         self._check_n_tokens(service, "prompt", message.prompt.token_ids.ids)
         prompt = to_prompt(message.prompt)
-        token_ids = await service.tokenize(prompt, account, model=message.model)
+        token_ids = await service.tokens.tokenize(prompt, account, model=message.model)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(
@@ -99,7 +100,7 @@ class InferenceServicer:
         service = self._models.select(message.model, account).service
         self._check_n_tokens(service, DETOKENIZED_FIELD, message.tokens)
         tokens = tuple(message.tokens)
-        text = await service.detokenize(tokens, account, model=message.model)
+        text = await service.tokens.detokenize(tokens, account, model=message.model)
         return inference_pb2.DetokenizeResponse(text=text)
 
     async def DescribeModel(

@@ -63,8 +63,9 @@ are sent in one message.
 
 
 class Transfers:
-    """What the messages of all calls share: the memory budget, the timeouts, and the turns to
-    receive and to write."""
+    """The state that all gRPC calls of this process share: the memory budget for clients' data, the
+    timeouts for receiving and sending messages, and the turns by which a few calls at a time may
+    receive a request or write an answer."""
 
     def __init__(
         self,

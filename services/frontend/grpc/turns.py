@@ -22,7 +22,8 @@ HOLD_S = 1.0
 
 
 class Turns:
-    """The turns of a server: which calls have a turn, and which calls wait for one."""
+    """The turns of a server to receive messages: which calls have a turn, and which calls wait for
+    a turn."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class Turns:
         return Turn(self, peer)
 
     async def begin(self, turn: "Turn") -> None:
-        """Waits until the call of the turn may receive.
+        """Waits until it is the turn of a call to receive its message.
 
         Raises:
             PoolFull: too many calls wait.
@@ -122,7 +123,7 @@ class Turn:
         self._task = asyncio.current_task()
 
     def begin(self) -> None:
-        """Notes that the call may receive now."""
+        """Lets the call receive its message, beginning now."""
         self.began_at = asyncio.get_running_loop().time()
         self.has_come.set_result(None)
 

@@ -1,18 +1,18 @@
-"""Calls that wait for a turn, grouped by client, so that no client keeps others out.
+"""Calls that wait for a turn to receive their messages, grouped by client, so that no client keeps
+other clients out.
 
 Clients are compared by their number of waiting calls. A client with few calls gets the next turn
 before a client with many, and a client with many calls is refused first. All numbers below `FEW`
-are equal, and above it all numbers between two powers of two, so one call less is no advantage.
-
-Among equal clients, the one that made the most recent call is next: it is the least likely to have
-gone. A client that got a turn is then the last of its equals.
+count as equal, and so do all numbers between two powers of two times `FEW`. So one call less is no
+advantage. Among equal clients, the client that made the most recent call gets the next turn: it is
+the least likely to have gone. A client that got a turn becomes the last among its equals.
 """
 
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
 FEW = 16
-"""Number of waiting calls below which all clients are equal."""
+"""Two clients with fewer waiting calls than this number count as equal."""
 
 Call = TypeVar("Call")
 
@@ -53,15 +53,16 @@ class WaitingCalls(Generic[Call]):
             del self._calls[client]
 
     def take_next(self) -> Call:
-        """Removes and returns the newest call of the client that is next. There must be a call."""
+        """Removes a call and returns it: the newest call of the client that gets the next turn. At
+        least one call must wait."""
         client = next(reversed(self._levels[min(self._levels)]))
         call = next(reversed(self._calls[client]))
         self.discard(client, call)
         return call
 
     def take_refused(self) -> Call:
-        """Removes and returns the call to refuse: the oldest of the client that is last. There must
-        be a call."""
+        """Removes a call and returns it: the oldest call of the client that is refused first. At
+        least one call must wait."""
         client = next(iter(self._levels[max(self._levels)]))
         call = next(iter(self._calls[client]))
         self.discard(client, call)
@@ -82,5 +83,6 @@ class WaitingCalls(Generic[Call]):
 
 
 def _level(n_calls: int) -> int:
-    """Returns the level of a client with `n_calls` waiting calls."""
+    """Returns the level of a client with `n_calls` waiting calls. Clients on one level count as
+    equal, and clients on lower levels get turns first."""
     return (n_calls // FEW).bit_length()

@@ -110,9 +110,9 @@ class App:
         raise HTTPException(405, headers={"Allow": ", ".join(others[0].methods or ())})
 
     def _dialect(self, scope: Scope) -> Dialect:
-        """Returns the dialect in which errors of a request are written. A path that is not served
-        has the dialect of the served path above it. If there is no such path, the dialect is that
-        of the protocol whose version header the request has, else OpenAI's."""
+        """Returns the dialect in which errors of a request are written. If the path is not served,
+        the dialect of a served path above it is used. If there is no such path, the protocol whose
+        version header the request has decides. Otherwise the dialect is OpenAI's."""
         if (route := scope.get("route")) is not None:
             return self._dialects.get(route.path, openai_errors.DIALECT)
         names = {name.decode("latin-1") for name, _ in scope["headers"]}
@@ -122,8 +122,8 @@ class App:
         return openai_errors.DIALECT
 
     def _name_request(self, start: Message, scope: Scope) -> None:
-        """Adds a header with the id of a request to the start of the answer. The dialect of the
-        request says which header. If the dialect has no such header, nothing is added."""
+        """Adds the id of a request to the start of the answer, in the header that the request's
+        dialect uses for ids. If the dialect has no such header, nothing is added."""
         call, header = current_call(), self._dialect(scope).id_header
         if call is not None and header:
             start["headers"] = [*start["headers"], (header.encode(), call.shown_id.encode())]

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from orcinus.v1 import scheduler_pb2
 
 PAUSE_S = 0.05
-"""Seconds between a change of the number and the message about it."""
+"""Seconds between a change of the number of held requests and the message to the scheduler about
+the change."""
 
 
 class Demand:
-    """The number of held requests, as the scheduler is told."""
+    """Sends the number of held requests to the scheduler."""
 
     def __init__(
         self, count: Callable[[], int], send: Callable[[scheduler_pb2.ConnectRequest], None]
@@ -26,17 +27,19 @@ class Demand:
         self._next: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Tells the number now, and each change from now on."""
+        """Sends the number of held requests now, and after each change from now on."""
         self._is_wanted = True
         self._tell()
 
     def end(self) -> None:
-        """Tells nothing any more, since a pipeline serves or the scheduler is lost."""
+        """Stops telling the scheduler the number of held requests, since a pipeline serves or the
+        scheduler is lost."""
         self._is_wanted = False
         self._cancel()
 
     def note_change(self) -> None:
-        """Notes that the number may have changed."""
+        """Plans a message to the scheduler, because the number of held requests may have
+        changed."""
         if self._is_wanted and self._next is None:
             self._next = asyncio.get_running_loop().call_later(PAUSE_S, self._tell)
 

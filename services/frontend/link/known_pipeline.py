@@ -37,8 +37,8 @@ class KnownPipeline:
         self.current: ServedPipeline | None = None
         """Pipeline that serves at the moment; None if there is none."""
         self.shortfall = ""
-        """Reason why the scheduler has no pipeline, as far as it has told. The reason names
-        workers, but no addresses."""
+        """Reason why the scheduler has no pipeline; empty if the scheduler has told none. The
+        reason names workers, but no addresses."""
         self.is_stopping = False
         """Whether this process is stopping and takes no more requests."""
         self.n_waiting = 0
@@ -155,7 +155,8 @@ class KnownPipeline:
         self.note_change()
 
     def sleep(self, message: scheduler_pb2.Sleep) -> None:
-        """Notes that the model is asleep or starts, and what the scheduler knows of it."""
+        """Records that the model is asleep or being started. `message` may also describe the
+        pipeline that served last."""
         self._sleeping = _SLEEPING.get(message.state)
         if message.HasField("pipeline"):
             self._last = ServedPipeline.from_proto(message.pipeline)

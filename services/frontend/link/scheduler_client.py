@@ -78,7 +78,7 @@ class SchedulerClient:
         self._numbers = itertools.count()
         self._stream = SchedulerStream(address, connect)
         self.pipeline = KnownPipeline()
-        """What this process knows of the scheduler's pipeline."""
+        """The state of the scheduler's pipeline, as far as this process has been told."""
         self._demand = Demand(
             lambda: self.pipeline.n_waiting + self.n_held,
             lambda message: self._stream.send(message),
@@ -313,8 +313,8 @@ class SchedulerClient:
     def _deliver_news(
         self, request: SubmittedRequest, event: OutputTokens | PromptLogprobs
     ) -> None:
-        """Delivers only what is new in an event, if anything is. Ends the request if the event does
-        not fit the tokens that the request already has."""
+        """Delivers the part of an event that the request does not have yet, if there is such a
+        part. Ends the request if the event does not fit the tokens that the request already has."""
         try:
             if isinstance(event, OutputTokens):
                 news: Event | None = request.new_tokens(event)

@@ -88,7 +88,7 @@ class SchedulerStream:
         opened: Callable[[], None],
         received: Callable[[scheduler_pb2.ConnectResponse], None],
     ) -> str:
-        """Sends and receives messages until the stream breaks, and returns the reason why it did.
+        """Sends and receives messages until the stream breaks, and returns the reason.
 
         Calls `opened` once a leading scheduler has been found, then `received` for each message.
         """
@@ -133,7 +133,7 @@ async def _read(
     opened: Callable[[], None],
     received: Callable[[scheduler_pb2.ConnectResponse], None],
 ) -> str:
-    """Receives messages until the stream breaks. Returns the reason why it did."""
+    """Receives messages until the stream breaks. Returns the reason why the stream broke."""
     try:
         await call.wait_for_connection()
         opened()

@@ -75,26 +75,8 @@ class ServedModel:
         self.service = GenerationService(
             Tokenizer.from_model(model.path),
             self.scheduler,
-            profile=ModelProfile(
-                names=model.names,
-                defaults=defaults,
-                chat_template=ChatTemplate.from_model(model.path),
-                tool_parser=model.tool_parser,
-                reasoning_parser=model.reasoning_parser,
-                additional_properties=settings.additional_properties,
-                tokenizer_file=tokenizer_file(model.path),
-                created=model_created_at(model.path),
-            ),
-            limits=ServiceLimits(
-                hold_s=settings.hold_s,
-                wake_s=settings.wake_s,
-                max_request_s=settings.max_request_s,
-                strict_max_tokens=settings.strict_max_tokens,
-                texts=TextLimits(
-                    max_characters=settings.n_prompt_characters(model.path),
-                    render_limit_s=settings.render_limit_s,
-                ),
-            ),
+            profile=_profile_of(model, settings, defaults),
+            limits=_limits_of(model, settings),
             admission=admission,
             threads=threads,
             tracer=tracer,
@@ -104,9 +86,9 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names by which clients know the model; the first is the one that answers show. If the
-        settings give no name, the pipeline does, and the name of the model's files until there has
-        been a pipeline."""
+        """Names by which clients know the model. Answers show the first name. If the settings give
+        no name, the only name is the one that the last pipeline reported or, before the first
+        pipeline, the name of the model's files."""
         last_model = self.scheduler.pipeline.last_model
         return self._names or (last_model or self._fallback_label,)
 
@@ -128,3 +110,31 @@ class ServedModel:
             tasks.create_task(self.scheduler.run())
             tasks.create_task(self.watch.run(tell))
             tasks.create_task(self.feed.run())
+
+
+def _profile_of(
+    model: ModelSettings, settings: FrontendSettings, defaults: GenerationDefaults
+) -> ModelProfile:
+    return ModelProfile(
+        names=model.names,
+        defaults=defaults,
+        chat_template=ChatTemplate.from_model(model.path),
+        tool_parser=model.tool_parser,
+        reasoning_parser=model.reasoning_parser,
+        additional_properties=settings.additional_properties,
+        tokenizer_file=tokenizer_file(model.path),
+        created=model_created_at(model.path),
+    )
+
+
+def _limits_of(model: ModelSettings, settings: FrontendSettings) -> ServiceLimits:
+    return ServiceLimits(
+        hold_s=settings.hold_s,
+        wake_s=settings.wake_s,
+        max_request_s=settings.max_request_s,
+        strict_max_tokens=settings.strict_max_tokens,
+        texts=TextLimits(
+            max_characters=settings.n_prompt_characters(model.path),
+            render_limit_s=settings.render_limit_s,
+        ),
+    )

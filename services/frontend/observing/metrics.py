@@ -211,7 +211,7 @@ class ModelFigures:
     n_resubmitted: int
     """Number of times that an answer was sent to a scheduler again."""
     n_viewers: int
-    """Number of streams of what the scheduler of the model does."""
+    """Number of viewers that watch the scheduler of the model."""
 
 
 class FrontendState(Collector):

@@ -22,7 +22,7 @@ export class Chart {
    * @param {HTMLElement} parent
    * @param {MovingWindow} window
    * @param {{hasStages: boolean, rows: number | null, label: string}} shape
-   * @param {() => void} onMoved called when somebody has moved the window
+   * @param {() => void} onMoved called when the viewer has moved the window
    */
   constructor(parent, window, shape, onMoved) {
     this.window = window;

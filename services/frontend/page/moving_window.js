@@ -12,7 +12,7 @@ export class MovingWindow {
   constructor(length) {
     this.length = length;
     this.isHeld = false;
-    /** Whether somebody has chosen the length. */
+    /** Whether the viewer has chosen the length. */
     this.isChosen = false;
     this.to = 0;
     /** Seconds by which the scheduler's clock is ahead of the page's. */

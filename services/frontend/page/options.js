@@ -59,7 +59,7 @@ function rangeOf(form) {
 }
 
 /**
- * Returns the value that somebody has written for an option.
+ * Returns the value that the viewer has entered for an option.
  *
  * @param {Option} option
  * @param {string} text

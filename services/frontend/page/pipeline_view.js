@@ -11,7 +11,7 @@ import { html, render } from "/page/vendor/lit-html.js";
 /** @import {AppState} from "./app.js" */
 
 const FIRST_WINDOW_S = 4;
-/** Iterations that a window shows until somebody chooses its length, and its bounds then, in seconds. */
+/** Iterations that a window shows until the viewer chooses its length, which then lies between two bounds. */
 const ITERATIONS_SHOWN = 60;
 const SHORTEST_CHOICE_S = 1.5;
 const LONGEST_CHOICE_S = 20;

@@ -26,8 +26,8 @@ MAX_TURNS = 2048
 because each message or part takes more memory than its text."""
 
 MAX_TOOLS = 512
-"""Largest number of tools, four times that of the OpenAI API: agents with many servers of tools
-send hundreds."""
+"""Largest number of tools in a request. The OpenAI API allows a fourth of this number, but agents
+with many servers of tools send hundreds of tools."""
 
 MAX_TOOL_NAME = 256
 """Largest number of characters in a tool's name."""
@@ -162,7 +162,8 @@ class Conversation:
 
     @property
     def n_json_characters(self) -> int:
-        """Number of characters of those JSON texts that are parsed for the chat template."""
+        """Number of characters of the JSON texts that are parsed for the chat template: the
+        parameters of tools, the arguments of calls, and `template_kwargs`."""
         n_characters = sum(len(tool.parameters) for tool in self.tools) + self._n_kwargs
         calls = (call for turn in self.messages for call in turn.tool_calls)
         return n_characters + sum(len(call.arguments) for call in calls)

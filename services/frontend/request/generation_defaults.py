@@ -38,8 +38,8 @@ class GenerationDefaults:
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: the file is not valid, or a value is outside its range. The message says
-            which.
+            ValueError: the file is not valid, or a value is outside its range. The message names
+            the file and what is wrong.
         """
         path = directory / FILE
         if not path.is_file():

@@ -50,8 +50,8 @@ class AnswerSoFar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """The part of a stream that a client has: what it has of each answer, by the index of the
-    answer."""
+    """The part of a stream that a client has. `answers` has the received part of each answer, by
+    the index of the answer."""
 
     request_id: str
     seed: int

@@ -22,7 +22,7 @@ class StopStrings:
         """Whether there are no stop strings, so that text is delivered as it comes."""
         self.is_met = False
         self.met = ""
-        """Stop string that was found; empty if none was."""
+        """Stop string that was found; empty before a stop string is found."""
 
     def feed(self, text: str, *, may_end: bool = True) -> str:
         """Takes more text and returns the text that can be delivered. Must not be called after a

@@ -1,11 +1,12 @@
 """Reads the files of a checkpoint that hold its chat templates, and the special tokens that the
 templates use.
 
-The order is that of the `transformers` library. A file `chat_template.jinja` replaces all templates
-of `tokenizer_config.json`. The default template of older checkpoints may be in
-`chat_template.json`. Templates with other names are files `additional_chat_templates/NAME.jinja`.
-`special_tokens_map.json` is read only if `tokenizer_config.json` does not list the added tokens. A
-checkpoint whose only tokenizer is Mistral's `tekken.json` gets the template of that file's version.
+The files are looked for in the same order as in the `transformers` library. A file
+`chat_template.jinja` replaces all templates of `tokenizer_config.json`. The default template of
+older checkpoints may be in `chat_template.json`. Templates with other names are files
+`additional_chat_templates/NAME.jinja`. `special_tokens_map.json` is read only if
+`tokenizer_config.json` does not list the added tokens. A checkpoint whose only tokenizer is
+Mistral's `tekken.json` gets the template of that file's version.
 """
 
 from collections.abc import Mapping

@@ -17,13 +17,14 @@ REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 SYSTEM_ROLES = ("system", "developer")
 
 USUAL_ROLES = frozenset((*SYSTEM_ROLES, "user", "assistant", "tool"))
-"""Roles for each of which the probes find out how the template takes its messages."""
+"""Roles for which the probes find out how the template takes messages. Each role is probed
+separately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateForm:
-    """The form in which one chat template takes turns and tools. The defaults are the form that
-    most templates take, which is that of the `transformers` library."""
+    """The form in which one chat template takes turns and tools. The defaults are the form that the
+    `transformers` library passes and most templates take."""
 
     reasoning_names: tuple[str, ...] = REASONING_NAMES[:1]
     """Names under which the template gets the reasoning of a turn."""

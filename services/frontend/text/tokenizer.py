@@ -195,9 +195,9 @@ class Tokenizer:
 
     def count_in_pieces(self, text: str, *, up_to: int | None = None) -> int:
         """Returns the number of tokens of a text that is cut into pieces, without special tokens.
-        The memory does not grow with the text. The number may differ from that of the uncut text by
-        up to `CUT_TOKENS` tokens for each piece. If `up_to` is given, counting stops after the
-        piece with which the number exceeds `up_to`."""
+        The memory does not grow with the text. The number may differ from the number of tokens of
+        the uncut text by up to `CUT_TOKENS` for each piece. If `up_to` is given, counting stops
+        after the piece with which the number exceeds `up_to`."""
         n_tokens = 0
         for piece in pieces_of(text):
             n_tokens += self.count_tokens(piece, add_special_tokens=False)

@@ -135,7 +135,8 @@ def _term_of(epoch: Json) -> int:
 
 
 class ViewState:
-    """The changes of one watch that are kept. There are none when the watch begins."""
+    """The kept changes of one watch, from which a viewer that connects later gets the present
+    state. There are no changes when the watch begins."""
 
     def __init__(self) -> None:
         self._epochs = KnownEpochs()

@@ -1,4 +1,4 @@
-"""Failures of calls to the Kubernetes API: which there are, and what they mean in one line."""
+"""The exceptions of failed calls to the Kubernetes API, and an explanation of each in one line."""
 
 import json
 

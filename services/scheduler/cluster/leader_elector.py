@@ -1,11 +1,10 @@
 """The election: decides, by a lease, which of several schedulers leads.
 
 A candidate takes the lease in three cases: its holder has given it away; the holder is certainly
-dead; or the record of the lease has not changed for the lease's duration. The duration is measured
-on this process's monotonic clock, and only time between two successful reads counts. The times in
-the record come from other machines and decide nothing. A time in which the API server did not
-answer says nothing about the holder. The holder is certainly dead when it ran in the container in
-which this process runs now, or when the leader watch says so (`leader_watch.py`).
+dead; or the record of the lease has not changed for the lease's duration (`observed_lease.py`). The
+times in the record come from other machines and decide nothing. A time in which the API server did
+not answer says nothing about the holder. The holder is certainly dead when it ran in the container
+in which this process runs now, or when the leader watch says so (`leader_watch.py`).
 
 A lease that an operator has deleted or emptied still belongs to the leader, which writes it again
 at its next renewal. A candidate takes such a lease only after it has seen no renewal for `RENEWAL`,
@@ -27,10 +26,9 @@ the stages once, and the other leader never gets them back.
 import asyncio
 import contextlib
 import logging
-import math
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import NoReturn
@@ -38,22 +36,18 @@ from typing import NoReturn
 from services.scheduler.cluster.leadership import GivenAway, LeadershipLost
 from services.scheduler.cluster.lease import (
     LeaseConflict,
-    LeaseRecord,
     LeaseStore,
     LeaseUnavailable,
 )
+from services.scheduler.cluster.observed_lease import ObservedLease
 
 log = logging.getLogger(__name__)
 
 JITTER = 1.2
 """Ratio of the longest pause between attempts, which is the retry period, to the shortest."""
 
-RENEWAL = 1.25
-"""Retry periods within which a living leader writes a lease again that was deleted."""
-
-
 SUCCESSION_PERIOD_S = 0.2
-"""Seconds between two looks for the next leader."""
+"""Seconds between two checks whether the next leader has taken the lease."""
 
 
 def wall_clock() -> datetime:
@@ -90,30 +84,30 @@ class LeaderElector:
             )
         if not identity:
             raise ValueError("identity must not be empty: an empty holder means that none leads")
-        self._store = store
         self._identity = identity
         self._address = address
-        self._predecessors = predecessors
         self._model = model
         self._lease_duration_s = lease_duration_s
         self._retry_period_s = retry_period_s
-        self._call_timeout_s = lease_duration_s / 2  # one hung call leaves time for another
         self._clock = clock
         self._jitter = jitter
         self._now = now
         self._writing = asyncio.Lock()
-        self._record: LeaseRecord | None = None
-        self._silent_s = 0.0  # seconds for which this process has seen the record unchanged
-        self._leader_renews = False
-        self._contact_at = -math.inf  # when the store last answered
-        self._free_since: float | None = None  # when this process saw that it may take the lease
-        self._dead_holder = ""
         self._has_news = asyncio.Event()  # a holder has died
         self._term: int | None = None
         self._loss: LeadershipLost | None = None  # why this process, which has led, does not lead
         # Whether a claim was sent: the store may execute a claim after its timeout here.
         self._has_claimed = False
         self._trouble = ""
+        self._lease = ObservedLease(
+            store,
+            identity=identity,
+            predecessors=predecessors,
+            lease_duration_s=lease_duration_s,
+            retry_period_s=retry_period_s,
+            clock=clock,
+            leads=lambda: self.is_leader,
+        )
 
     @property
     def identity(self) -> str:
@@ -124,24 +118,24 @@ class LeaderElector:
     def leader(self) -> str:
         """Identity of the holder of the lease when last read. The value is empty if there was
         none."""
-        return self._record.holder if self._record else ""
+        return self._lease.holder
 
     @property
     def leader_address(self) -> str:
         """Address of the holder of the lease when last read. The value is empty if the lease has
         none."""
-        return self._record.address if self._record else ""
+        return self._lease.record.address if self._lease.record else ""
 
     @property
     def model(self) -> str:
         """Description of the model that was served last, as the lease had it when last read. The
         value is empty if the lease has none."""
-        return self._record.model if self._record else ""
+        return self._lease.record.model if self._lease.record else ""
 
     @property
     def leader_renews(self) -> bool:
         """Whether the present holder has renewed the lease since this process first read it."""
-        return self._leader_renews
+        return self._lease.leader_renews
 
     @property
     def is_leader(self) -> bool:
@@ -150,16 +144,12 @@ class LeaderElector:
 
     @property
     def could_take_over(self) -> bool:
-        """Whether this candidate could take over the lead. The store must have answered within the
-        duration of the lease. And the lease must not have been free for longer than the timeout of
-        a call, since this candidate should have taken it by then."""
-        now = self._clock()
-        has_waited = self._free_since is not None and now - self._free_since > self._call_timeout_s
-        return now - self._contact_at < self._lease_duration_s and not has_waited
+        """Whether this candidate could take over the lead, as far as it has seen the lease."""
+        return self._lease.may_soon_be_taken
 
     def note_death(self, holder: str) -> None:
         """Notes that a process has ended. This candidate takes its lease at once."""
-        self._dead_holder = holder
+        self._lease.note_death(holder)
         self._has_news.set()
 
     async def acquire(self) -> int:
@@ -224,7 +214,7 @@ class LeaderElector:
         if not self._has_claimed:
             return
         try:
-            async with asyncio.timeout(self._call_timeout_s), self._writing:
+            async with asyncio.timeout(self._lease.call_timeout_s), self._writing:
                 await self._empty()
         except (TimeoutError, LeaseConflict, LeaseUnavailable) as trouble:
             log.warning(
@@ -236,11 +226,11 @@ class LeaderElector:
         while self.leader in ("", self._identity):
             await asyncio.sleep(SUCCESSION_PERIOD_S)
             with contextlib.suppress(LeaseUnavailable):
-                await self._read()
+                await self._lease.read()
 
     async def _try_to_acquire(self) -> None:
-        record = await self._read()
-        if self._expires_in_s() > 0:
+        record = await self._lease.read()
+        if self._lease.expires_in_s() > 0:
             return
         if record.holder not in ("", self._identity):
             log.warning("%s takes the lease of %s", self._identity, record.holder)
@@ -256,7 +246,7 @@ class LeaderElector:
                 acquire_time=now,
                 renew_time=now,
             )
-            await self._write(claim)
+            await self._lease.write(claim)
             self._term = claim.transitions
 
     async def _try_to_renew(self, at_least: int = 0) -> int | None:
@@ -286,24 +276,24 @@ class LeaderElector:
             return transitions
 
     async def _write_as_holder(self, at_least: int) -> int:
-        assert self._record is not None  # the lease was read when it was acquired
-        transitions = max(at_least, self._term or 0, self._record.transitions)
+        assert self._lease.record is not None  # the lease was read when it was acquired
+        transitions = max(at_least, self._term or 0, self._lease.record.transitions)
         renewal = replace(
-            self._record,
+            self._lease.record,
             holder=self._identity,
             address=self._address,
-            model=self._model() or self._record.model,
+            model=self._model() or self._lease.record.model,
             is_released=False,
             transitions=transitions,
             renew_time=self._timestamp(),
         )
-        await self._write(renewal)
+        await self._lease.write(renewal)
         return transitions
 
     async def _check_holder(self) -> None:
         """Reads the lease. Ends the lead if another process holds the lease or has held it since. A
         lease that was only deleted or emptied still belongs to this leader."""
-        record = await self._read()
+        record = await self._lease.read()
         if record.holder not in ("", self._identity):
             self._lose(f"{record.holder} holds the lease")
         if not record.holder and record.transitions > (self._term or 0):
@@ -319,75 +309,22 @@ class LeaderElector:
         raise self._loss
 
     async def _empty(self) -> None:
-        record = await self._read()
+        record = await self._lease.read()
         while record.holder == self._identity:
             now = self._timestamp()
             vacancy = replace(record, holder="", address="", is_released=True, renew_time=now)
             try:
-                await self._write(vacancy)
+                await self._lease.write(vacancy)
             except LeaseConflict:
-                record = await self._read()
+                record = await self._lease.read()
             else:
                 return
-
-    async def _read(self) -> LeaseRecord:
-        return self._observe(await self._limited(self._store.read()))
-
-    async def _write(self, record: LeaseRecord) -> None:
-        written = replace(record, duration_s=math.ceil(self._lease_duration_s))
-        self._observe(await self._limited(self._store.write(written)))
-
-    async def _limited(self, call: Awaitable[LeaseRecord]) -> LeaseRecord:
-        try:
-            async with asyncio.timeout(self._call_timeout_s):
-                return await call
-        except TimeoutError:
-            raise LeaseUnavailable(f"no answer within {self._call_timeout_s:g} s") from None
-
-    def _observe(self, record: LeaseRecord) -> LeaseRecord:
-        now = self._clock()
-        if record == self._record:
-            # After an outage of the store the holder must have time to renew the lease.
-            self._silent_s += min(now - self._contact_at, 2 * self._retry_period_s)
-        else:
-            self._silent_s = 0.0
-        self._contact_at = now
-        if self._record is not None and record.holder == self._record.holder:
-            self._leader_renews |= record != self._record
-        else:
-            self._leader_renews = False
-            log.info("%s holds the lease", record.holder or "nobody")
-        self._record = record
-        if self._expires_in_s() > 0 or self.is_leader:
-            self._free_since = None
-        elif self._free_since is None:
-            self._free_since = now
-        return record
-
-    def _expires_in_s(self) -> float:
-        """Returns the seconds from the last read of the lease until this process may take it. The
-        result is 0 if the lease was given away or its holder is dead. It is also 0 if this process
-        is the holder, and has missed that its claim succeeded."""
-        record = self._record
-        if record is None or self._is_free(record):
-            return 0.0
-        if not record.holder:
-            return RENEWAL * self._retry_period_s - self._silent_s
-        # The duration in the record counts: the holder may have other settings than this process.
-        return (record.duration_s or self._lease_duration_s) - self._silent_s
-
-    def _is_free(self, record: LeaseRecord) -> bool:
-        holder = record.holder
-        if not holder:
-            return record.is_released
-        is_predecessor = bool(self._predecessors) and holder.startswith(self._predecessors)
-        return holder in (self._identity, self._dead_holder) or is_predecessor
 
     async def _pause(self, since: float) -> None:
         """Waits until a retry period after `since`. Returns earlier if the lease expires or its
         holder dies."""
         pause_s = since + self._period_s() - self._clock()
-        expires_in_s = self._expires_in_s()
+        expires_in_s = self._lease.expires_in_s()
         if expires_in_s > 0:
             pause_s = min(pause_s, expires_in_s)
         with contextlib.suppress(TimeoutError):
@@ -406,9 +343,9 @@ class LeaderElector:
         self._trouble = trouble
 
     def _timestamp(self) -> datetime:
-        """Returns the present time, or a time just after that of the record if both are equal.
-        Otherwise other candidates would not see the write as a renewal."""
+        """Returns the present time. If the lease has exactly this time, returns a time one
+        microsecond later. Otherwise other candidates would not see the write as a renewal."""
         now = self._now()
-        if self._record is not None and now == self._record.renew_time:
+        if self._lease.record is not None and now == self._lease.record.renew_time:
             now += timedelta(microseconds=1)
         return now

@@ -87,7 +87,8 @@ class Watched:
     """Whether the leader's address has accepted a connection."""
 
     refused_since: float | None = None
-    """Time since which the address, never reached before, refuses connections."""
+    """Time at which the leader's address first refused a connection, if this process has never
+    reached the address. Otherwise None."""
 
     is_dead: bool = False
     """Whether the election has been told that the leader is dead."""

@@ -200,9 +200,9 @@ class PodDirectory:
         self._update()
 
     def _update(self) -> None:
-        """Updates the addresses: one for each pod that has an IP address and is not ending. Pods
-        with one address, as on the network of their node, are one worker: the others cannot listen
-        there."""
+        """Updates the addresses: one for each pod that has an IP address and is not ending. Several
+        pods may have one address, for example if they use the network of their node. They count as
+        one worker, since only one of them can listen at the address."""
         before = list(self._reachable)
         pods: dict[str, list[Pod]] = {}  # by address
         for pod in sorted(self._pods.values(), key=lambda pod: (pod.created, pod.name)):

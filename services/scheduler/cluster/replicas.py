@@ -1,7 +1,6 @@
-"""The number of workers that there are to be, and the interface of its store.
-
-This module does not depend on Kubernetes, where the number is that of a Deployment's replicas.
-"""
+"""The number of workers that there should be, and the interface of the store of this number. This
+module does not depend on Kubernetes. In a cluster, the number of replicas of a Deployment is the
+store."""
 
 from typing import Protocol
 
@@ -11,10 +10,10 @@ class ReplicasUnavailable(Exception):
 
 
 class ReplicaStore(Protocol):
-    """A store of the number of workers that there are to be."""
+    """A store of the number of workers that there should be."""
 
     async def read(self) -> int:
-        """Returns the number of workers that there are to be.
+        """Returns the number of workers that there should be.
 
         Raises:
             ReplicasUnavailable: the number could not be read.
@@ -22,7 +21,7 @@ class ReplicaStore(Protocol):
         ...
 
     async def write(self, n_workers: int) -> None:
-        """Sets the number of workers that there are to be.
+        """Sets the number of workers that there should be.
 
         Raises:
             ReplicasUnavailable: the call failed. The number may have been set or not.

@@ -34,19 +34,25 @@ class PipelineRoom:
         """Returns whether the empty memory of the pipeline has room for a request."""
         return self._kv_manager.fits_ever(request.max_sequence_len)
 
-    def has_room(self, request: Request, *, n_more: int, n_more_blocks: int = 0) -> bool:
-        """Returns whether the pipeline could admit a request now, and `n_more` others, which need
-        `n_more_blocks` blocks. The clients of the others are not looked at. Cached blocks that
-        running requests use are not counted, so the result may be False too often."""
+    @property
+    def n_places(self) -> int:
+        """Number of further requests that the pipeline could admit now, if its memory has room for
+        them."""
         kv_manager = self._kv_manager
-        if self._pool.is_late or self._pool.n_running + n_more >= self._max_running:
-            return False
+        if self._pool.is_late or kv_manager.is_owing or not kv_manager.rows.has_free:
+            return 0
+        return max(0, self._max_running - self._pool.n_running)
+
+    def takes(self, request: Request, *, n_more_blocks: int = 0) -> bool:
+        """Returns whether the pipeline, which has a place, could admit a request in addition to
+        other requests, which need `n_more_blocks` blocks. Whether the clients of the other requests
+        have room is not checked. Cached blocks that running requests use are not counted, so the
+        result may be False too often."""
+        kv_manager = self._kv_manager
         if not self._pool.grammars.passes(request):
             return False
         if self._pool.has_suspects and not request.is_suspect:
             return False  # suspects come first
-        if kv_manager.is_owing or not kv_manager.rows.has_free:
-            return False
         n_blocks = n_more_blocks + self.n_blocks_for(request)
         if kv_manager.n_reserved_blocks + n_blocks > kv_manager.n_blocks:
             return False

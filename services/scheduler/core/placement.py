@@ -2,20 +2,20 @@
 
 A pipeline that has room takes the next request in the order of the pool, with one exception: it
 leaves the request to another pipeline that also has room and is better for it. How good a pipeline
-is depends on prompt tokens: those that it computes before the request's own, and those of the
-request that its prefix cache does not have. The former are the prompts of admitted requests, as far
-as they are not selected yet. Each running request counts as `RUNNING_TOKENS` tokens in addition,
-since it has a token in each iteration. Tokens of the request itself count `COMPUTING_WEIGHT` times:
-they delay not only this request, but all later ones of the pipeline. So requests spread over idle
-pipelines, and a request goes to the pipeline that has computed its beginning, unless that one is
-much busier.
+is depends on two numbers of prompt tokens. The first counts tokens that the pipeline must compute
+before the request: tokens of admitted requests that are not selected yet. The second counts tokens
+of the request itself that the pipeline's prefix cache does not have. Each running request counts as
+`RUNNING_TOKENS` tokens in addition, since it has a token in each iteration. Tokens of the request
+itself count `COMPUTING_WEIGHT` times: they delay not only this request, but all later ones of the
+pipeline. So requests spread over idle pipelines, and a request goes to the pipeline that has
+computed its beginning, unless that one is much busier.
 
 The choice is made anew at each selection and depends on what is known then, so that two pipelines
 never leave a request to each other in turn: each leaves it only to one that is better. A pipeline
 without room is never waited for. So no pipeline is idle while a request waits that it could run,
-with one bounded exception: the request is left to a busy pipeline as long as the tokens before its
-first token, each counted once, are fewer there than those that the idle pipeline would compute for
-the request alone.
+with one bounded exception: the request is left to a busy pipeline as long as the busy pipeline
+computes fewer tokens before the request's first token, each counted once, than the idle pipeline
+would compute for the request alone.
 
 Only pipelines that may run the request are compared (`room.py`).
 
@@ -29,11 +29,13 @@ from services.scheduler.core.request import Request
 from services.scheduler.core.room import Room, Rooms
 
 RUNNING_TOKENS = 16
-"""Prompt tokens that count for each running request."""
+"""Number of prompt tokens that take about as long as the tokens of a running request: by so many
+tokens each running request makes a pipeline less suitable."""
 
 COMPUTING_WEIGHT = 3
-"""Number of times that tokens of the request itself count: unlike tokens that come before the
-request, they are work that all later requests wait for."""
+"""Weight of a prompt token of the placed request itself, where a prompt token that is computed
+before the request has the weight 1. The request's own tokens weigh more, since they delay all later
+requests too."""
 
 
 class Placement:
@@ -67,16 +69,17 @@ class Placement:
         return self._rooms.drains(pipeline)
 
     def is_needed(self, pipeline: Hashable, waiting: Collection[Request]) -> bool:
-        """Returns whether a pipeline that drains must go on, for want of another one."""
+        """Returns whether a pipeline that drains must go on, because no other pipeline stays, or
+        because a waiting request may run in this pipeline only."""
         return self._rooms.is_needed(pipeline, waiting)
 
     def n_tokens_elsewhere(
         self, pipeline: Hashable, request: Request, *, n_more: int, n_more_blocks: int
     ) -> int | None:
-        """Returns the least number of tokens that another pipeline would have to compute to go on
-        with a request that `pipeline` runs. Other requests, `n_more` with `n_more_blocks` blocks,
-        are about to take room there. Returns None if no pipeline that may run the request has room,
-        or if the request should stay."""
+        """Returns the least number of tokens that another pipeline would have to compute to
+        continue a request that runs in `pipeline`. The other pipeline must also have room for
+        `n_more` further requests, which need `n_more_blocks` blocks. Returns None if no pipeline
+        has room, or if the request should stay where it is."""
         rooms = self._rooms.eligible(request)
         if pipeline in rooms:
             return None
@@ -84,7 +87,7 @@ class Placement:
             (
                 room.n_uncached_tokens(request)
                 for room in rooms.values()
-                if room.has_room(request, n_more=n_more, n_more_blocks=n_more_blocks)
+                if room.n_places > n_more and room.takes(request, n_more_blocks=n_more_blocks)
             ),
             default=None,
         )
@@ -131,7 +134,8 @@ class Placement:
         return self._chosen(pipeline, requests)
 
     def _has_no_choice(self, pipeline: Hashable) -> bool:
-        """Returns whether a pipeline has all requests, since there has never been another one."""
+        """Returns whether `pipeline` gets every waiting request: there has never been a second
+        pipeline and no pipeline drains, or `pipeline` is not open."""
         is_only = self._n_most < 2 and not self._rooms.are_draining
         return is_only or pipeline not in self._rooms
 
@@ -156,27 +160,29 @@ class _Choice:
     def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
         self._n_tokens: dict[Hashable, int] = {}
-        self._n_chosen = dict.fromkeys(rooms.all, 0)
-        self._blocked: set[Hashable] = set()
+        # Places of the pipelines that have any. A pipeline without memory for a request has none
+        # for the requests behind it.
+        self._n_places = {one: n for one, room in rooms.all.items() if (n := room.n_places)}
 
     def of(self, request: Request, selecting: Hashable) -> Hashable | None:
         """Returns the pipeline that is to admit a waiting request. `selecting` is the pipeline that
-        asks and could admit the request at once. Returns None if the request waits for the memory
-        of another pipeline, since `selecting` may not run it."""
+        asks. Returns None if the request has to wait for memory and cannot run in `selecting`."""
         rooms = self._rooms.eligible(request)
         costs = {
-            one: (self._before(one), room.n_uncached_tokens(request))
-            for one, room in rooms.items()
-            if one not in self._blocked and room.has_room(request, n_more=self._n_chosen[one])
+            one: (self._before(one), rooms[one].n_uncached_tokens(request))
+            for one in self._n_places
+            if one in rooms and rooms[one].takes(request)
         }
         if not costs:
-            # The request waits for memory. Where it would fit, no request behind it is admitted.
             fitting = {one for one, room in rooms.items() if room.fits_ever(request)}
-            self._blocked |= fitting
+            for one in fitting & self._n_places.keys():
+                del self._n_places[one]
             return selecting if selecting in fitting else None
         best = self._best(costs, selecting)
-        self._n_chosen[best] += 1
         self._n_tokens[best] = sum(costs[best]) + RUNNING_TOKENS
+        self._n_places[best] -= 1
+        if not self._n_places[best]:
+            del self._n_places[best]
         return best
 
     def _best(self, costs: Mapping[Hashable, tuple[int, int]], selecting: Hashable) -> Hashable:

@@ -1,4 +1,4 @@
-"""The number of tokens that a request counts for in the pool, which limits the pool's memory."""
+"""The length, in tokens, with which a request counts against the limit of the pool's memory."""
 
 from services.scheduler.core.request import Request
 
@@ -11,7 +11,8 @@ OPTION_BYTES = 4
 
 
 def pool_tokens(request: Request) -> int:
-    """Returns the number of tokens that a request counts for in the pool. The number is the largest
-    length of its sequence. Long options, such as a large grammar, add tokens for their memory."""
+    """Returns the length, in tokens, with which a request counts against the limit of the pool.
+    This is the largest length of its sequence. Long options, such as a large grammar, add tokens
+    for their memory."""
     n_bytes = max(0, request.n_option_bytes - SMALL_OPTIONS_BYTES)
     return request.max_sequence_len + n_bytes // OPTION_BYTES

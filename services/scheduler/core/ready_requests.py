@@ -25,7 +25,7 @@ class ReadyRequests:
             insort(ready, request, key=_place_of)
 
     def discard(self, request: Request) -> bool:
-        """Removes a request, if it is there. Returns whether it was."""
+        """Removes a request. Returns False if the request was not in the list."""
         index = self._index(request)
         if index is not None:
             del self.by_place[index]
@@ -42,6 +42,7 @@ class ReadyRequests:
 
 
 def _place_of(request: Request) -> tuple[int, int]:
-    """Returns the place of a request. After a loss, two requests may have the same place, if they
-    got it in different pipelines."""
+    """Returns the key by which requests are sorted: the place, and then the number in the order of
+    arrival. After a loss, two requests may have the same place, if they got their places in
+    different pipelines."""
     return request.place, request.arrival

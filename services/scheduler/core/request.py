@@ -48,8 +48,9 @@ MAX_LOSSES = 3
 cause."""
 
 MAX_DEATHS = 2
-"""The same for epochs that were each ended by a rank that failed by itself, which is stronger
-evidence than a node that dies."""
+"""Number of consecutive epochs, each ended by a rank that failed by itself with a request in
+flight, after which the request counts as the cause. The number is smaller than `MAX_LOSSES`, since
+such a failure is stronger evidence than the loss of a node."""
 
 N_PROVING_TOKENS = 2
 """Number of new tokens after which a suspect is cleared, and after which a request may be moved
@@ -108,13 +109,14 @@ class Request:
     pipeline: int = -1
     """Number of the pipeline that admitted the request last; -1 before the first admission."""
     moved_from: int | None = None
-    """Number of the pipeline from which the last admission moved the request, if it did."""
+    """Number of the pipeline that the request left, if the last admission moved the request to
+    another pipeline. Otherwise None."""
     build: str = ""
     """Build of the workers of the pipeline that admitted the request last; empty before the first
     admission, or where builds have no names."""
     left_build: str | None = None
-    """Build that made the tokens of the request so far, if the last admission made another build
-    continue them."""
+    """Name of the workers' build that made the earlier tokens of the request, if the last admission
+    moved the request to workers of another build. Otherwise None."""
     was_late: bool = False
     """Whether the request was moved because its pipeline was late."""
     n_prefill_tokens: int = 0
@@ -256,9 +258,9 @@ class Request:
         self.n_prefill_tokens = self.n_tokens
 
     def left_behind(self) -> "Request":
-        """Returns a copy that has ended, for the batches in flight when the request goes on in
-        another pipeline. The copy has the memory of the request, which is freed when these batches
-        have returned. What they bring is discarded."""
+        """Returns a copy of the request in the state FINISHED. The copy takes the request's place
+        in batches in flight when the request itself continues in another pipeline. It keeps the
+        memory of the request until these batches have returned, and their results are discarded."""
         known = self.generated_token_ids[:]
         return replace(self, state=RequestState.FINISHED, generated_token_ids=known)
 

@@ -50,7 +50,8 @@ class RequestPool:
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.shared = shared or SharedRequests(order, control)
-        """What all pipelines share: the waiting requests, and the accounts of the whole pool."""
+        """The state that all pipelines share: the waiting requests, and the accounts of the whole
+        pool."""
         self.order = self.shared.order
         """The requests in the state INITIATION, and the choice of the next one."""
         self.waiting = self.shared.waiting
@@ -175,8 +176,8 @@ class RequestPool:
         )
 
     def next_grammar(self) -> DueGrammar | None:
-        """Returns the grammar that the ranks must compile next. Returns None if there is none, or
-        while they compile another one."""
+        """Returns the grammar that the ranks must compile next. Returns None if no grammar is
+        needed, or while the ranks compile a grammar."""
         if not self.grammars.is_needed:
             return None
         may_wait = self._suspects.may_be_admitted(self._admitted)

@@ -31,12 +31,18 @@ class Room(Protocol):
         ...
 
     def fits_ever(self, request: Request) -> bool:
-        """Returns whether the pipeline could run a request if it had no other."""
+        """Returns whether the pipeline could run a request if no other request ran in it."""
         ...
 
-    def has_room(self, request: Request, *, n_more: int, n_more_blocks: int = 0) -> bool:
-        """Returns whether the pipeline could admit a request now, and `n_more` others, which need
-        `n_more_blocks` blocks."""
+    @property
+    def n_places(self) -> int:
+        """Number of further requests that the pipeline could admit now, if its memory has room for
+        them."""
+        ...
+
+    def takes(self, request: Request, *, n_more_blocks: int = 0) -> bool:
+        """Returns whether a pipeline with a place could admit a request into it, beside others that
+        need `n_more_blocks` blocks."""
         ...
 
     def n_blocks_for(self, request: Request) -> int:
@@ -85,7 +91,8 @@ class Rooms:
         self._compare()
 
     def remove(self, pipeline: Hashable) -> None:
-        """Removes a pipeline that serves no longer, if it ever did."""
+        """Removes a pipeline that no longer serves. Does nothing if the pipeline has never
+        served."""
         self._rooms.pop(pipeline, None)
         self._draining.pop(pipeline, None)
         self._compare()

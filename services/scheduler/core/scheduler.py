@@ -203,9 +203,9 @@ class Scheduler:
         return self.pool.next_grammar()
 
     def note_grammar(self, digest: bytes, failure: str = "") -> list[Update]:
-        """Notes that the ranks have compiled the grammar of the last order. `failure` is the reason
-        why they could not. With a failure, the requests that wait for the grammar fail. Returns the
-        updates that end these requests."""
+        """Notes that the ranks have tried to compile the grammar with a digest. `failure` is the
+        reason why the grammar cannot be compiled, or empty. After a failure, the requests that wait
+        for the grammar fail. Returns the updates that end these requests."""
         if not failure:
             self.pool.grammars.note_compiled(digest)
             return []
@@ -215,9 +215,9 @@ class Scheduler:
         return [self._finish(request, FinishReason.FAILED, message=message) for request in waiting]
 
     def adopt(self) -> list[Update]:
-        """Begins to admit requests of the pool, which may have requests of earlier epochs. Requests
-        that fit neither into the memory of this epoch nor into that of another pipeline fail.
-        Returns the updates that end these requests."""
+        """Begins to admit requests of the pool, which may have requests of earlier epochs. A
+        request fails if it fits neither into the memory of this epoch nor into the memory of
+        another pipeline. Returns the updates that end the failed requests."""
         room = PipelineRoom(self.pool, self.kv_manager, self._max_running)
         self.pool.shared.open(self.pool, room, self.kv_manager.blocks)
         self.pool.shared.wake_others(self.pool)
@@ -229,23 +229,25 @@ class Scheduler:
         ]
 
     def drain(self, *, is_last: bool = False) -> None:
-        """Leaves waiting requests to other pipelines, and moves running requests to them where that
-        costs less than waiting (`for_departure.py`), since this pipeline is to end. If there is no
-        other pipeline, this one goes on. With `is_last`, all requests wait for other pipelines as
-        soon as their batches have returned."""
+        """Prepares the end of this pipeline: waiting requests are left to other pipelines, and
+        running requests move to other pipelines if that costs less than waiting for their ends
+        (`for_departure.py`). If there is no other pipeline, this pipeline goes on. With `is_last`,
+        all requests wait for other pipelines as soon as their batches have returned."""
         if not self._departure.has_begun:
             self._preemption = Preemptions([self._preemption, self._departure])
         self._departure.begin(is_last=is_last)
 
     def release_late(self) -> tuple[list[Request], list[Update]]:
-        """Lets the requests wait again for other pipelines, since a batch in flight is late. This
-        pipeline admits no request until it returns a batch.
+        """Lets the running requests wait again for other pipelines, since a batch in flight is
+        late. This pipeline admits no request until it returns a batch.
 
-        Each request continues in one place only, wherever it is admitted next. What the batches in
-        flight bring for it is discarded, and its memory is freed when they have returned. So its
-        tokens stay in the prefix cache, and if this pipeline admits the request again, it computes
-        little but the discarded tokens. Requests that may be the cause stay (`may_move`).
-        Returns the requests that wait again, and the updates of those that end, cancelled.
+        Each request continues only in the pipeline that admits it next. Results of batches in
+        flight are discarded for a released request, and its memory is freed when these batches have
+        returned. Its keys and values then stay in the prefix cache. So if this pipeline admits the
+        request again, it computes little more than the discarded tokens. Requests that may be the
+        cause of the delay are not released (`may_move`).
+
+        Returns the requests that wait again, and the updates of cancelled requests, which end.
         """
         self.pool.is_late = True
         cancelled = [request for request in self.pool.running if request.is_cancelled]
@@ -264,11 +266,10 @@ class Scheduler:
         self, iteration: int = 0, *, is_by_itself: bool = False
     ) -> tuple[list[Request], list[Update]]:
         """Lets all requests wait again, since the epoch is over and its keys and values are lost.
-
-        `is_by_itself` says that a rank failed by itself, and `iteration` is what the rank computed
-        or 0. Its requests, or else all in flight, are suspects (`suspects.py`). Returns the
-        requests that had begun, and the updates of those that end, cancelled or failed.
-        """
+        `is_by_itself` says that a rank failed without a cause from outside. `iteration` is the
+        iteration that the rank computed, or 0 if that is not known. The requests of this iteration,
+        or else all requests in flight, are suspects (`suspects.py`). Returns the requests that had
+        begun, and the updates of requests that end because they were cancelled or have failed."""
         computed = self._in_flight.get(iteration)
         held = self.pool.running if computed is None else computed.columns.requests
         suspects.suspect([one for one in held if one.n_in_flight], is_by_itself=is_by_itself)

@@ -1,7 +1,8 @@
-"""What the pipelines of one scheduler share: the requests that wait, and the accounts of the pool.
+"""The state that the pipelines of one scheduler share: the requests that wait, and the accounts of
+the pool.
 
-A request belongs to no pipeline until a pipeline admits it, and to none again when it is preempted
-or its pipeline is lost. Then it waits at its old place in the order, and any pipeline may admit it.
+A waiting request belongs to no pipeline, so any pipeline may admit it. A request that is preempted,
+or whose pipeline is lost, waits again at its old place in the order.
 """
 
 from collections import Counter
@@ -63,7 +64,8 @@ class SharedRequests:
         self.pools: list[PoolView] = []
         """The pool as each pipeline sees it."""
         self.n_tokens = 0
-        """Number of tokens that the requests in the pool count for together."""
+        """Sum of the lengths, in tokens, with which the requests in the pool count against the
+        limit of the pool (`pool_tokens`)."""
         self.n_arrived = 0
         """Number of requests that have ever come into the pool."""
 

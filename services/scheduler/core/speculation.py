@@ -4,18 +4,19 @@ again."""
 from dataclasses import dataclass
 
 FIRST_LENGTH = 4
-"""Number of tokens in a request's first draft."""
+"""Largest number of tokens in a request's first draft, and in the first draft after a pause."""
 
 FIRST_ACCEPTANCE = 0.75
-"""Initial acceptance of a request, and its acceptance after each pause."""
+"""Fraction of drafted tokens that is assumed to be right before a request's first draft, and again
+after each pause."""
 
 WEIGHT = 0.25
-"""Weight of the last draft in the acceptance."""
+"""Weight of the last draft in the fraction of right tokens, which is a running mean."""
 
 FIRST_PAUSE = 8
 MAX_PAUSE = 256
-"""Number of tokens without drafts in the first pause, and in the longest one; each pause is twice
-as long as the last one."""
+"""Length of the first pause in drafting and of the longest pause, in output tokens. Each pause is
+twice as long as the pause before."""
 
 
 @dataclass(slots=True)
@@ -29,7 +30,7 @@ class Speculation:
     pause: int = FIRST_PAUSE
     """Number of tokens for which drafting will stop the next time that drafts do not pay."""
     resumes_at: int = 0
-    """Length of the sequence, in tokens, from which on the request gets drafts again."""
+    """Length of the sequence, in tokens, at which the request gets drafts again after a pause."""
 
     def learn(self, n_drafted: int, n_right: int) -> None:
         """Learns that `n_right` of the `n_drafted` tokens in a draft were right."""

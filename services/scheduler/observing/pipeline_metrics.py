@@ -71,6 +71,23 @@ class PipelineMetrics:
             "Shape of the K/V memory of all pipelines together.",
             registry=registry,
         )
+        self._add_pool_gauges(registry)
+
+    def open(self, number: int, scheduler: Scheduler) -> None:
+        """Notes the scheduling core of a pipeline that serves from now on."""
+        self._schedulers = self._schedulers | {number: scheduler}
+        self.pool = scheduler.pool
+        self._describe_memory()
+
+    def close(self, number: int, scheduler: Scheduler) -> None:
+        """Removes the scheduling core of a pipeline that no longer serves. Does nothing if the
+        pipeline has never served."""
+        if self._schedulers.get(number) is scheduler:
+            self._schedulers = {n: one for n, one in self._schedulers.items() if n != number}
+            self._describe_memory()
+
+    def _add_pool_gauges(self, registry: CollectorRegistry) -> None:
+        """Adds the gauges of the pool and of the K/V memory."""
         Gauge(
             semconv.REQUESTS_WAITING,
             "Requests that wait to run, or to run again.",
@@ -96,20 +113,9 @@ class PipelineMetrics:
         ):
             Gauge(name, text, registry=registry).set_function(partial(self._read, read))
 
-    def open(self, number: int, scheduler: Scheduler) -> None:
-        """Notes the scheduling core of a pipeline that serves from now on."""
-        self._schedulers = self._schedulers | {number: scheduler}
-        self.pool = scheduler.pool
-        self._describe_memory()
-
-    def close(self, number: int, scheduler: Scheduler) -> None:
-        """Notes that a pipeline serves no longer, if it ever did."""
-        if self._schedulers.get(number) is scheduler:
-            self._schedulers = {n: one for n, one in self._schedulers.items() if n != number}
-            self._describe_memory()
-
     def _describe_memory(self) -> None:
-        """Sets the shape of the K/V memory. Keeps the last one while no pipeline serves."""
+        """Sets the metric of the size of the K/V memory. The last size is kept while no pipeline
+        serves."""
         managers = [one.kv_manager for one in self._schedulers.values()]
         if managers:
             n_blocks = sum(manager.n_blocks for manager in managers)

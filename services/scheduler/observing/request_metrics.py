@@ -5,6 +5,7 @@ is in the pool, the counter of accepted requests equals the sum of the other fou
 """
 
 import time
+from collections.abc import Mapping
 
 from orcinus.v1 import scheduler_pb2
 from prometheus_client import CollectorRegistry
@@ -12,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from services.common import semconv
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull
 from services.common.metrics import CALL_S, TOKENS
-from services.common.own_metrics import Counter, Histogram
+from services.common.own_metrics import Count, Counter, Distribution, Histogram
 from services.scheduler.core.admission.admission_control import TooLate
 from services.scheduler.core.clients.accounts import KeyInFlight, KeyRate
 from services.scheduler.core.request import FinishReason, Request
@@ -35,35 +36,12 @@ class RequestMetrics:
         self._accepted = Counter(
             semconv.REQUESTS_ACCEPTED, "Requests taken into the pool.", registry=registry
         )
-        finished = Counter(
-            semconv.REQUESTS_FINISHED,
-            "Requests that ran to their end.",
-            ["reason"],
-            registry=registry,
-        )
-        cancelled = Counter(
-            semconv.REQUESTS_CANCELLED, "Requests that were given up.", registry=registry
-        )
-        failed = Counter(
-            semconv.REQUESTS_FAILED, "Requests that this scheduler gave up.", registry=registry
-        )
+        self._ended = _ended(registry)
         self._broken = Counter(
             semconv.REQUESTS_BROKEN,
             "Requests that failed because the model's numbers for them were not finite.",
             registry=registry,
         )
-        timed_out = Counter(
-            semconv.REQUESTS_TIMED_OUT,
-            "Requests whose time was up while they waited.",
-            registry=registry,
-        )
-        self._ended = {
-            FinishReason.STOP: finished.labels("stop"),
-            FinishReason.LENGTH: finished.labels("length"),
-            FinishReason.CANCELLED: cancelled.labels(),
-            FinishReason.FAILED: failed.labels(),
-            FinishReason.TIMED_OUT: timed_out.labels(),
-        }
         self._suspended = Counter(
             semconv.REQUESTS_SUSPENDED,
             "Times that a request was suspended because its pipeline was lost.",
@@ -99,13 +77,7 @@ class RequestMetrics:
             "Tokens of requests that came to run again, which are run as a prefill.",
             registry=registry,
         )
-        rejected = Counter(
-            semconv.REQUESTS_REJECTED,
-            "Requests not taken into the pool.",
-            ["reason"],
-            registry=registry,
-        )
-        self._rejected = {reason: rejected.labels(reason) for reason in REJECTIONS}
+        self._rejected = _rejected(registry)
         self._queue_time = Histogram(
             semconv.REQUEST_QUEUE_TIME,
             "From the pool into the first batch.",
@@ -115,24 +87,7 @@ class RequestMetrics:
         self._prompt_tokens = Counter(
             semconv.PROMPT_TOKENS, "Prompt tokens of requests that came to run.", registry=registry
         )
-        prompt = Histogram(
-            semconv.REQUEST_PROMPT_TOKENS,
-            "Prompt tokens of a request that is over.",
-            ["reason"],
-            buckets=TOKENS,
-            registry=registry,
-        )
-        generation = Histogram(
-            semconv.REQUEST_GENERATION_TOKENS,
-            "Generated tokens of a request that is over.",
-            ["reason"],
-            buckets=TOKENS,
-            registry=registry,
-        )
-        self._lengths = {
-            reason: (prompt.labels(reason), generation.labels(reason))
-            for reason in REASONS.values()
-        }
+        self._lengths = _lengths(registry)
 
     def submitted(self, request: Request, submission: scheduler_pb2.Submission) -> None:
         self._accepted.inc()
@@ -177,6 +132,63 @@ class RequestMetrics:
         prompt, generation = self._lengths[reason]
         prompt.observe(request.n_prompt_tokens)
         generation.observe(len(request.generated_token_ids))
+
+
+def _ended(registry: CollectorRegistry) -> Mapping[FinishReason, Count]:
+    finished = Counter(
+        semconv.REQUESTS_FINISHED,
+        "Requests that ran to their end.",
+        ["reason"],
+        registry=registry,
+    )
+    cancelled = Counter(
+        semconv.REQUESTS_CANCELLED, "Requests that were given up.", registry=registry
+    )
+    failed = Counter(
+        semconv.REQUESTS_FAILED, "Requests that this scheduler gave up.", registry=registry
+    )
+    timed_out = Counter(
+        semconv.REQUESTS_TIMED_OUT,
+        "Requests whose time was up while they waited.",
+        registry=registry,
+    )
+    return {
+        FinishReason.STOP: finished.labels("stop"),
+        FinishReason.LENGTH: finished.labels("length"),
+        FinishReason.CANCELLED: cancelled.labels(),
+        FinishReason.FAILED: failed.labels(),
+        FinishReason.TIMED_OUT: timed_out.labels(),
+    }
+
+
+def _rejected(registry: CollectorRegistry) -> Mapping[str, Count]:
+    rejected = Counter(
+        semconv.REQUESTS_REJECTED,
+        "Requests not taken into the pool.",
+        ["reason"],
+        registry=registry,
+    )
+    return {reason: rejected.labels(reason) for reason in REJECTIONS}
+
+
+def _lengths(registry: CollectorRegistry) -> Mapping[str, tuple[Distribution, Distribution]]:
+    prompt = Histogram(
+        semconv.REQUEST_PROMPT_TOKENS,
+        "Prompt tokens of a request that is over.",
+        ["reason"],
+        buckets=TOKENS,
+        registry=registry,
+    )
+    generation = Histogram(
+        semconv.REQUEST_GENERATION_TOKENS,
+        "Generated tokens of a request that is over.",
+        ["reason"],
+        buckets=TOKENS,
+        registry=registry,
+    )
+    return {
+        reason: (prompt.labels(reason), generation.labels(reason)) for reason in REASONS.values()
+    }
 
 
 def _rejection(error: OrcinusError) -> str:

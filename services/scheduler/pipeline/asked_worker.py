@@ -18,7 +18,7 @@ from services.scheduler.pipeline.muster import Offer, Presence
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
-"""Seconds between two questions."""
+"""Seconds between two questions to one worker for its description."""
 
 DESCRIBE_TIMEOUT_S = 3.0
 """Seconds after which a worker that does not answer counts as absent, so that a stage that no other
@@ -42,8 +42,9 @@ class AskedWorker:
         last: worker_pb2.DescribeResponse | None = None,
         is_gone: bool = False,
     ) -> None:
-        """`last` is the description of a member of the last pipeline. With `is_gone`, it was silent
-        or the connection to it has broken, so that nothing waits for its answer."""
+        """`last` is the worker's description as a member of the last pipeline. `is_gone` says that
+        the worker was silent in that pipeline, or that the connection to it has broken. Then
+        nothing waits for the worker's next answer."""
         self.address = address
         self.description: worker_pb2.DescribeResponse | None = None
         """The worker's latest answer; None if the worker did not answer the latest question."""

@@ -1,9 +1,7 @@
-"""The order in which workers should go when their number is reduced, so that whole pipelines go and
-not a worker of each.
-
-Workers in no pipeline go first, then those of pipelines that drain, and then those of the pipeline
-with the highest number.
-"""
+"""The order in which Kubernetes should delete workers when their number is reduced. Workers in no
+pipeline are deleted first, then workers of pipelines that drain, and then the workers of the
+pipeline with the highest number. So one pipeline ends before a worker of another pipeline is
+deleted."""
 
 from collections.abc import Collection
 
@@ -15,8 +13,8 @@ FIRST_COST = 1000
 
 
 def costs_of(serving: Collection[Pipeline], draining: Collection[Pipeline]) -> dict[str, int]:
-    """Returns the costs of losing the workers in pipelines, by address. Any other worker costs 0.
-    `draining` are those among the `serving` pipelines that are about to end."""
+    """Returns the cost of losing each worker that is in a pipeline, by its address. Any other
+    worker costs 0. `draining` has the pipelines of `serving` that are about to end."""
     costs: dict[str, int] = {}
     for pipeline in serving:
         cost = max(DRAINING_COST + 1, FIRST_COST - pipeline.number)

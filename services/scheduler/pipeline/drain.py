@@ -1,7 +1,8 @@
 """The drain of a pipeline, which begins when one of its workers is told to stop.
 
-The pipeline goes on without new requests, as far as there are other pipelines, until these have its
-requests. Shortly before the first of its workers must end, all requests that are left move at once.
+If there are other pipelines, the draining pipeline admits no new requests, and serves its own
+requests until they have ended or moved to other pipelines. Shortly before the first of its workers
+must end, all remaining requests move at once.
 """
 
 import asyncio
@@ -27,8 +28,8 @@ class Drain:
         on_leaving: Callable[[frozenset[str]], None],
         on_last: Callable[[], None],
     ) -> None:
-        """`on_leaving` is called with the addresses of the workers that are leaving, whenever there
-        is another one. `on_last` is called when the time is over."""
+        """`on_leaving` is called each time that another worker begins to leave, with the addresses
+        of all leaving workers. `on_last` is called when the time is over."""
         self._pipeline = pipeline
         self._on_leaving = on_leaving
         self._on_last = on_last
@@ -54,6 +55,6 @@ class Drain:
         self._on_leaving(self._leaving)
 
     def close(self) -> None:
-        """Stops the clock, since the pipeline has ended."""
+        """Cancels the timers, since the pipeline has ended."""
         for timer in self._timers:
             timer.cancel()

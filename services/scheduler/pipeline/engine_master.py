@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class EngineMaster:
     """The engine master of one epoch. `wake` is called whenever `take_results` has new results to
     return or an error to raise. `on_suspicion` is called when an iteration is suspiciously late.
-    `suspicion` and `may_suspect` are those of `Lateness`, and `on_slow_join` is that of `join_all`.
+    `Lateness` describes `suspicion` and `may_suspect`, and `join_all` describes `on_slow_join`.
     `on_leaving` is called with the index of a stage whose worker was told to stop, and with the
     seconds after which this worker ends at the latest, again and again."""
 
@@ -183,7 +183,8 @@ class EngineMaster:
             log.info("epoch %d goes on: iteration %d took %.1f s", epoch, iteration, took_s)
 
     def _lose(self, reason: str, **details: Any) -> None:
-        """Ends the epoch. `details` are those of `PipelineLost`."""
+        """Ends the epoch for a reason, as text. `details` are further arguments of
+        `PipelineLost`."""
         if self._loss is None:
             log.error("epoch %d is over: %s", self.pipeline.epoch, reason)
             self._end(PipelineLost(reason, **details))

@@ -1,4 +1,4 @@
-"""Whether workers fit together, and in what they differ.
+"""Checks whether workers fit together, and explains how they differ.
 
 Workers fit together if all their traits are equal: model, checkpoint, element type, block size,
 code and others (`services/worker/rank/traits.py`). A worker that this scheduler cannot use at all,
@@ -45,8 +45,8 @@ def build_of(traits: Traits) -> str:
 
 
 def fault_of(answer: worker_pb2.DescribeResponse, n_stages: int) -> str:
-    """Returns why a worker cannot be in any pipeline of `n_stages` stages. The result is empty if
-    it can."""
+    """Returns the reason why a worker cannot be in any pipeline of `n_stages` stages. The result is
+    empty if there is no such reason."""
     if answer.protocol != PROTOCOL:
         return f"protocol {answer.protocol}, not {PROTOCOL}"
     if answer.is_fixed and answer.n_stages != n_stages:
@@ -55,7 +55,7 @@ def fault_of(answer: worker_pb2.DescribeResponse, n_stages: int) -> str:
 
 
 def differences(traits: Mapping[str, Traits], fitting: Collection[Traits]) -> dict[str, str]:
-    """Returns, for each worker that does not fit, in what it differs: `block_size 16, not 32`.
+    """Returns the difference of each worker that does not fit, as text: `block_size 16, not 32`.
 
     `traits` are the traits of each worker, by the worker's address. A worker fits if its traits are
     among the `fitting` ones. If there are none, every worker is compared with all other workers.

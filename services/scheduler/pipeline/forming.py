@@ -1,4 +1,4 @@
-"""Forms pipelines out of the workers that are in none, as long as there are enough workers.
+"""Forms pipelines out of the workers that are in no pipeline, as long as there are enough workers.
 
 One `Former` belongs to a leader. It keeps asking the free workers, assigns stages to them, and
 yields a pipeline whenever each stage has a ready worker. The leader tells it when a pipeline ends:
@@ -31,11 +31,11 @@ MAX_PAUSE_S = 5.0
 """Largest number of seconds between two attempts that fail."""
 
 OnMembers = Callable[[Sequence[Pipeline], Sequence[Pipeline]], None]
-"""Called with all pipelines that have been formed and have not ended, and with those among them
-that drain."""
+"""Called with two lists: all pipelines that have been formed and have not ended, and those
+pipelines of the first list that drain."""
 
 LOOK_S = 0.2
-"""Seconds between two looks at the number of free workers, and at the time that is left."""
+"""Seconds between two checks of the number of free workers and of the remaining time."""
 
 
 class FormingTimeout:
@@ -66,7 +66,7 @@ class FormingTimeout:
             )
 
     def begin_anew(self) -> None:
-        """Gives the whole time from now on, since a pipeline serves."""
+        """Starts the time limit again from zero, since a pipeline serves."""
         self._since, self._trouble = self._clock(), ""
 
     def note_loss(self, loss: PipelineLost, *, was_open: bool) -> None:
@@ -97,11 +97,11 @@ class Former:
         on_wanted: Callable[[int], None] = lambda _: None,
         on_members: OnMembers = lambda serving, draining: None,
     ) -> None:
-        """`limit_s` limits the time without any pipeline that serves, and `is_serving` returns
-        whether one does. `release` ends a pipeline that drains, since another one takes over some
-        of its members. `max_pipelines` limits the number of pipelines. `on_wanted` is called with
-        the number of pipelines that the known workers allow, and `on_members` when pipelines form,
-        begin to drain or end."""
+        """`limit_s` limits the time without any serving pipeline, and `is_serving` returns whether
+        a pipeline serves. `release` ends a pipeline that drains, when another pipeline takes over
+        some of its members. `max_pipelines` limits the number of pipelines. `on_wanted` is called
+        with the number of pipelines that the known workers allow. `on_members` is called when
+        pipelines form, begin to drain or end."""
         self._free = FreeWorkers(stages)
         self._term = term
         self._pipeline_id = pipeline_id
@@ -183,8 +183,8 @@ class Former:
         self._tell_members()
 
     def note_left(self, pipeline: Pipeline) -> None:
-        """Notes that a pipeline has ended which was not lost. Its members may form another one at
-        once, as far as they are not leaving."""
+        """Makes the members of a pipeline free, since the pipeline has ended without being lost.
+        Members that are not leaving may form another pipeline at once."""
         self._free.give_back(pipeline)
         self._tell_members()
 

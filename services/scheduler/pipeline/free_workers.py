@@ -73,7 +73,7 @@ class FreeWorkers:
 
     @property
     def draining(self) -> list[Pipeline]:
-        """The pipelines among them that drain."""
+        """The pipelines that drain and have not ended."""
         return [self._taken[number] for number in self._leaving]
 
     def next_number(self) -> int:
@@ -103,7 +103,7 @@ class FreeWorkers:
         return [it for it in self._stages.addresses() if not self.is_serving(it)]
 
     def _yielding(self) -> set[str]:
-        """Returns the addresses of the workers in pipelines that drain which are not leaving."""
+        """Returns the addresses of workers that are not leaving and whose pipeline drains."""
         return {
             address
             for number, leaving in self._leaving.items()

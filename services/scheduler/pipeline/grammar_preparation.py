@@ -1,9 +1,9 @@
 """Lets the last stage of an epoch compile a grammar, beside its iterations.
 
 The scheduler names one grammar at a time (`core/admission/grammar_gate.py`). Its compilation is a
-call of the last stage, which answers when all its ranks have the grammar. If they cannot compile
-the grammar, or not in time, only the requests that follow it fail. If the last stage is gone, the
-epoch is over: the requests wait, and the ranks of the next epoch compile the grammar again.
+call of the last stage, which answers when all its ranks have the grammar. If the ranks do not
+compile the grammar in time, only the requests that use the grammar fail. If the last stage is gone,
+the epoch is over: the requests wait, and the ranks of the next epoch compile the grammar again.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ class GrammarPreparation:
 
 
 class NoGrammarPreparation:
-    """Stands in where no request has a grammar."""
+    """Replacement for `GrammarPreparation` where no request has a grammar."""
 
     def begin(self, due: DueGrammar) -> None:
         """Does nothing, so that a request with a grammar waits until its deadline."""

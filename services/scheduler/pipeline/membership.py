@@ -193,12 +193,12 @@ class RollCall:
         }
 
     async def _members(self) -> list[Member]:
-        """Returns the members if each stage has one. Otherwise assigns the missing stages, once
-        every worker has answered or failed to answer, and raises.
+        """Returns the members if each stage has a ready worker. Otherwise assigns the missing
+        stages, once every worker has answered or failed to answer, and raises.
 
         Raises:
-            Unavailable: a stage has no ready worker. The error says which, and which workers do not
-                fit.
+            Unavailable: a stage has no ready worker. The error names the stage, and the workers
+            that do not fit.
         """
         answers = self._answers
         found = muster(
@@ -230,7 +230,8 @@ class RollCall:
         raise Unavailable("; ".join(filter(None, (shortfall.for_operators, *troubles))))
 
     def _offers(self) -> list[Offer]:
-        """Returns the workers that may be members of a pipeline: all but those that are leaving."""
+        """Returns the workers that may become members of a pipeline: all workers except those that
+        are leaving."""
         known = [worker.offer for worker in self._workers.values()]
         return [
             replace(offer, is_serving=self._is_serving(offer.address))
@@ -285,11 +286,12 @@ class RollCall:
 
 
 def check_layers(members: Sequence[Member]) -> None:
-    """Checks that the layers of each stage follow those of the stage before, and that all stages
-    have the same K/V groups. Workers that fit together always do.
+    """Checks that each stage begins with the layer after the last layer of the stage before, and
+    that all stages have equal K/V groups. Workers that fit together (`fit.py`) always pass this
+    check.
 
     Raises:
-        Unavailable: two stages do not fit. The error names both and says what each has.
+        Unavailable: two stages do not fit. The error names both stages and how they differ.
     """
     next_layer, before = 0, members[0]
     for index, member in enumerate(members):

@@ -74,9 +74,9 @@ class Muster:
     """Stages without a worker."""
 
     unfit: Mapping[str, str] = field(default_factory=dict)
-    """For each worker that stays out of the pipeline because it does not fit, by its address: in
-    what it differs. If no group has enough workers and there are several groups, the workers of all
-    groups."""
+    """For each worker that stays out of the pipeline because it does not fit, how the worker
+    differs, by its address. If no group has enough workers and there are several groups, the
+    workers of all groups are listed."""
 
 
 def muster(
@@ -143,9 +143,10 @@ def unfit_beside(
     *,
     taken: Collection[str] = (),
 ) -> dict[str, str]:
-    """Returns, by its address, each worker that fits neither the pipelines that serve nor enough
-    others for a pipeline of another build, and in what it differs. `serving` are the traits of the
-    workers in the pipelines, and `taken` their processes."""
+    """Returns how a worker differs, by its address, for each worker that can serve in no pipeline:
+    it fits none of the pipelines that serve, and there are too few workers like it for a pipeline
+    of another build. `serving` are the traits of the workers in pipelines, and `taken` are the
+    processes of these workers."""
     faults, models = _faults_of(offers, n_stages, taken), set(map(model_of, serving))
     counts = Counter(traits_of(it.answer) for it in offers if it.address not in faults)
     builds = {
@@ -284,8 +285,8 @@ class _Group:
         return n_takers >= len(self._to_assign(n_pipelines))
 
     def _to_assign(self, n_pipelines: int) -> list[int]:
-        """Stages that no worker holds, once for each pipeline that lacks the stage. The stages of
-        one pipeline come before those of the next."""
+        """Stages that no worker holds, once for each pipeline that lacks the stage. All stages of
+        one pipeline come before the stages of the next pipeline."""
         n_held = [len(holders) + self._claims[stage] for stage, holders in enumerate(self._holders)]
         return [
             stage for number in range(n_pipelines) for stage, n in enumerate(n_held) if n <= number

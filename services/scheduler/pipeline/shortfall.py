@@ -1,5 +1,6 @@
-"""Why there is no pipeline, and which workers do not fit: as an operator reads it, with addresses,
-and as clients may read it, with names only."""
+"""The shortfall: why there is no pipeline, and which workers do not fit. There are two texts of it:
+one for operators, with the workers' addresses, and one for clients, with the workers' names
+only."""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -16,23 +17,24 @@ class UnfitWorker:
     name: str
     """The worker's name for people; empty if the worker is too old to have one."""
     says: str
-    """In what the worker differs from others, and how: `block_size 16, not 32`."""
+    """The differences between the worker and the other workers, as text: `block_size 16, not
+    32`."""
 
     @property
     def for_operators(self) -> str:
-        """What is wrong, with the worker's name and address."""
+        """The reason why the worker does not fit, with its name and address."""
         return f"{f'{self.name} ' if self.name else ''}at {self.address} does not fit: {self.says}"
 
     @property
     def for_clients(self) -> str:
-        """What is wrong, without the worker's address."""
+        """The reason why the worker does not fit, without its address."""
         return f"{self.name or 'an older worker'} does not fit: {self.says}"
 
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """What a pipeline lacks, and the workers that do not fit. A pipeline that is complete may have
-    such workers beside it."""
+    """The stages that a pipeline lacks, and the workers that do not fit. A complete pipeline may
+    also have workers beside it that do not fit."""
 
     loading: Sequence[int] = ()
     """Stages whose worker is still loading weights."""
@@ -42,12 +44,12 @@ class Shortfall:
 
     @property
     def for_operators(self) -> str:
-        """Everything, with addresses."""
+        """The whole shortfall as text, with the addresses of workers."""
         return self._said([worker.for_operators for worker in self.unfit])
 
     @property
     def for_clients(self) -> str:
-        """Everything, without addresses."""
+        """The whole shortfall as text, without the addresses of workers."""
         return self._said([worker.for_clients for worker in self.unfit])
 
     def _said(self, unfit: Sequence[str]) -> str:
@@ -60,7 +62,7 @@ class Shortfall:
 
 
 def log_new(before: Collection[UnfitWorker], now: Collection[UnfitWorker]) -> None:
-    """Logs each worker that does not fit now and was not known before not to fit."""
+    """Logs each worker in `now` that is not in `before`: a worker that has become unfit."""
     for worker in now:
         if worker not in before:
             log.warning("worker %s", worker.for_operators)

@@ -54,7 +54,8 @@ class SpareWatch:
             self._asking = asyncio.create_task(self._run(), name="spare watch")
 
     def end(self, pipeline: Pipeline) -> None:
-        """Notes that a pipeline serves no longer, if it ever did."""
+        """Stops watching for a pipeline that no longer serves. Does nothing if the pipeline has
+        never served."""
         if pipeline in self._serving:
             self._serving.remove(pipeline)
         if not self._serving and self._asking is not None:

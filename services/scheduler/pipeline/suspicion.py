@@ -1,4 +1,4 @@
-"""How soon a late pipeline is suspected, where other pipelines serve.
+"""The time after which a late pipeline is suspected, if other pipelines serve.
 
 A suspicion costs the computation of the requests that go on elsewhere. On a machine that is often
 late, for example because its processors are shared, suspicions would follow each other. So each
@@ -14,18 +14,18 @@ SUSPICION_S = 0.5
 """Seconds beyond a multiple of the expected time after which an iteration is suspiciously late."""
 
 MULTIPLE = 3.0
-"""Number of times the expected time that an iteration may take without suspicion, beside the fixed
-seconds. The expected time is an upper estimate: twice the longest time of late."""
+"""An iteration is not suspected before this multiple of its expected time, plus some fixed seconds.
+The expected time is an upper estimate: twice the longest time of late."""
 
 WRONG_WITHIN = 2.0
-"""Number of times the limit within which an iteration that was suspected returns if the suspicion
-was wrong."""
+"""A suspicion was wrong if the iteration returned within this multiple of the time after which it
+was suspected."""
 
 MAX_SUSPICION_S = 60.0
-"""Largest number of seconds to which the time grows."""
+"""Largest value, in seconds, to which the time before a suspicion can grow."""
 
 QUIET_S = 60.0
-"""Seconds without a wrong suspicion after which the time halves."""
+"""Seconds without a wrong suspicion after which the time before a suspicion is halved."""
 
 
 class Suspicion:

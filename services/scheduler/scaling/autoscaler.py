@@ -1,9 +1,9 @@
 """The autoscaler of a leader: it looks at the load, and sets the number of workers.
 
-The number of workers is that of the wanted pipelines times their stages, and some spares. At first
-the autoscaler takes over the number that it finds, so that a change of the leader changes nothing.
-Later it sets the number again if something else has changed it. Calls that fail are logged and
-tried again, with growing pauses; meanwhile the pipelines serve with the workers that there are.
+The number of workers is the number of wanted pipelines times the number of stages, plus the spares.
+At first the autoscaler takes over the number that it finds, so that a change of the leader changes
+nothing. Later it sets the number again if something else has changed it. Calls that fail are logged
+and tried again, with growing pauses; meanwhile the pipelines serve with the workers that there are.
 """
 
 import asyncio
@@ -19,10 +19,11 @@ from services.scheduler.scaling.size import Size, SizeLimits, resize
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""Seconds between two looks at the load."""
+"""Seconds between two measurements of the load."""
 
 READ_S = 30.0
-"""Seconds between two looks at the number of workers, which others may have changed."""
+"""Seconds after which the number of workers is read again, since other programs may have changed
+it."""
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 """Smallest and largest number of seconds between a call that failed and the next one."""
@@ -65,7 +66,7 @@ class Autoscaler:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether there are to be no pipelines."""
+        """Whether the autoscaler wants no pipelines."""
         return self._size is not None and self._size.n_pipelines == 0
 
     async def run(self) -> None:

@@ -14,10 +14,10 @@ class Load:
     n_waiting: int = 0
     """Number of requests in the pool that wait to run, or to run again."""
     n_queued_tokens: float = 0.0
-    """Number of tokens that these requests need before their next new token."""
+    """Number of tokens that the waiting requests need before each has its next new token."""
     queue_s: float = 0.0
-    """Seconds after which the last of these requests would have its first token if the pipelines
-    that serve stayed as many as they are; 0 as long as too little is known for a forecast."""
+    """Forecast in seconds of when the last waiting request has its first token, if the number of
+    serving pipelines does not change. The value is 0 as long as too little is known."""
     n_running: int = 0
     """Number of requests that pipelines have admitted and that have not ended."""
     used: float = 0.0

@@ -6,8 +6,8 @@ since the queue grows meanwhile for that reason alone.
 
 Fewer are wanted once fewer would have been enough for the whole of `scale_down_after_s`, also
 counted from the last change. What is enough then leaves room: the queue must be done in half of the
-goal, and the pipelines must be no fuller than `MAX_FULL`. So a load that stays the same does not
-change the number to and fro.
+goal, and the pipelines must be no fuller than `MAX_FULL`. So the number does not alternate while
+the load stays the same.
 
 A model that may sleep has no pipelines after `sleep_after_s` without a request, and one as soon as
 there is a request. The rule is a function of times and numbers that the caller gives.
@@ -22,12 +22,14 @@ MAX_FULL = 0.7
 """Largest part of the capacity of the remaining pipelines that may be in use after a reduction."""
 
 QUIET = 0.5
-"""Part of the goal in which the queue must be done after a reduction."""
+"""After a reduction, the forecast time for all waiting requests to begin must be at most this part
+of `queue_goal_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeLimits:
-    """The settings of the rule. `SchedulerSettings` explains them."""
+    """The limits and times of the rule that sets the number of pipelines. `SchedulerSettings`
+    explains each field."""
 
     min_pipelines: int
     max_pipelines: int
@@ -51,9 +53,9 @@ class Size:
 
     n_pipelines: int
     changed_at: float
-    """Time of the last change."""
+    """Time of the last change of the number of pipelines."""
     reason: str = ""
-    """Why the number changed last, in words."""
+    """Reason for the last change of the number, as text."""
     idle_since: float | None = None
     """Time since which there are no requests; None if there are some."""
     enough_since: float | None = None
@@ -63,8 +65,8 @@ class Size:
 
 
 def resize(size: Size, load: Load, limits: SizeLimits, now: float) -> Size:
-    """Returns the size after a look at the load at the time `now`, in seconds. The times of the
-    looks must not decrease."""
+    """Returns the wanted number of pipelines after the load `load` was measured at the time `now`,
+    in seconds. Times must not decrease from call to call."""
     idle_since = (now if size.idle_since is None else size.idle_since) if load.is_idle else None
     size = replace(size, idle_since=idle_since)
     n_needed, reason = _needed(size, load, limits)
@@ -76,7 +78,8 @@ def resize(size: Size, load: Load, limits: SizeLimits, now: float) -> Size:
 
 
 def _reduced(size: Size, n_enough: int, limits: SizeLimits, now: float) -> Size:
-    """Returns the size after a look that found `n_enough` pipelines to be enough."""
+    """Returns the size after a measurement of the load showed that `n_enough` pipelines are
+    enough."""
     if n_enough >= size.n_pipelines:
         return replace(size, enough_since=None, n_enough=0)
     since = now if size.enough_since is None else size.enough_since
@@ -92,8 +95,8 @@ def _changed(size: Size, n_pipelines: int, reason: str, now: float) -> Size:
 
 
 def _needed(size: Size, load: Load, limits: SizeLimits) -> tuple[int, str]:
-    """Returns the number of pipelines that the load needs, and the reason. The number is no larger
-    than that of `size` if no more are needed."""
+    """Returns the number of pipelines that the load needs, and the reason. Returns the present
+    number of `size` if the load does not need more."""
     least = _least(load, limits)
     if size.n_pipelines < least:
         return least, _why_least(load, limits)

@@ -33,8 +33,8 @@ class CoreFacts(BaseModel):
     is_first: bool
     """Whether the core's pool has never had a request."""
     pipeline: int = 0
-    """Number of the core's pipeline. Cores with equal numbers have the same view of the pool, one
-    after the other."""
+    """Number of the core's pipeline. A pipeline that takes the number of an earlier pipeline
+    continues that pipeline's view of the pool."""
     policy: PolicyName
     max_batch_size: int
     max_batch_tokens: int | None

@@ -45,17 +45,19 @@ class Clock:
 
 
 class Numbering(Generic[Thing]):
-    """Numbers things by their first appearance, from 0."""
+    """Gives numbers to things: 0 to the thing that appears first, 1 to the next new thing, and so
+    on."""
 
     def __init__(self) -> None:
         self._numbers: dict[Thing, int] = {}
 
     def of(self, thing: Thing) -> int:
-        """Returns the number of a thing."""
+        """Returns the number of a thing, which is a new number if the thing has not appeared
+        before."""
         return self._numbers.setdefault(thing, len(self._numbers))
 
     def of_all(self, things: Iterable[Thing]) -> list[int]:
-        """Returns the number of each thing."""
+        """Returns the number of each thing, as `of` does."""
         numbers = self._numbers
         return [numbers.setdefault(thing, len(numbers)) for thing in things]
 

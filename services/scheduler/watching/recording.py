@@ -64,7 +64,8 @@ class Recording:
         JSON line for each change.
 
         Raises:
-            RecordingFull: the file has reached its maximum size. The last line says so.
+            RecordingFull: the file has reached its maximum size. The last line of the file has this
+            error.
             OSError: the changes could not be written.
         """
         changes = chain.from_iterable(map(self._view.take, message.events))

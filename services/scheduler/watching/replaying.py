@@ -213,8 +213,8 @@ class Replay:
 
 
 def _leave(core: Scheduler, decision: watch_pb2.DecisionEvent, kind: str) -> None:
-    """Repeats that requests are left to other pipelines, since theirs was lost, is late, or is to
-    end."""
+    """Repeats the recorded call by which a pipeline gave up its requests, because the pipeline was
+    lost, was late or had to end."""
     if kind == "drain":
         core.drain(is_last=decision.drain.is_last)
     elif kind == "lateness":

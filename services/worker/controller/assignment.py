@@ -28,7 +28,7 @@ class Assignment:
         """An event that is set when the process must end and be started again, without a stage and
         an epoch."""
         self.recalled_for = ""
-        """Why the process must end, as text for the log."""
+        """Reason why the process must end, as text for the log."""
         self._has_place = asyncio.Event()
         if fixed is not None:
             self._has_place.set()

@@ -235,9 +235,9 @@ class Controller:
             self.profile_orders.on_message(kind, payload)
 
     def _forget_unreached(self, number: int) -> None:
-        """Recalls the worker and raises Unavailable if the worker's newest epoch has a number so
-        large that no leader can have reached it or exceed it. Does nothing if `number`, the epoch
-        that the leader asks for, is larger still."""
+        """Recalls the worker and raises Unavailable if the worker has seen an epoch that is so
+        large that no leader can exceed it. Does nothing if `number`, the epoch that the leader asks
+        for, is larger."""
         if number <= self.epoch.number and self.epoch.is_out_of_reach:
             why = f"no leader can have reached epoch {self.epoch.number}, nor go beyond it"
             self.assignment.recall(why)

@@ -15,7 +15,7 @@ OnCheckpoint = Callable[[list[list[str]]], None]
 
 
 class Loading:
-    """How far all ranks have loaded their weights, and the description of each rank that has
+    """The progress of all ranks in loading their weights, and the description of each rank that has
     finished."""
 
     def __init__(

@@ -130,8 +130,9 @@ class Constraints:
             held.position += 1
 
     def rows_of(self, rows: Ints, positions: Ints) -> ConstrainedRows | None:
-        """Returns those of a batch's sampled `rows` [n_sampled] that have a matcher. Returns None
-        if none has one."""
+        """Returns the rows of `rows` [n_sampled] that have a matcher, or None if there are none.
+        `rows` are the sampled rows of a batch, and `positions` [n_sampled] are the positions of
+        their next tokens."""
         if not self._held:
             return None
         places = np.array([i for i, row in enumerate(rows.tolist()) if row in self._held], np.int64)

@@ -66,8 +66,8 @@ class KVCache:
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
             storage[place] for place in _place_of_each(config, layers, groups)
         )
-        """For each layer, the keys and values to which it attends: its own, or the ones of an
-        earlier layer."""
+        """For each layer, the keys and values to which it attends: its own keys and values, or the
+        keys and values of an earlier layer."""
 
     def key_caches(self) -> Sequence[Tensor]:
         """Returns the key storage of the first layer of each kind of heads. If no layer stores

@@ -76,41 +76,20 @@ class ModelRunner:
             )
         self.model = model
         self._ranks = ranks
-        self._kv_cache = KVCache(
-            model.config,
-            model.layers,
-            n_blocks=n_kv_blocks + 1,  # the last block is for padding
-            block_size=block_size,
-            dtype=model.dtype,
-            device=model.device,
-            tp_size=model.tp_size,
-            groups=model.kv_groups,
-        )
-        states = RecurrentState(
-            model.config,
-            model.layers,
-            n_rows=n_state_rows,
-            dtype=model.dtype,
-            device=model.device,
-            tp_size=model.tp_size,
-        )
+        self._kv_cache = _kv_cache(model, n_kv_blocks, block_size)
+        states = _states(model, n_state_rows)
         has_states = not states.is_empty
         # The storage of each layer: its keys and values, or its states.
         self._stored = tuple(
             kv if state is None else state
             for kv, state in zip(self._kv_cache.layers, states.layers, strict=True)
         )
-        self._table = RequestTable(
-            n_kv_blocks=n_kv_blocks,
-            block_size=block_size,
-            n_groups=len(model.kv_groups.windows),
-            vocab_size=model.config.vocab_size,
-            max_model_len=model.config.max_position_embeddings,
-            device=model.device,
-            keeps_tokens=model.is_first and model.is_last,
-            counts_tokens=model.is_last,
+        self._table = _table(
+            model,
+            n_kv_blocks,
+            block_size,
             has_states=has_states,
-            max_rows=n_state_rows if has_states and n_state_rows else MAX_ROWS,
+            n_state_rows=n_state_rows,
             grammars=grammars,
         )
         self._max_batch_tokens = max_batch_tokens or n_kv_blocks * block_size
@@ -309,3 +288,51 @@ def both(static: AllowedTokens | None, grammars: AllowedTokens) -> AllowedTokens
         return grammars
     rows, order = torch.cat((static.rows, grammars.rows)).sort()
     return AllowedTokens(rows, torch.cat((static.masks, grammars.masks)).index_select(0, order))
+
+
+def _kv_cache(model: StageModel, n_kv_blocks: int, block_size: int) -> KVCache:
+    return KVCache(
+        model.config,
+        model.layers,
+        n_blocks=n_kv_blocks + 1,  # the last block is for padding
+        block_size=block_size,
+        dtype=model.dtype,
+        device=model.device,
+        tp_size=model.tp_size,
+        groups=model.kv_groups,
+    )
+
+
+def _states(model: StageModel, n_rows: int) -> RecurrentState:
+    return RecurrentState(
+        model.config,
+        model.layers,
+        n_rows=n_rows,
+        dtype=model.dtype,
+        device=model.device,
+        tp_size=model.tp_size,
+    )
+
+
+def _table(
+    model: StageModel,
+    n_kv_blocks: int,
+    block_size: int,
+    *,
+    has_states: bool,
+    n_state_rows: int,
+    grammars: Grammars | None,
+) -> RequestTable:
+    return RequestTable(
+        n_kv_blocks=n_kv_blocks,
+        block_size=block_size,
+        n_groups=len(model.kv_groups.windows),
+        vocab_size=model.config.vocab_size,
+        max_model_len=model.config.max_position_embeddings,
+        device=model.device,
+        keeps_tokens=model.is_first and model.is_last,
+        counts_tokens=model.is_last,
+        has_states=has_states,
+        max_rows=n_state_rows if has_states and n_state_rows else MAX_ROWS,
+        grammars=grammars,
+    )

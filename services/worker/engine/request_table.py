@@ -40,7 +40,7 @@ higher number in a plan is an error."""
 
 @dataclass(slots=True)
 class _Held:
-    """How much of a request is stored on the rank: its numbers of tokens, blocks and drafts."""
+    """The numbers of tokens, blocks and drafts of a request that are stored on the rank."""
 
     n_tokens: int = 0
     n_blocks: int = 0

@@ -82,7 +82,7 @@ class TrialIteration:
 
 
 class LoneRank:
-    """Stands in for the collectives of a rank whose partners are absent. Results have the right
+    """Replacement for the collectives of a rank whose partners are absent. Results have the right
     shapes and wrong values."""
 
     def __init__(self, rank: int, size: int) -> None:

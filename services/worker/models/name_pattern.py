@@ -4,11 +4,12 @@ Python's own matcher tries one way after another, and `(a*)*b` has so many ways 
 never end. It is asked only for expressions with few ways, such as `.*mlp.gate$`. For others, each
 part of an expression is asked once for each position of a name: at which positions may a match of
 the part end? So the work is at most the size of the expression times the square of the length of
-the name. Positions are the bits of a number.
+the name. A set of positions is a number, of which each bit stands for a position.
 
-Python's parser reads the expressions, so they mean what `re.match` makes of them. What would need
-to know how a part was matched is refused by name: references to groups, atomic groups and
-possessive repeats. Flags are refused, too.
+Python's parser reads the expressions, so they mean what `re.match` makes of them. Some constructs
+cannot be matched in this way, because they depend on how a part was matched. They are refused, and
+the error names the construct: references to groups, atomic groups and possessive repeats. Flags are
+refused, too.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from typing import Any
 parser: Any = import_module("re._parser")
 
 _MAX_TIMES = 1000
-"""Largest number in `{2,1000}`; a module's name is shorter."""
+"""Largest bound of a repeat, such as 1000 in `{2,1000}`, that expressions may have. No module's
+name is longer."""
 
 _LONG = 64
-"""Number of ways to match an open repeat, which a module's name has about."""
+"""Number of ways that an open repeat such as `.*` is assumed to match a module's name. It is about
+the length of a name."""
 
 _MAX_WAYS = _LONG**3
-"""Largest number of ways that Python's matcher may try: a millisecond."""
+"""Largest number of ways that Python's matcher may have to try. Trying this many takes a
+millisecond."""
 
 _ANY_NUMBER = int(parser.MAXREPEAT)  # of an open end, as in `{2,}`
 
@@ -116,8 +120,9 @@ class _Subject:
                 return here << 1 if fits else 0
 
     def _repeated(self, arguments: Any, starts: int) -> int:
-        """Returns where a repeat may end; its arguments are the least and the largest number of
-        times, and what is repeated."""
+        """Returns the set of positions at which a match of a repeat may end, if it begins at a
+        position in `starts`. `arguments` are the least number of repetitions, the largest number,
+        and the repeated parts. Bit i of a set stands for position i."""
         least, most, parts = arguments
         for _ in range(least):
             starts, before = self.ends(parts, starts), starts
@@ -181,7 +186,7 @@ _SUPPORTED = frozenset((
 
 
 def _unsupported(parts: Any) -> Iterator[str]:
-    """Yields what an expression has that is refused."""
+    """Yields the names of those parts of an expression that are not supported."""
     for operator, arguments in parts:
         kind = str(operator)
         if kind not in _SUPPORTED:
@@ -212,7 +217,8 @@ def _inside(kind: str, arguments: Any) -> list[Any]:
 
 
 def _ways(parts: Any) -> float:
-    """Returns about how many ways there are to match `parts`; infinity for repeats in repeats."""
+    """Returns an estimate of the number of ways to match `parts`. The result is infinite if a
+    repeat contains a repeat."""
     ways = 1.0
     for operator, arguments in parts:
         match str(operator):

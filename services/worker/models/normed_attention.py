@@ -34,7 +34,7 @@ class KVNorms:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormedAttention(Attention):
     """This rank's share of the attention of a layer. If `kv_norms` is None, the layer stores no
-    keys and values, and attends to the ones of an earlier layer."""
+    keys and values, and attends to the keys and values of an earlier layer."""
 
     rotary: int
     q_norm: RMSNorm

@@ -176,7 +176,7 @@ class StreamsLayer:
         self, routed: Tensor, predicted: Tensor, computed: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Returns the corrected streams, and the scaled active stream. The gates of the per-layer
-        inputs are computed from the latter."""
+        inputs are computed from the scaled active stream."""
         corrected = self.altup.correct(routed, self._streams(predicted), computed)
         active = corrected[:, self.altup.active]
         scaled = active.clone() if self.scale is None else active * self.scale

@@ -106,8 +106,8 @@ class HeadShare:
         return range(self.q.start * config.head_dim, self.q.stop * config.head_dim)
 
     def kv_elements(self, config: ModelConfig) -> range:
-        """Returns the range of outputs that belong to this rank's heads, for the key projection and
-        likewise for the value projection."""
+        """Returns the range of outputs that belong to this rank's heads. The range is valid for the
+        key projection and for the value projection."""
         return range(self.kv.start * config.head_dim, self.kv.stop * config.head_dim)
 
 

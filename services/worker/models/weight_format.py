@@ -51,9 +51,9 @@ class MatrixFormat:
 class WeightFormat:
     """The formats of a checkpoint's matrices, each with targets that name modules.
 
-    The format of a module is the first one with the module's name as a target. If there is none, it
-    is the first one with a target that is a regular expression and matches the name. Otherwise it
-    is the first one for every matrix.
+    The format of a module is the first format that has the module's name as a target. If no format
+    has, it is the first format with a target that is a regular expression and matches the name.
+    Otherwise it is the first format with the target for every matrix.
     """
 
     forms: tuple[MatrixFormat, ...]

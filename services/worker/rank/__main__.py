@@ -43,8 +43,8 @@ from services.worker.settings import FreeRankSettings, PipelinePlace, RankSettin
 log = logging.getLogger(__name__)
 
 PLACE_WAIT_S = 3600.0
-"""Timeout in seconds of one wait of a spare for its stage. After the timeout the wait begins anew.
-"""
+"""Longest time, in seconds, of one wait for a stage, in a rank that has loaded no stage yet. After
+this time the rank waits again."""
 
 
 def start(

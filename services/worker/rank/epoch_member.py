@@ -30,7 +30,7 @@ from services.worker.rank.runner import Runner
 
 @dataclass(frozen=True, slots=True)
 class FinishedIteration:
-    """What a rank reports about a finished iteration."""
+    """The report of a rank about a finished iteration."""
 
     timing: worker_pb2.IterationTiming
     tokens: ReportedTokens | None  # on the last stage

@@ -17,8 +17,7 @@ from services.worker.engine.logprobs import BatchLogprobs, ReportedSpan
 
 @dataclass(frozen=True, slots=True)
 class ReportedTokens:
-    """What a rank reports about the sampled tokens of an iteration, and about their
-    log-probabilities."""
+    """The report of a rank about the sampled tokens of an iteration and their log-probabilities."""
 
     token_ids: Sequence[int]
     """The tokens, with 0 in place of each -1."""

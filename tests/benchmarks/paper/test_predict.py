@@ -10,7 +10,14 @@ import pytest
 
 from benchmarks import workload
 from benchmarks.paper import predict
-from benchmarks.paper.predict import Case, Comparison, Figures
+from benchmarks.paper.comparison import (
+    POLICIES,
+    Case,
+    Comparison,
+    Figures,
+    PolicyName,
+    worst,
+)
 from benchmarks.records import RequestRecord, RunRecord
 from services.tune.calibration import MeasuredIteration
 from services.tune.search import Memory
@@ -28,10 +35,10 @@ def requests(rate: float) -> list[workload.PlannedRequest]:
     return workload.plan(lengths, arrivals_s, vocab_size=100, seed=3)
 
 
-@pytest.mark.parametrize("policy", predict.POLICIES)
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("stages", [1, 2])
 def test_on_a_machine_half_as_fast_half_the_rate_takes_twice_as_long(
-    stages: int, policy: predict.PolicyName
+    stages: int, policy: PolicyName
 ) -> None:
     case = Case(stages, policy)
     of = costs(stages)
@@ -45,7 +52,7 @@ def test_on_a_machine_half_as_fast_half_the_rate_takes_twice_as_long(
 def test_a_policy_is_predicted_with_its_own_batches() -> None:
     outcomes = [
         predict.predict(Case(1, policy), costs(1), MEMORY, requests(50.0)).n_iterations
-        for policy in predict.POLICIES
+        for policy in POLICIES
     ]
     assert outcomes[0] < outcomes[1]  # prompts that are cut take more iterations
 
@@ -99,8 +106,8 @@ def test_the_worst_error_is_the_largest_in_either_direction() -> None:
     real = Figures(100.0, 2.0, 0.1, 0.5, 1.0)
     low, high = (dataclasses.replace(real, tokens_per_s=value) for value in (80.0, 110.0))
     found = [Comparison(1.0, 1.0, real, low, real), Comparison(2.0, 1.0, real, high, real)]
-    assert predict.worst(found, "model", "tokens_per_s") == pytest.approx(0.2)
-    assert predict.worst(found, "at_speed", "tokens_per_s") == 0.0
+    assert worst(found, "model", "tokens_per_s") == pytest.approx(0.2)
+    assert worst(found, "at_speed", "tokens_per_s") == 0.0
 
 
 def test_slower_costs_keep_their_shape() -> None:

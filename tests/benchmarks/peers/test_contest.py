@@ -132,7 +132,7 @@ def runs_of(durations_s: dict[str, list[float]]) -> list[RunRecord]:
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    # A machine that gets slower all the time: who is compared across rounds is compared wrongly.
+    # The machine gets slower all the time, so a comparison across rounds would be wrong.
     runs = runs_of({"a": [1.0, 10.0, 100.0], "b": [2.0, 20.0, 200.0]})
 
     assert contest.ratio(runs, "a", ["b"], contest.output_rate) == Range(2.0, 2.0, 2.0)

@@ -26,6 +26,6 @@ def demo(deployed_demo: Cluster) -> Cluster:
 
 @pytest.fixture(scope="package")
 def streams(deployed_demo: Cluster, figures: Figures) -> Streams:
-    """Streams, and what they bring when nothing disturbs them."""
+    """Streams, and the tokens that each stream gets while nothing is disturbed."""
     deployed_demo.wait_serving()
     return Streams(deployed_demo, figures)

@@ -64,7 +64,7 @@ async def test_others_run_while_a_long_text_is_encoded(no_forced_switches: None)
     async with connected(FakeScheduler(pipeline=LONG)) as client:
         service = GenerationService(tokenizer, client)
         ticking = asyncio.ensure_future(tokenizer.tick())
-        await soon(service.tokenize("hello world " * INLINE_CHARACTERS))
+        await soon(service.tokens.tokenize("hello world " * INLINE_CHARACTERS))
         ticking.cancel()
     ((before, after),) = tokenizer.noted
     assert after > before
@@ -99,7 +99,7 @@ async def test_a_wrong_number_of_answers_gives_no_room(n: int) -> None:
             async with service.open(wrong, account):
                 pass
         with pytest.raises(errors.InvalidRequest):
-            await service.tokenize("hello", account, options=wrong.options)
+            await service.tokens.tokenize("hello", account, options=wrong.options)
     with account.receiving(), pytest.raises(errors.PoolFull):
         account.receiving()
 

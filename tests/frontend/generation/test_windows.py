@@ -241,13 +241,13 @@ async def test_prompt_that_can_never_fit_is_a_mistake_however_much_memory_is_tak
 async def test_making_tokens_counts_like_an_answer() -> None:
     caller = account(max_in_flight=1)
     async with desk(FakeScheduler(keeps_quiet), max_in_flight=2) as at:
-        assert await at.service.tokenize("hello", caller)
+        assert await at.service.tokens.tokenize("hello", caller)
         async with at.service.open(answers(1), caller):
             with pytest.raises(errors.PoolFull, match="API key"):
-                await at.service.tokenize("hello", caller)
+                await at.service.tokens.tokenize("hello", caller)
             async with at.service.open(answers(1)):
                 with pytest.raises(errors.PoolFull):
-                    await at.service.tokenize("hello")
+                    await at.service.tokens.tokenize("hello")
         assert at.admission.n_in_flight == 0
 
 

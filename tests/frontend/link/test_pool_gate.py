@@ -72,7 +72,7 @@ def test_another_stream_is_another_scheduler() -> None:
     gate.reset()
     assert is_let_in(gate)
     gate.update(says(1), now=0.0)
-    assert is_let_in(gate)  # nobody waits for an answer that will not come
+    assert is_let_in(gate)  # no call waits for an answer that will not come
 
 
 def is_in_time(gate: PoolGate, account: str = "a", priority: int = 0, *, now: float) -> bool:

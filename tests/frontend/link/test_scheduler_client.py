@@ -411,7 +411,7 @@ async def test_next_scheduler_is_told_losses_until_there_are_two_tokens_and_thei
         (first,) = await soon(scheduler.wait_requests())
         first.suspend(2)
         await soon(inbox.get())
-        first.accept()  # whoever has this one has taken in the suspension too
+        first.accept()  # this event comes after the suspension
         await soon(inbox.get())
         scheduler.drop_connections()
         second = (await soon(scheduler.wait_requests(2)))[1]

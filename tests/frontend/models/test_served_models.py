@@ -386,6 +386,21 @@ async def test_requests_of_a_lost_model_wait_and_go_on(tmp_path: Path) -> None:
             assert answer.json()["usage"]["completion_tokens"] == len(said)
 
 
+async def test_a_request_wakes_its_own_model_while_the_other_answers(tmp_path: Path) -> None:
+    async with fleet(tmp_path, small_is_open=False, wake_s=HANG_S) as it:
+        big, small = it.schedulers["big"], it.schedulers["small"]
+        small.note_sleep(scheduler_pb2.SLEEP_STATE_ASLEEP)
+        await it.wait_state("small", "asleep")
+        body = {"prompt": "hello", "max_tokens": 4, "model": "small"}
+        held = asyncio.ensure_future(it.http.post("/v1/completions", json=body))
+        await soon(small.wait_demand(1))
+        other = await soon(it.http.post("/v1/completions", json=body | {"model": "big"}))
+        assert other.is_success
+        assert not any(big.demands)
+        small.open(_described("checkpoint", SMALL_CONTEXT))
+        assert (await soon(held)).is_success
+
+
 async def test_viewers_choose_the_model_that_they_watch(tmp_path: Path) -> None:
     async with fleet(tmp_path, page=True) as it:
         assert (await it.http.get("/pipeline/events")).status_code == 400

@@ -95,7 +95,7 @@ def types(events: Sequence[dict[str, Any]]) -> list[str]:
 def test_the_subscription_is_there_while_there_are_viewers_and_a_little_longer() -> None:
     async def play(stage: Stage) -> None:
         assert not stage.played.asked
-        for _ in range(2):  # who comes back soon meets the same subscription
+        for _ in range(2):  # a viewer that comes back soon finds it there
             with stage.feed.viewer():
                 await settle()
                 assert stage.played.is_running

@@ -19,12 +19,12 @@ LIMIT_S = 10
 """Seconds that one input may take, on a busy machine."""
 
 LIMIT_MIB = 2048
-"""Memory that a process may take, most of which is PyTorch."""
+"""Largest memory of the process, in MiB. PyTorch takes most of it."""
 
 
 def fuzz(name: str, *, n_runs: int, seed: int, directory: Path) -> None:
     """Runs a target in this process, which atheris ends."""
-    import atheris  # an extra, which those who only list the targets need not have
+    import atheris  # an extra that a listing of the targets does not need
 
     with atheris.instrument_imports(include=["services", "jinja2"]):
         target: Target = import_module(f"{targets.__name__}.{name}").TARGET

@@ -1,4 +1,4 @@
-"""The form of a target, and what targets make of bytes."""
+"""The interface of fuzzing targets, and helpers that turn bytes into inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Target:
     """A parser, and where its inputs begin."""
 
     run: Callable[[bytes], None]
-    """Parses an input; raises what the parser is not documented to raise."""
+    """Parses an input. Raises an undocumented error if the parser has a bug."""
 
     seeds: Sequence[bytes]
     """Inputs that are changed first."""
@@ -45,7 +45,7 @@ class Choices:
         return self._at >= len(self._data)
 
     def bytes(self, n: int) -> bytes:
-        """Returns the next `n` bytes, or as many as there are."""
+        """Returns the next `n` bytes, or fewer if there are no more."""
         taken = self._data[self._at : self._at + n]
         self._at += n
         return taken

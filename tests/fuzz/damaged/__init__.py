@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged in every way that a file can be, and what becomes of them.
+"""Checkpoints that are damaged in many ways, and the results of reading them.
 
 `originals.py` has whole checkpoints in each format and of each family, `damage.py` lists the ways
 in which one thing of them breaks, and `outcome.py` and `oracle.py` read what is left, with the code

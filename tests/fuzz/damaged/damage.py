@@ -1,4 +1,5 @@
-"""Ways to damage a checkpoint. Each changes one thing, and says what it has changed."""
+"""Ways to damage a checkpoint. Each way changes one thing, and returns a description of the
+change."""
 
 from collections.abc import Mapping
 from random import Random
@@ -50,7 +51,7 @@ DAMAGES: Mapping[str, Damage] = {
 
 
 def damaged(original: Original, dice: Random) -> tuple[str, Files]:
-    """Returns what has been damaged, and the files."""
+    """Returns a description of the damage, and the damaged files."""
     while True:
         name = dice.choice(sorted(DAMAGES))
         files = dict(original.files)

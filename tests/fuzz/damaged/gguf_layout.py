@@ -19,7 +19,7 @@ class Value:
 
 @dataclass
 class Place:
-    """What a file says about a tensor."""
+    """The description of a tensor in the header of a file."""
 
     name: str
     shape: list[int]  # the fastest dimension first, as in the file

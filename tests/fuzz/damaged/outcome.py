@@ -1,4 +1,5 @@
-"""What becomes of a checkpoint's files: a refusal, or an answer to one prompt and one text."""
+"""The result of reading a checkpoint's files: a refusal, or an answer to one prompt and one
+text."""
 
 import re
 from dataclasses import dataclass

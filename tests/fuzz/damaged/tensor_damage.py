@@ -1,4 +1,4 @@
-"""Damage to the tensors in files of safetensors, and to what these files say about themselves."""
+"""Damage to the tensors of safetensors files, and to the headers of these files."""
 
 import json
 import struct
@@ -158,7 +158,7 @@ def spoil(tensors: Tensors, dice: Random) -> str | None:
 
 
 def lying_header(files: Files, dice: Random) -> str | None:
-    """Changes what a file of weights says about its header or a tensor."""
+    """Changes a field in the header of a weight file, or in the description of a tensor."""
     name = _weights(files, dice)
     if name is None:
         return None

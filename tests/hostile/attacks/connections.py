@@ -16,12 +16,12 @@ ENDED = frozenset({"408", "429", "503", "closed"})
 
 
 async def silent_connections(target: Target) -> Answers:
-    """Opens 2,000 connections and says nothing."""
+    """Opens 2,000 connections and sends no bytes."""
     return await all_of(exchange(target, limit_s=HOLD_S) for _ in range(2000))
 
 
 async def silent_grpc_connections(target: Target) -> Answers:
-    """Opens 2,000 connections to the gRPC API and says nothing."""
+    """Opens 2,000 connections to the gRPC API and sends no bytes."""
     return await _hold(target, target.grpc, 2000)
 
 
@@ -45,7 +45,7 @@ async def slow_bodies(target: Target) -> Answers:
 
 
 async def small_slow_bodies(target: Target) -> Answers:
-    """Sends 300 bodies of a few bytes, of which one comes a second."""
+    """Sends 300 requests whose bodies have a few bytes, at one byte a second."""
     start = head(target, COMPLETIONS, 1000)
     parts = [start, *[b" "] * 1000]
     return await all_of(exchange(target, *parts, pause_s=1.0, limit_s=HOLD_S) for _ in range(300))
@@ -58,7 +58,8 @@ def _slow_body(target: Target) -> Iterator[bytes]:
 
 
 async def _hold(target: Target, address: str, n_connections: int) -> Answers:
-    """Opens connections, keeps them for a time, and counts those that the server has closed."""
+    """Opens connections, holds them for some time, and counts the connections that the server has
+    closed."""
 
     async def hold() -> str:
         try:

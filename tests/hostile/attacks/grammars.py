@@ -31,7 +31,7 @@ async def endless_intersections(target: Target) -> Answers:
 
 
 async def deep_chains(target: Target) -> Answers:
-    """Sends grammars that use up the stack of whoever compiles them."""
+    """Sends grammars that would overflow the stack of the process that compiles them."""
     requests = [
         post(target, COMPLETIONS, {"prompt": "a", "guided_grammar": chain(number)})
         for number in range(3000, 3020)

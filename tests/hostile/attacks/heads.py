@@ -1,4 +1,4 @@
-"""Heads without an end (item 2), of people who need no key."""
+"""Attacks with request heads that never end, by clients without a key (item 2)."""
 
 import itertools
 from collections.abc import Iterator

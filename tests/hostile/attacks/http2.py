@@ -57,7 +57,7 @@ async def ping_flood(target: Target) -> Answers:
 
 
 async def settings_flood(target: Target) -> Answers:
-    """Sends 800,000 empty settings, each of which wants an answer."""
+    """Sends 800,000 empty SETTINGS frames, each of which requires an acknowledgement."""
     settings = frame(SETTINGS, 0, 0) * 1000
     return await _on_connections(target, lambda connection: flood(connection, settings, 100))
 

@@ -49,7 +49,8 @@ async def echoed_role(target: Target) -> Answers:
 
 
 async def echoed_field(target: Target) -> Answers:
-    """Sends fields that nobody knows, with names of 7 MB in all, to have them sent back."""
+    """Sends unknown fields with names of 7 MB in all, which the server might repeat in its
+    answer."""
     body = {"prompt": "a", **{f"{index:06}{'f' * 994}": 1 for index in range(7000)}}
     return Counter([await _size(target, post(target, COMPLETIONS, body))])
 
@@ -79,7 +80,7 @@ async def _size(target: Target, request: bytes) -> str:
 
 
 async def upgrade_with_a_body(target: Target) -> Answers:
-    """Offers HTTP/2 in clear text along with a body, as Java's client does."""
+    """Asks for an upgrade to HTTP/2 in a request with a body, as Java's client does."""
     more = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
     body = {"prompt": [7, 8, 9], "max_tokens": 2}
     return Counter([await exchange(target, post(target, COMPLETIONS, body, more=more))])

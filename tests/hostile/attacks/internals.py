@@ -1,4 +1,4 @@
-"""Strangers who reach the scheduler or a worker, where their ports are open to them (item 7)."""
+"""Attacks by clients that reach the ports of the scheduler or of a worker (item 7)."""
 
 import asyncio
 from collections import Counter
@@ -22,8 +22,8 @@ HOLD_S = 5.0
 
 
 async def frontend_that_never_reads(target: Target) -> Answers:
-    """Connects to the scheduler as a frontend would, submits all that the pool takes, and never
-    reads what comes."""
+    """Connects to the scheduler as a frontend would, submits as many requests as the pool takes,
+    and never reads the answers."""
 
     async def submissions() -> AsyncIterator[scheduler_pb2.ConnectRequest]:
         for index in range(600):
@@ -45,7 +45,7 @@ async def frontend_that_never_reads(target: Target) -> Answers:
 
 
 async def watchers_that_never_read(target: Target) -> Answers:
-    """Watches 200 times, and never reads what comes."""
+    """Starts 200 watches, and never reads the events."""
     async with grpc.aio.insecure_channel(target.scheduler) as channel:
         stub = watch_pb2_grpc.WatchServiceStub(channel)
         calls = [stub.Watch(watch_pb2.WatchRequest(has_decisions=True)) for _ in range(200)]

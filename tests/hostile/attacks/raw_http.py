@@ -1,4 +1,4 @@
-"""HTTP/1.1 as an attacker writes it: any bytes at all, and a look at what comes back."""
+"""Raw HTTP/1.1 for attacks: sends any bytes, and reads the status of the answer."""
 
 import asyncio
 import contextlib

@@ -63,8 +63,7 @@ def call(stream: int, header_block: bytes, content: bytes) -> bytes:
 
 
 class Connection:
-    """A connection of an attacker. What comes is read and dropped, and frames are counted by their
-    kind."""
+    """An attacker's HTTP/2 connection. Received frames are counted by their kind and dropped."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.n_frames: Counter[int] = Counter()

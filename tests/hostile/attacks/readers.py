@@ -115,7 +115,8 @@ async def _unread(target: Target, request: bytes, n_streams: int) -> Answers:
 
 
 async def _state(connection: socket.socket) -> str:
-    """Reads what has come; returns `closed` where the server has hung up, else `open`."""
+    """Reads and drops received bytes. Returns `closed` if the server has closed the connection,
+    otherwise `open`."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(2):

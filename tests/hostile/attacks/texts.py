@@ -52,7 +52,7 @@ async def huge_prompts_sent_and_closed(target: Target) -> Answers:
 
 
 async def long_prompts(target: Target) -> Answers:
-    """Sends 200 prompts of 9,000 characters, of which none fits in the model's length."""
+    """Sends 200 prompts of 9,000 characters, which are too long for the model."""
     request = post(target, COMPLETIONS, {"prompt": HUGE_TEXT[:9000]})
     return await all_of(exchange(target, request) for _ in range(200))
 

@@ -26,7 +26,8 @@ def call(
     n_kv_heads: int = 2,
     value_dim: int | None = None,
 ) -> None:
-    """Attends as a rank does; with `value_dim` values are as many first elements of keys."""
+    """Computes attention as a rank does. With `value_dim`, the values are the first `value_dim`
+    elements of the keys."""
     form = AttentionForm() if form is None else form
     starts, n_tokens = np.array(spans).T
     n_heads, block_size = n_kv_heads * group_size, 16

@@ -78,7 +78,7 @@ class _StubDriver:
 
 
 class Compiler:
-    """Compiles for one compute capability whatever is launched in this process from now on."""
+    """Compiles all kernels that this process launches, for one compute capability."""
 
     def __init__(self, capability: int) -> None:
         if triton.knobs.runtime.interpret:
@@ -100,7 +100,7 @@ class Compiler:
         triton.JITFunction.run = compile_only
 
     def call(self, name: str, call: Callable[[], object]) -> list[CompiledKernel]:
-        """Runs a case; what it is the first to need."""
+        """Runs a case. Returns the kernels that no earlier case needed."""
         self._case = name
         known = set(self._kernels)
         call()
@@ -134,8 +134,8 @@ class Compiler:
 
 
 def _assemble(ptx: str, capability: int) -> str:
-    """Returns what ptxas says of a kernel while it turns it into instructions; kept beside what
-    Triton keeps of what it has compiled."""
+    """Returns the messages of ptxas about a kernel. They are cached beside Triton's compiled
+    kernels."""
     arch = f"sm_{capability}{'a' if capability >= 90 else ''}"
     key = f"{get_ptxas_version(capability)} {arch} {ptx}"
     cache = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())

@@ -15,7 +15,7 @@ from tests.scripted_parrot import Line, write_scripted_parrot
 from tests.system.stack import ROOT, Stack, serving
 
 PARROT = "parrot"
-"""The model's name: that of the directory that is served."""
+"""Name of the model, which is the name of the served directory."""
 
 NODE = HERE / "agents" / "node_modules"
 SDKS = CLIENTS.parents[1] / "sdks" / "bin"
@@ -62,7 +62,7 @@ class Sdks:
         self._outcomes = cache(self._run)
 
     def outcome(self, client: str, api: str, case: str) -> Any:
-        """Returns what a case of a client returned over an API, or its error as a text."""
+        """Returns the result of a client's case over an API, or its error as text."""
         return self._outcomes(client, api)[case]
 
     def _run(self, client: str, api: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ CALL_IT: Any = {"type": "tool", "name": "get_weather"}
 
 
 def create(url: str) -> Any:
-    """The text of a message, and what it counts."""
+    """Returns the text of a message and its token counts."""
     message: Any = client(url).messages.create(
         model="smollm2", max_tokens=16, messages=[QUESTION], extra_body=GREEDY
     )

@@ -1,4 +1,5 @@
-"""Runs the cases of a program at once: what each returned, or the error that it raised, as text."""
+"""Runs all cases of a program at the same time. Returns the result of each, or the error that it
+raised as text."""
 
 import asyncio
 import json

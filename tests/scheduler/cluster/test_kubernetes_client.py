@@ -492,9 +492,8 @@ async def test_a_watch_goes_on_from_its_last_bookmark(cluster: Cluster) -> None:
         await until(lambda: cluster.api.n_watches == 1)
         cluster.api.bookmark()
         await until(lambda: cluster.api.n_sent == 1)
-        cluster.api.compacted = (
-            cluster.api.version
-        )  # whoever did not see the bookmark has to list again
+        # A watch that has not seen the bookmark has to list again.
+        cluster.api.compacted = cluster.api.version
         cluster.api.end_watches()
         await until(lambda: cluster.api.requests == ["list", "watch", "watch"])
         cluster.api.set_pod("worker-0", ip="10.0.0.1")

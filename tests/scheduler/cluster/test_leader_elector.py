@@ -8,13 +8,10 @@ from itertools import repeat
 
 import pytest
 
-from services.scheduler.cluster.leader_elector import (
-    RENEWAL,
-    SUCCESSION_PERIOD_S,
-    LeaderElector,
-)
+from services.scheduler.cluster.leader_elector import SUCCESSION_PERIOD_S, LeaderElector
 from services.scheduler.cluster.leadership import LeadershipLost
 from services.scheduler.cluster.lease import LeaseRecord
+from services.scheduler.cluster.observed_lease import RENEWAL
 from tests.memory_lease import ANSWER_LOST, GOOD, HUNG, REFUSED, Fate, Lease, MemoryLeaseStore
 from tests.simulated_time import StoppableProcess, simulate
 

@@ -64,7 +64,7 @@ async def test_a_deposed_leader_gets_no_epoch() -> None:
 
 
 async def test_two_leaders_of_the_same_term_do_not_take_turns() -> None:
-    old, new = Election(1), Election(1)  # somebody deleted the lease under the old one
+    old, new = Election(1), Election(1)  # as after the lease was deleted
     first = await ElectedTerm(1, old).next_epoch(0)
     second = await ElectedTerm(1, new).next_epoch(first)
     assert (new.number, second) == (2, 2 * EPOCHS_PER_TERM + 1)

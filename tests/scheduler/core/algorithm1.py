@@ -1,8 +1,9 @@
 """Algorithm 1 of the Orca paper, written down line by line: slow, obvious, and the oracle of the
 fast one.
 
-The pool is a list that each selection filters and sorts anew. What the paper leaves open is
-decided as in `services/scheduler/core/scheduler.py`: an empty batch is not sent and not counted.
+The pool is a list that each selection filters and sorts anew. Where the paper leaves a choice, the
+choice is the same as in `services/scheduler/core/scheduler.py`: an empty batch is not sent and not
+counted.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ INITIATION, RUNNING, INCREMENT = "initiation", "running", "increment"
 
 @dataclass(eq=False)
 class PaperRequest:
-    """A request as the pseudocode sees it; `n_iterations` says when it is finished."""
+    """A request as in the pseudocode. It is finished after `n_iterations` iterations."""
 
     name: int
     arrival: int

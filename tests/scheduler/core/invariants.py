@@ -5,9 +5,9 @@ from tests.scheduler.core.workload import Driver
 
 
 def check_memory(driver: Driver) -> None:
-    """Checks that reserved <= slots and assigned <= reserved, and that a block has several owners
-    only in the prefix cache. Who has ended holds what batches in flight still use, and nothing
-    else."""
+    """Checks that reserved <= slots and assigned <= reserved, and that only a block in the prefix
+    cache has several owners. A request that has ended holds only memory that batches in flight
+    still use."""
     scheduler = driver.scheduler
     kv_manager = scheduler.kv_manager
     running = {span.request for batch in driver.in_flight for span in batch.spans}
@@ -34,7 +34,8 @@ def check_memory(driver: Driver) -> None:
 
 
 def check_batches(driver: Driver, *, max_batch_size: int) -> None:
-    """Few enough in flight, none too large; who is in one runs, or has ended in an earlier one."""
+    """Checks that few enough batches are in flight and that none is too large. Each request in a
+    batch must run, or must have ended in an earlier batch."""
     assert len(driver.in_flight) <= driver.scheduler.pipeline_depth
     assert all(1 <= len(batch.spans) <= max_batch_size for batch in driver.in_flight)
     for batch in driver.in_flight:

@@ -1,7 +1,5 @@
-"""The contents of K/V memory: what ranks that run batches in their order would have stored.
-
-A slot holds what its keys and values depend on: the token and all before it, and whose they are.
-"""
+"""The expected contents of K/V memory, as ranks that run all batches in order would have stored
+them. For each slot, this is the token, all tokens before it, and the scope of the request."""
 
 from collections.abc import Callable
 
@@ -24,7 +22,8 @@ class StoredTokens:
         """Tokens of all spans so far."""
 
     def run(self, batch: Batch) -> None:
-        """Stores what the spans of a batch compute, from what was there before it."""
+        """Stores the results of the spans of a batch. They depend on the contents before the
+        batch."""
         before = dict(self._slots)
         for span in batch.spans:
             if span.is_admission:

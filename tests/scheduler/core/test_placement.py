@@ -29,8 +29,8 @@ class FakeRoom:
     def fits_ever(self, request: Request) -> bool:
         return True
 
-    def has_room(self, request: Request, *, n_more: int, n_more_blocks: int = 0) -> bool:
-        return n_more < self.n_places
+    def takes(self, request: Request, *, n_more_blocks: int = 0) -> bool:
+        return True
 
     def n_uncached_tokens(self, request: Request) -> int:
         return self.n_uncached

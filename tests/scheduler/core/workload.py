@@ -1,4 +1,5 @@
-"""Random requests for the scheduler's tests, and a driver that stands for a perfect engine."""
+"""Random requests for the scheduler's tests, and a driver that takes the place of a perfect
+engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,8 @@ class Arrival:
     n_iterations: int
     cancelled_after: int | None = None
     client: str = ""
-    """Whose it is, if anybody's; his weight is in his name: `b2` has 2."""
+    """Name of the client, or empty for a request without a client. The name contains the client's
+    weight: `b2` has the weight 2."""
     priority: int = 0
     scope: bytes = b""
 
@@ -115,7 +117,7 @@ def request_for(index: int, arrival: Arrival) -> Request:
 
 
 def weight_of(client: str) -> float:
-    """The weight of a client by his name."""
+    """Returns the weight of a client, which is part of the client's name."""
     return float(client.lstrip("abcdefgh") or 1)
 
 
@@ -138,7 +140,7 @@ class Driver:
         return len(self.requests) == len(self.arrivals) and not len(self.scheduler.pool)
 
     def arrive(self) -> None:
-        """Lets in, and cancels, what this turn brings."""
+        """Submits and cancels the requests of this turn."""
         for index, arrival in enumerate(self.arrivals):
             if arrival.turn == self.turn:
                 self.requests[index] = request_for(index, arrival)

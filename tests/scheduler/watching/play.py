@@ -1,4 +1,4 @@
-"""A scheduling core on a made-up pipeline, and what those who watch are told of it."""
+"""A scheduling core on an artificial pipeline, and the events that watchers get."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ NOTHING = scheduler_pb2.Submission()
 def pipeline_of(
     n_stages: int, *, epoch: int = 1, windows: Sequence[int] = (), number: int = 0
 ) -> Pipeline:
-    """A pipeline of stages that nobody serves, with K/V groups of these windows."""
+    """Returns a pipeline of stages without processes, with K/V groups of these windows."""
     members = [Member(f"stage{i}:1", describe_stage(i, n_stages)) for i in range(n_stages)]
     for member in members:
         member.description.kv_windows.extend(windows)
@@ -129,7 +129,7 @@ class Play:
         return request
 
     def send(self) -> Batch:
-        """Sends the next batch, of which there must be one."""
+        """Sends the next batch. There must be a batch to send."""
         batch = self.try_to_send()
         assert batch is not None
         return batch
@@ -181,5 +181,5 @@ async def told(watcher: Watcher) -> list[watch_pb2.WatchEvent]:
 
 
 def kinds(events: Sequence[watch_pb2.WatchEvent]) -> list[str]:
-    """What the events are."""
+    """Returns the types of the events."""
     return [event.WhichOneof("event") or "" for event in events]

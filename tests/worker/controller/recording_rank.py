@@ -1,4 +1,4 @@
-"""A rank that only notes what it is sent."""
+"""A rank that only records the messages that it gets."""
 
 from services.worker.channel import MessageKind
 

@@ -45,7 +45,8 @@ class RepeatedCall:
 
 @dataclass(frozen=True)
 class FixedDecodes(AttentionPlan):
-    """Spans of one token each; tensors alone say where their keys are."""
+    """A plan for decodes, which are spans of one token each. Only tensors have the positions of the
+    keys, so shapes do not depend on them."""
 
     last_positions: Tensor  # [n_spans]
     block_tables: Tensor  # [n_spans, n_columns]
@@ -77,8 +78,8 @@ def attention(
     form: AttentionForm = PLAIN,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Implements `Ops.attention`, over all blocks of the tables, weighting with zero what is not of
-    the sequence."""
+    """Implements `Ops.attention` over all blocks in the block tables. Keys that do not belong to a
+    sequence get the weight zero."""
     if not isinstance(plan, FixedDecodes):
         return TORCH.attention(q, key_cache, value_cache, plan, form, sinks)
     keys, values = (cache[plan.block_tables].flatten(1, 2) for cache in (key_cache, value_cache))

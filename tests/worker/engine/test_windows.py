@@ -104,7 +104,7 @@ class Stages:
             )
             for model in models
         ]
-        # Whatever reads a block that nobody has written, or keeps beyond its time, shows.
+        # A read of a block before it is written, or after it is freed, changes the output.
         for runner in self._runners:
             for keys, values in runner._kv_cache.layers:
                 keys.fill_(1e4)

@@ -217,7 +217,7 @@ def test_an_iteration_has_ended_when_it_did_and_not_when_somebody_looks(has_devi
     timing = finished.timing
     spent_ns = timing.receive_ns + timing.compute_ns + timing.send_ns
     ended_ns = finished.trace.start_unix_ns + spent_ns
-    assert (ended_ns > started_ns) == has_device  # the device goes on, and nobody else knows
+    assert (ended_ns > started_ns) == has_device  # only a device is still at work then
 
 
 def test_what_is_not_finite_is_told_when_it_is_known() -> None:

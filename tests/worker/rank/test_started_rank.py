@@ -120,7 +120,7 @@ class StartedRank:
         self._thread.join(30)
         self._theirs.close()
         assert not self._thread.is_alive()
-        self.rank._rendezvous = None  # so that who waits for others there waits no longer
+        self.rank._rendezvous = None  # ends a wait there for other ranks
 
     def _serve(self) -> None:
         with contextlib.suppress(ChannelClosed):
@@ -292,7 +292,7 @@ def test_an_epoch_is_called_off_while_a_rank_is_in_it(
 ) -> None:
     with started(checkpoint, n_stages=2) as ranks:
         ranks.join(1)
-        ranks[1].send(prefill(PROMPT, epoch=1))  # whose activations nobody sends
+        ranks[1].send(prefill(PROMPT, epoch=1))  # its activations are never sent
         ranks[1].rank.membership.leave_before(2)
         deadline = time.monotonic() + 30
         while ranks[1].rank.membership.current is not None:

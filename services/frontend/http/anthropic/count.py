@@ -20,5 +20,7 @@ async def count_tokens(api: Api, body: CountBody, account: Account) -> TokenCoun
     """Returns the number of tokens of a conversation, which may be too long for the model."""
     with body.in_own_words():
         service = api.models.select(body.model or "", account).service
-        n_tokens = await service.count(body.to_conversation(), account, model=body.model or "")
+        n_tokens = await service.tokens.count(
+            body.to_conversation(), account, model=body.model or ""
+        )
     return {"input_tokens": n_tokens}

@@ -45,7 +45,7 @@ SENTENCES = {
     "union_tag_invalid": "must have one of the types {expected_tags}",
     "union_tag_not_found": "must be an object with a type",
 }
-"""Maps other types of pydantic's errors to messages."""
+"""Message for each type of pydantic's errors that does not concern the type of the value."""
 
 OTHER = "is of a wrong type"
 

@@ -12,7 +12,8 @@ ERRORS = ("int_type", "int_from_float")
 """Types of the errors that pydantic reports where a value is not an integer."""
 
 MAX_WHOLE = 2.0**63
-"""Numbers of this size and above are not replaced."""
+"""Smallest size of a number that stays a float. Smaller floats with a fraction of zero are replaced
+by integers."""
 
 MAX_READINGS = 8
 """Largest number of times that a body is read. After each reading, all floats in a list with an

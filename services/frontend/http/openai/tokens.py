@@ -63,8 +63,10 @@ async def tokenize(api: Api, body: TokenizeBody, account: Account) -> Tokens:
     asked = body.to_request()
     (prompt,) = asked.prompts
     service = api.models.select(asked.model, account).service
-    token_ids = await service.tokenize(prompt, account, model=asked.model, options=asked.options)
-    names = await service.names_of(token_ids) if body.return_token_strs else None
+    token_ids = await service.tokens.tokenize(
+        prompt, account, model=asked.model, options=asked.options
+    )
+    names = await service.tokens.names_of(token_ids) if body.return_token_strs else None
     return {
         "count": len(token_ids),
         "max_model_len": service.describe().max_model_len,
@@ -93,5 +95,5 @@ class Text(TypedDict):
 async def detokenize(api: Api, body: DetokenizeBody, account: Account) -> Text:
     """Returns the text of tokens."""
     service = api.models.select(body.model or "", account).service
-    text = await service.detokenize(tuple(body.tokens), account, model=body.model or "")
+    text = await service.tokens.detokenize(tuple(body.tokens), account, model=body.model or "")
     return {"prompt": text}

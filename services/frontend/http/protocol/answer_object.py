@@ -1,5 +1,4 @@
-"""Name of the query parameter by which a viewer asks for the input of the scheduling core in
-addition to the events."""
+"""Typed dictionaries as the types of answers: no fields but the declared ones."""
 
 from pydantic import ConfigDict, with_config
 

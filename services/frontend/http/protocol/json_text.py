@@ -17,8 +17,8 @@ def to_json(value: Mapping[str, object] | str) -> bytes:
 
 
 def text_json(text: str) -> bytes:
-    """Returns a text as JSON. The JSON of short texts, such as those of most single tokens, is
-    cached."""
+    """Returns a text as JSON. The JSON of short texts is cached, since most tokens are short texts
+    that occur again and again."""
     return _short_json(text) if len(text) <= SHORT_CHARACTERS else to_json(text)
 
 

@@ -84,7 +84,8 @@ class Route:
 
 
 class RouteFields(TypedDict, total=False):
-    """Fields of a route that the functions which make rows pass on unchanged."""
+    """Optional arguments of the functions that make routes, which pass them on to `Route`
+    unchanged."""
 
     name: str
     description: Required[str]

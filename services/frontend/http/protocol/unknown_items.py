@@ -65,8 +65,8 @@ def tag_of_unknown(item: Mapping[str, Any]) -> str:
 
 
 def is_noted(item: object) -> bool:
-    """Returns whether a note must replace an item that is left out of a user's turn. This is so for
-    pictures."""
+    """Returns whether a note must replace an item that is left out of a user's turn. Only pictures
+    are replaced by a note."""
     return isinstance(item, LeftOutItem) and item.type in PICTURES
 
 

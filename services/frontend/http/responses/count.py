@@ -24,5 +24,7 @@ async def count_input_tokens(api: Api, body: InputTokensBody, account: Account) 
     """Returns the number of tokens of a conversation, which may be too long for the model."""
     with body.in_own_words():
         service = api.models.select(body.model or "", account).service
-        n_tokens = await service.count(body.to_conversation(), account, model=body.model or "")
+        n_tokens = await service.tokens.count(
+            body.to_conversation(), account, model=body.model or ""
+        )
     return {"object": "response.input_tokens", "input_tokens": n_tokens}

@@ -116,7 +116,7 @@ class CustomInput:
     def _after_quote(self) -> str:
         """Decides by the characters that follow a quote whether the quote ends the input. Returns
         the quote and the text after it if the quote is part of the input. Returns an empty text if
-        the quote ends the input, or if the characters don't tell yet."""
+        the quote ends the input, or if more characters are needed to decide."""
         compact = "".join(self._held.split())
         if compact in ("", "}"):
             return ""

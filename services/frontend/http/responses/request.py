@@ -260,8 +260,8 @@ class ResponsesBody(InputTokensBody, GeneratingBody):
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
     def _echoed_tools(self) -> Iterator[dict[str, Any]]:
-        """Yields those tools of the field `tools` that the model sees, as the answer repeats
-        them."""
+        """Yields the tools of the field `tools` that the model sees, in the form in which the
+        answer repeats them."""
         for place, tool in enumerate(self.tools or ()):
             is_shown = self.table.is_shown(f"tools.{place}", self._allowed)
             if is_shown and not isinstance(tool, HostedTool):

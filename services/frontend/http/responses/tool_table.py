@@ -46,7 +46,7 @@ class ListedTool:
 def listed(
     tools: Sequence[ResponsesTool] | None, field: str, *, is_found: bool = False
 ) -> Iterator[ListedTool]:
-    """Yields those tools of a list that the client runs. `field` is the path of the list in the
+    """Yields the tools in a list that the client runs. `field` is the path of the list in the
     body."""
     for place, tool in enumerate(tools or ()):
         path = f"{field}.{place}"
@@ -87,8 +87,8 @@ class ToolTable:
         self._keys = {name: key for key, name in self._names.items()}
 
     def shown(self, among: Collection[str]) -> dict[str, ClientTool]:
-        """Returns the tools that the model sees, keyed by their path in the body. Only tools are
-        returned whose names for the model are in `among`."""
+        """Returns tools that the model sees, keyed by their path in the body. A tool is returned
+        only if the name by which the model knows the tool is in `among`."""
         return {
             listed.path: (
                 listed.tool.shown_as(self._names[key], note=listed.note)
@@ -100,9 +100,10 @@ class ToolTable:
         }
 
     def name_of(self, namespace: str | None, name: str) -> str:
-        """Returns the name by which the model knows a tool that a client names. `namespace` may be
-        None if only one namespace has a tool of that name. A tool that is not in the table gets the
-        name that it would have if it were."""
+        """Returns the name by which the model knows a tool. `namespace` and `name` are the client's
+        names for the tool; `namespace` may be None if only one namespace has a tool of this name.
+        For a tool that is not in the table, returns the name that the table would give to the
+        tool."""
         if (namespace, name) in self._names:
             return self._names[namespace, name]
         if namespace is not None:

@@ -2,7 +2,7 @@
 
 Clients run functions, custom tools and, if they say so, the search for tools. A namespace groups
 functions and custom tools. All other tools run in OpenAI's own servers, or in ways that the model
-has not been told; the reader of bodies reports such tools like unknown fields.
+does not know. The reader of bodies reports such tools like unknown fields.
 """
 
 import json

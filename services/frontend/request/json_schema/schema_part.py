@@ -14,8 +14,8 @@ class Translating(Protocol):
     """The translation of the whole schema."""
 
     closes: bool
-    """Whether an object that declares members may have no others, unless the schema says
-    otherwise."""
+    """Whether an object whose schema declares members may have only these members, unless the
+    schema allows others."""
     reported: dict[Unenforced, None]
     """Keywords that are not enforced, in the order in which they were found."""
     references: References
@@ -61,12 +61,12 @@ class SchemaPart:
         )
 
     def wrong(self, keyword: str, what: str) -> WrongSchema:
-        """Returns the error for a keyword whose value is not `what`, which says what the value must
-        be."""
+        """Returns the error for a wrong value of a keyword. `what` is a text that says what the
+        value must be."""
         return WrongSchema(f"'{keyword}' at {place_name(self.place.path)} must be {what}")
 
 
 def place_name(path: Path) -> str:
-    """Returns the name of a part of a schema for error messages. The name is the path of the
-    part."""
+    """Returns the path of a part of a schema as a text for error messages, such as
+    `properties.a`."""
     return ".".join(path) or "the root"

@@ -87,8 +87,8 @@ class ToolCallReader(ABC):
         self._is_left_out = False
         self._is_in_arguments = False
         self._may_begin_mark: Callable[[str], object] | None = None
-        """Function that says whether a mark that ends the content or the reasoning may begin in a
-        text. None while something else is being read."""
+        """Function that returns whether a text may end with the beginning of a mark. The mark ends
+        the content or the reasoning. None while the reader reads another part of the answer."""
         self._is_reasoning = False
         """Whether reasoning is being read at the moment."""
         self._note_content: Callable[[str], None] | None = None
@@ -140,7 +140,7 @@ class ToolCallReader(ABC):
         self._spaces.clear()
 
     def _speak(self, texts: Iterable[str]) -> None:
-        """Adds texts that come after the arguments of the last call to the content."""
+        """Ends the arguments of the last call, if a call is open, and adds texts to the content."""
         self._end_arguments()
         self._new += [Words(text) for text in texts if text]
 

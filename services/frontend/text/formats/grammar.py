@@ -40,8 +40,8 @@ class ToolRule:
     is needed for the first time."""
 
     def note_unenforced(self, part: Mapping[str, Any], *keywords: str) -> None:
-        """Notes those of the keywords that a part of the schema has. The format cannot enforce
-        them.
+        """Reports each of the keywords that a part of the schema has, since the format cannot
+        enforce them.
 
         Raises:
             InvalidRequest: the tool is strict, and the part has one of the keywords.

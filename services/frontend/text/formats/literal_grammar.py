@@ -1,7 +1,8 @@
 """Makes grammar rules, from a JSON schema, for values in the notations of Python and of Gemma.
 
-Numbers, and strings of Python, are written as in JSON. Of the keywords for objects and lists, only
-those for members, items and the number of items are enforced. The others are noted as unenforced.
+Numbers, and strings of Python, are written as in JSON. For objects and lists, the grammar enforces
+the members, the items and the number of items. Other keywords for objects and lists are reported as
+not enforced.
 """
 
 import json

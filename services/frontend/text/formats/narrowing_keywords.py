@@ -11,7 +11,8 @@ OF_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "mul
 OF_LISTS = ("prefixItems", "items", "minItems", "maxItems")
 
 COUNTS_AND_PATTERNS = ("patternProperties", "minProperties", "maxProperties")
-"""Keywords of objects besides the declared members."""
+"""Keywords that narrow the members of an object other than the declared members: patterns for the
+names of members, and bounds on the number of members."""
 
 OF_OBJECTS = ("properties", "required", "additionalProperties", *COUNTS_AND_PATTERNS)
 

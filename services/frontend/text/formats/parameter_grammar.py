@@ -33,7 +33,7 @@ class Spelling:
     end: str
     """Text that ends a value. No value contains it."""
     after: str
-    """Text that follows after `end`."""
+    """Text that a format writes after the text that ends a value."""
 
 
 class ParameterGrammar:

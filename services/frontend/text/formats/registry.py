@@ -1,5 +1,5 @@
 """All formats of messages, in the order in which they are looked for in a checkpoint. If the
-templates of one format may also contain the marks of another, the first stands before the other."""
+templates of format A may also contain the marks of format B, A comes before B."""
 
 from collections.abc import Mapping
 

@@ -137,8 +137,9 @@ class ThinkReader:
         self._new = MessageDelta()
         self._last = ""  # last character of the message so far
         self._may_begin_tag: Callable[[str], object] | None = None
-        """Function that says whether a tag that ends the reasoning, or may stand in the message,
-        may begin in a text. None while something else is being read."""
+        """Function that returns whether a text may end with the beginning of a tag. The tag either
+        ends the reasoning or may stand in the message. None while the reader reads another part of
+        the answer."""
         self._delta_of: Callable[[str], MessageDelta] = self._said
         """Function that returns what a text without tags adds to the message. It depends on the
         part of the answer that is being read."""

@@ -40,8 +40,8 @@ TELLING = 0.5
 which a request is accepted."""
 
 STEADINESS = 1 / 8
-"""Each request whose first token is forecast and has not come makes the steps of the allowance
-smaller by this fraction."""
+"""Each request in the pool that has a forecast and no first token yet makes the steps of the
+allowance smaller by this fraction."""
 
 FIRST_ALLOWANCE = 1 / 8
 """The allowance at first, as a fraction of the goal."""
@@ -100,13 +100,14 @@ class AdmissionControl:
         self._look_at = 0.0
 
     def open(self, machine: Machine) -> Forecast:
-        """Begins with a new pipeline whose speed is not known yet, and returns its forecast. Drops
-        the forecasts of requests, since these were made for other pipelines."""
+        """Adds a pipeline whose speed is not known yet, and returns the pipeline's forecast. Drops
+        the forecasts of all requests, since they were made without this pipeline."""
         self._foretold.clear()
         return self.forecasts.open(machine)
 
     def close(self, forecast: Forecast) -> None:
-        """Ends with a pipeline. Drops the forecasts of requests, since these counted on it."""
+        """Removes a pipeline. Drops the forecasts of all requests, since they were made with this
+        pipeline."""
         self._foretold.clear()
         self.forecasts.close(forecast)
 

@@ -12,7 +12,7 @@ WEIGHT = 1 / 64
 """Weight of the last request in an average."""
 
 N_NEEDED = 8
-"""Number of ended requests from which on an average is used."""
+"""Number of requests that must have ended before the average of their lengths is used."""
 
 
 class ExpectedOutput:

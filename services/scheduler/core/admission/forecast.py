@@ -25,7 +25,7 @@ from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.request import Request
 
 FRESH_S = 0.05
-"""Seconds for which computed times, at which places become free, are reused."""
+"""Seconds for which a forecast of when running requests end is reused."""
 
 WEIGHT = 1 / 64
 """Weight of the last iteration, and of the last admission, in averages."""
@@ -88,8 +88,8 @@ class Forecast:
 
     @property
     def used(self) -> float:
-        """Used part of the pipeline's places for running requests, or of its K/V memory if a larger
-        part of that is reserved."""
+        """Used part of the pipeline, from 0 to 1: the part of the places for running requests that
+        is in use, or the reserved part of the K/V memory if this is larger."""
         if self._machine is None:
             return 0.0
         kv_manager = self._machine.kv_manager
@@ -97,7 +97,7 @@ class Forecast:
         return max(self.n_running / n_most, kv_manager.n_reserved_slots / kv_manager.n_slots)
 
     def open(self, machine: Machine) -> None:
-        """Begins with a new pipeline, and drops the measured speed of the last pipeline."""
+        """Replaces the pipeline, and drops the measured speed of the last pipeline."""
         self._machine = machine
         self._time = IterationTime()
         self.overhead = Overhead(self._time)

@@ -44,12 +44,13 @@ class Forecasts:
 
     @property
     def used(self) -> float:
-        """Used part of the capacity of all pipelines together, in pipelines."""
+        """Used part of the capacity of all pipelines: the sum of a number between 0 and 1 for each
+        pipeline."""
         return sum([forecast.used for forecast in self._open])
 
     def open(self, machine: Machine) -> Forecast:
-        """Begins with a pipeline whose speed is not known yet, and returns its forecast. What an
-        earlier pipeline has learned about requests is kept."""
+        """Adds a pipeline whose speed is not known yet, and returns its forecast. The forecast may
+        keep what a closed pipeline has taught about requests."""
         forecast = self._closed.pop() if self._closed else Forecast(self._expected)
         forecast.open(machine)
         self._open.append(forecast)
@@ -57,7 +58,8 @@ class Forecasts:
         return forecast
 
     def close(self, forecast: Forecast) -> None:
-        """Ends with a pipeline."""
+        """Removes the forecast of a pipeline that no longer serves. A later pipeline may get the
+        forecast."""
         if forecast in self._open:
             self._open.remove(forecast)
             self._closed.append(forecast)

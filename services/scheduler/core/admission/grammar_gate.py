@@ -74,7 +74,8 @@ class GrammarGate:
         self.add(request)
 
     def remove(self, request: Request) -> None:
-        """Notes that a request waits or runs no longer. Its state must still say which."""
+        """Records that a request no longer waits or runs. Must be called before the state of the
+        request changes, because the state says whether the request waited or ran."""
         digest = request.grammar_digest
         if digest is None:
             return

@@ -15,9 +15,9 @@ N_NEEDED = 32
 """Number of iterations after which the times count as known."""
 
 MAX_SURPRISE = 4.0
-"""Largest multiple of the expected time with which an iteration counts. A longer time may have
-another cause on the machine; if the machine has really become slow, the next iterations show this.
-"""
+"""An iteration that takes longer than this multiple of the expected time counts as if it had taken
+exactly this multiple. A single long time may have another cause on the machine. If the machine has
+really become slow, the next iterations show it."""
 
 DOUBT = 16.0**2
 """Added to the variance of the number of prompt tokens. Where that variance is small, differences

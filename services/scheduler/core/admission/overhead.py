@@ -14,9 +14,9 @@ from services.scheduler.core.admission.prompt_groups import FIRST_OVERHEAD_TOKEN
 MIN_OVERHEAD_TOKENS, MAX_OVERHEAD_TOKENS = 8, 512
 
 MARGIN = 2.0**0.75
-"""The overhead changes if it is certainly larger, or smaller, by this factor. The factor is larger
-than the distance to the nearest power of two, so that the overhead does not alternate between two
-powers."""
+"""The used overhead is replaced if the measured overhead is certainly larger, or smaller, by this
+factor. The factor is larger than the distance to the nearest power of two, so that the overhead
+does not alternate between two powers."""
 
 LOOK_N = 32
 """Number of iterations with prompt tokens between two checks of the overhead."""

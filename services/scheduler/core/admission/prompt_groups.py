@@ -61,7 +61,8 @@ class PromptGroups:
 
 
 class NoPromptGroups:
-    """Replacement for `PromptGroups` that lets all prompts begin for which there is room."""
+    """Replacement for `PromptGroups` that does not group prompts: every prompt begins as soon as
+    there is room for it."""
 
     def learn_overhead(self, n_tokens: int) -> bool:
         """Returns False: the overhead of an iteration changes nothing here."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from services.scheduler.core.request import MAX_DEATHS, MAX_LOSSES, Request
 
 NOT_FINITE = "the model's numbers for this request are not finite"
-"""Why a request fails that is known to be broken and ends no pipeline, for people to read."""
+"""Reason, for people to read, why a broken request fails although no pipeline was lost with it."""
 
 
 class Suspects:

@@ -22,7 +22,8 @@ class Waiting:
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap; some may have ended
 
     def n_of(self, kind: str) -> int:
-        """Returns the number of waiting requests whose priority is of a kind."""
+        """Returns the number of waiting requests with a priority of the kind `kind`, one of
+        `PRIORITY_KINDS`."""
         return self._n_of_kind[PRIORITY_KINDS.index(kind)]
 
     def add(self, request: Request, *, has_begun: bool = False) -> None:

@@ -29,7 +29,7 @@ MAX_ACCOUNTS = 65_536
 take 20 MB of memory."""
 
 N_KEPT = 1024
-"""Number of accounts up to which idle accounts are not searched for and forgotten."""
+"""Number of accounts above which idle accounts are looked for and forgotten."""
 
 
 class KeyRate(PoolFull):

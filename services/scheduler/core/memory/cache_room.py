@@ -19,13 +19,14 @@ class CacheRoom:
         self._open: dict[Hashable, Blocks] = {}  # by pipeline
 
     def open(self, pipeline: Hashable, blocks: Blocks) -> None:
-        """Gives the cache of a pipeline its part, and evicts from the other caches what is beyond
-        their parts now. Blocks that requests use stay entered until they have no user."""
+        """Gives the cache of a pipeline its part of the cached blocks, and limits the other caches
+        to their smaller parts. Blocks beyond a part are evicted, but not while requests use
+        them."""
         self._open[pipeline] = blocks
         self._share_out()
 
     def close(self, pipeline: Hashable) -> None:
-        """Gives the part of a pipeline that serves no longer to the others."""
+        """Divides the part of a pipeline that no longer serves among the other pipelines."""
         self._open.pop(pipeline, None)
         self._share_out()
 

@@ -130,9 +130,9 @@ class KVManager:
         """Allocates the columns that a reservation lacks for storing `n_tokens` tokens. Returns the
         ids of the new blocks: the blocks of the first group, then of the second, and so on.
 
-        The queries of the next span begin at position `start`, from which on `n_unscheduled` tokens
-        of the prefill are not scheduled. Blocks that no query at `start` or later sees are given
-        back.
+        The queries of the next span begin at position `start`. `n_unscheduled` tokens of the
+        prefill, from this position on, are not scheduled yet. Blocks that no query at `start` or
+        later sees are given back.
         """
         n_before = reservation.n_block_slots // self.block_size
         n_new = self.columns_for(n_tokens) - n_before

@@ -20,8 +20,8 @@ before it.
 
 A model may keep blocks in several groups (`kv_groups.py`), and a key includes a mark of its group.
 The beginning of a sequence can be shared if every group has the needed blocks. A group that sees
-all tokens needs all blocks of the beginning. A group with a window needs only the last blocks, as
-far as the next token sees.
+all tokens needs all blocks of the beginning. A group with a window needs only the last blocks,
+which the next token sees.
 
 The K/V manager decides when a block is taken, left by a user, or evicted.
 """
@@ -41,7 +41,8 @@ _OF_FIRST_BLOCK = blake2b(digest_size=16, key=_SECRET, person=b"first")
 _OF_OTHERS = blake2b(digest_size=16, key=_SECRET)
 
 _OF_REST = b"rest"
-"""Suffix of the key of a rest; the key begins with the key of the block before the rest."""
+"""Last part of the cache key of a rest, which is the partly filled last block of an ended request.
+The first part is the key of the block before it."""
 
 MAX_BLOCKS = 2**18
 """Largest number of blocks in the caches of all pipelines (`cache_room.py`). Their entries take 60
@@ -122,8 +123,8 @@ class PrefixCache:
         return request.n_tokens // self._block_size * len(self._whole_marks)
 
     def next_entry_at(self, n_columns: int) -> int:
-        """Returns the number of stored tokens at which a request has another full column of blocks
-        for the cache. `n_columns` columns of the request are in the cache already."""
+        """Returns the length in tokens, from the beginning of the sequence, at which a request has
+        one more full column of blocks than `n_columns`. This column can then enter the cache."""
         return (n_columns + 1) * self._block_size
 
     def _n_seen(self, keys: Sequence[bytes], n_columns: int) -> int:
@@ -140,8 +141,9 @@ class PrefixCache:
         return n_columns
 
     def _first_seen(self, n_columns: int) -> list[tuple[bytes, int]]:
-        """Returns, for each group with a window, its mark and the first column that the window
-        still reaches. The window is that of the token after `n_columns` columns."""
+        """Returns, for each group with a window, the mark of the group and the first column of
+        blocks that the window reaches. The window belongs to the token that follows the first
+        `n_columns` columns."""
         position = n_columns * self._block_size
         return [
             (mark, first_seen(position, window) // self._block_size)
@@ -237,7 +239,7 @@ class PrefixCache:
         return replaced
 
     def take_rest(self, block_id: int) -> None:
-        """Forgets a rest. Its block has another owner from now on."""
+        """Removes a rest from the cache, because a request has taken its block and will fill it."""
         del self._unused[block_id]
         self._forget(block_id)
 

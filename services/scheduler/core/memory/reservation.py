@@ -20,8 +20,8 @@ class Reservation:
     window_blocks: Sequence[WindowBlocks] = ()
     """The blocks of each K/V group with a window."""
     n_at_once: int = 1
-    """Largest number of tokens in a span for which the reservation is large enough, where there are
-    windows."""
+    """For a model with attention windows: largest number of tokens in a span for which enough
+    blocks are reserved."""
     n_block_slots: int = 0
     """Number of slots in the allocated columns, kept so that a decode need not multiply."""
     n_cached_columns: int = 0
@@ -30,8 +30,8 @@ class Reservation:
     n_entered_columns: int = 0
     """Number of columns of the request that have been entered into the prefix cache."""
     next_entry_at: int = sys.maxsize
-    """Number of stored tokens from which on another column can be entered into the prefix cache.
-    Without a prefix cache this number is never reached."""
+    """Number of stored tokens at which another column of the request can be entered into the prefix
+    cache. Without a prefix cache this number is never reached."""
 
     def clear(self) -> None:
         """Forgets the blocks, which other requests may have from now on."""

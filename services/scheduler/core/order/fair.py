@@ -51,7 +51,7 @@ from services.scheduler.core.order.priorities import (
 from services.scheduler.core.request import Request
 
 N_KEPT = 1024
-"""Number of clients up to which no client is forgotten."""
+"""Number of clients above which idle clients may be forgotten."""
 
 MAX_CLIENTS = 65_536
 """Largest number of clients that are remembered without a request in the pool."""

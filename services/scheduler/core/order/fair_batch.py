@@ -7,10 +7,11 @@ client that sends little gets a place at once, but then each of its tokens takes
 batch.
 
 So while requests of several clients run, a batch has tokens for `max_tokens` requests, which are
-shared among clients by weight. Each client gets a token for each of its requests, as far as the
-tokens suffice (max-min fairness). The client with the fewest requests relative to its weight is not
-limited, nor are its prompts, and no other client gets less than this client, relative to weight. If
-all clients have equally many requests, or there is only one client, no client is limited.
+shared among clients by weight. Each client gets a token for each of its requests if there are
+enough tokens; otherwise the tokens are divided by max-min fairness. The client with the fewest
+requests relative to its weight is not limited, nor are its prompts, and no other client gets less
+than this client, relative to weight. If all clients have equally many requests, or there is only
+one client, no client is limited.
 
 The requests of a limited client take turns, one token each. Its prompts get the tokens that remain
 to the client, so long prompts take many iterations, and further requests of the client begin only
@@ -70,10 +71,10 @@ class Allowances:
         return n_running[client] < self._max_running * weight / all_weights
 
     def riders(self, candidates: Iterable[Request], max_running: int) -> Iterator[Request]:
-        """Yields the candidates that have tokens. Among waiting candidates, yields only as many as
-        bring the number of running requests to `max_running`, requests of clients below their
-        shares, and the called request. The caller must take tokens for each candidate before asking
-        for the next one."""
+        """Yields the candidates that have tokens. A waiting candidate is yielded if the number of
+        running requests is below `max_running`, if its client has fewer running requests than its
+        share, or if it is the called request. The caller must take tokens for each candidate before
+        asking for the next one."""
         self._max_running = max_running
         for request in candidates:
             if request.reservation is not None:
@@ -194,8 +195,9 @@ def shared_out(
     n_free = sum(n_running.values()) - sum(n_running[one] for one in limited)
     weight = sum(map(_weight, limited))
     left = max(float(n_tokens - n_free), fewest * weight)
-    for client in limited[:-1]:
-        if by_weight[client] * weight >= left:
+    most = max(by_weight.values()) * (1 - ROUNDING)
+    for client in limited:
+        if by_weight[client] >= most or by_weight[client] * weight >= left:
             break
         left -= n_running[client]
         weight -= _weight(client)

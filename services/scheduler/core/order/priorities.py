@@ -207,7 +207,8 @@ class PriorityClass:
 
 
 class Counters:
-    """Counters and last turns of clients after assumed admissions, which change no client."""
+    """Counters and last turns of clients as they would be after assumed admissions. The clients
+    themselves are not changed."""
 
     def __init__(self, n_places: int) -> None:
         self._n_places = n_places

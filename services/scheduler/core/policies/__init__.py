@@ -51,7 +51,7 @@ class Policy(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the policy in the settings and in what observers are told."""
+        """Name of the policy, in the settings and for observers."""
         ...
 
     @property

@@ -14,8 +14,8 @@ A pipeline of several stages is only as fast as its largest batch, and a decodin
 only one batch at a time. So `n_shares` batches in flight share the running requests evenly;
 otherwise the first batch would take all of them.
 
-Where some clients have many requests and others few, the pool's order may limit the tokens of the
-former (`fair_batch.py`). Then their prompts do not hold back the prompts of other clients.
+The pool's order may limit the tokens of clients that have many requests (`fair_batch.py`). Then the
+prompts of such clients do not hold back the prompts of other clients.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,11 @@
 """Preemption for a departure: the requests of a pipeline that is to end move to other pipelines.
 
-A request moves where that costs it less than waiting. Both are known: another pipeline would
-compute the tokens of its sequence again, as far as its prefix cache does not have them, and here
-the pipeline waits for the tokens that are left to generate. A request that no other pipeline has
-room for stays, and so does a request whose tokens no other pipeline of their build could continue,
-until the end is near. Then all requests move.
-
-A request in flight moves when its batch has returned, so that no iteration is lost.
+A request moves if moving costs less than staying. The cost of moving is the number of tokens that
+another pipeline would have to compute again, without the tokens in its prefix cache. The cost of
+staying is the number of tokens that are left to generate, since the pipeline must wait for them. A
+request stays while no other pipeline has room for it, or while no other pipeline has the build that
+made its tokens. Near the end all requests move. A request in flight moves when its batch has
+returned, so that no iteration is lost.
 """
 
 from collections.abc import Callable, Collection
@@ -19,7 +18,8 @@ TOKENS_PER_STEP = 16
 
 
 class ForDeparture:
-    """The requests of a pipeline that are about to move to others. None is, before `begin`."""
+    """The requests of a draining pipeline that are about to move to other pipelines. There are none
+    before `begin` is called."""
 
     def __init__(self, pool: RequestPool, *, preempt: Callable[[Request], None]) -> None:
         """`preempt` preempts a request that is in no batch."""
@@ -39,14 +39,16 @@ class ForDeparture:
 
     @property
     def is_over(self) -> bool:
-        """Whether the pipeline is to end, no request runs, and no waiting one needs it."""
+        """Whether the pipeline is to end, no request runs in it, and no waiting request needs
+        it."""
         if not self.has_begun or self._pool.running:
             return False
         waiting = list(self._pool.order)
         return not self._pool.shared.placement.is_needed(self._pool, waiting)
 
     def prepare(self) -> None:
-        """Chooses requests to move. Those in flight are held back until they are in no batch."""
+        """Chooses requests to move. Chosen requests that are in flight are held back until they are
+        in no batch."""
         placement = self._pool.shared.placement
         for request in self._pool.running:
             if request not in self._due and not request.is_cancelled and self._should_move(request):

@@ -4,11 +4,11 @@ Without this preemption, a client that uses the whole machine would keep it unti
 however little another client asks for. No request is preempted here while there is only one client,
 or room for all requests.
 
-A client may take a place from another client under two conditions: it has been served no more than
-the other client, and with one place more it would still have no more places, relative to its
-weight, than the other client with one place less. Requests that run in other pipelines count as
-places, too. Then the first waiting request of the client is
-called, and the last running request of the other client is preempted:
+A client may take a place from another client under two conditions: first, it has been served no
+more than the other client; second, after one place has moved, it would not have more places than
+the other client, relative to their weights. Requests that run in other pipelines count as places,
+too. Then the first waiting request of the client is called, and the last running request of the
+other client is preempted:
 
 - Where the batch is full, the called request takes the place of the other one. The preempted
   request keeps its memory, and is next in the batch when another request has ended.
@@ -104,8 +104,8 @@ class ForFairness:
             self._order.prefer(n_cached, pipeline=self._pool.number, n_pipelines=n_pipelines)
 
     def settle(self, selected: Collection[Request]) -> None:
-        """If the called request is in the batch, moves the request whose place it took to the last
-        place."""
+        """If the called request is in the selected batch and took the place of a running request,
+        moves this running request to the last place."""
         if self._swapped is not None and self._called in selected:
             self._pool.move(self._swapped, self._order.take_place())
 

@@ -59,8 +59,8 @@ class SmolLM3Config(LlamaConfig):
 def _turning_layers(config: JsonObject) -> tuple[bool, ...]:
     """Returns, for each layer, whether it has a rotary embedding.
 
-    The key `no_rope_layers` is 1 for layers with a rotary embedding. Without this key, every n-th
-    layer has none.
+    The key `no_rope_layers` is 1 for layers with a rotary embedding. Without this key, the last of
+    every `no_rope_layer_interval` layers has none.
     """
     n_layers = config.get("num_hidden_layers") or 0
     listed = config.get("no_rope_layers")

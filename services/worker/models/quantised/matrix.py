@@ -157,7 +157,8 @@ class QuantisedMatrix(GroupedTensor):
 
 
 def run_of(bits: int) -> int:
-    """Returns how many numbers fill whole words: 8 of 4 bits fill one, 32 of 3 bits fill three."""
+    """Returns the smallest number of quantised numbers that fill whole words of 32 bits: 8 numbers
+    of 4 bits fill one word, and 32 numbers of 3 bits fill three words."""
     return WORD_BITS // math.gcd(WORD_BITS, bits)
 
 

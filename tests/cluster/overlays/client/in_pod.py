@@ -2,9 +2,9 @@
 
     python in_pod.py COMMAND JSON
 
-It knows nothing of the tests around it and prints its answer as one line of JSON. That it got none
-from a service is an answer too. Only what the image holds is imported: the standard library, gRPC
-and the contracts.
+The program does not import the tests. It prints its answer as one line of JSON. If a service does
+not answer, the printed answer says so. Only what the image holds is imported: the standard library,
+gRPC and the contracts.
 """
 
 import http.client
@@ -30,8 +30,8 @@ CONNECT_TIMEOUT_S = 30
 ANSWER_TIMEOUT_S = 200
 """More than a frontend holds a request for which there is no pipeline."""
 SILENCE_S = 20
-"""Seconds without a byte after which a stream goes on at another frontend: this one may be cut off.
-"""
+"""Seconds without a byte after which a stream is resumed at another frontend, since the first
+frontend may be cut off."""
 GIVE_UP_S = 400
 """Seconds without an event of a stream after which it counts as lost."""
 
@@ -83,7 +83,7 @@ class Stream:
         self._last_event = time.monotonic()
 
     def outcome(self) -> dict[str, Any]:
-        """Streams to the end; returns what came, and status 200, or the error."""
+        """Streams to the end. Returns the received tokens with the status 200, or the error."""
         error: str | None = None
         while error is None and not self._read():
             time.sleep(0.2)
@@ -165,7 +165,7 @@ class GrpcStream:
         )
 
     def outcome(self) -> dict[str, Any]:
-        """Streams to the end; returns what came, and status 200, or the error."""
+        """Streams to the end. Returns the received tokens with the status 200, or the error."""
         token_ids: list[int] = []
         error: str | None = None
         began = last = time.monotonic()
@@ -193,7 +193,7 @@ class GrpcStream:
 
 
 def channel(order: dict[str, Any]) -> grpc.Channel:
-    """In plaintext, or with whatever certificates the order has."""
+    """Returns a channel, in plaintext or with the certificates that the order names."""
     options = [("grpc.ssl_target_name_override", order["name"])] if "name" in order else []
     if "ca" not in order:
         return grpc.insecure_channel(order["target"], options)
@@ -273,7 +273,8 @@ def load(order: dict[str, Any]) -> Any:
 
 
 def address_of(name: str) -> str:
-    """A Service's address, which stays, so that a name server's pause is nobody's failure."""
+    """Returns the address of a Service. The address does not change, so an outage of the name
+    server does not count as a failure."""
     while True:
         try:
             return socket.gethostbyname(name)
@@ -282,14 +283,14 @@ def address_of(name: str) -> str:
 
 
 def end_with_input(is_over: threading.Event) -> None:
-    """Sets the event when whoever started this has no more to say, or has gone."""
+    """Sets the event when standard input ends."""
     sys.stdin.read()
     is_over.set()
 
 
 class Client(threading.Thread):
-    """One client, on a connection that it keeps; notes what became of each request, and when. The
-    last of them is one that it begins when the load is over."""
+    """One client with one connection. It records the outcome of each request and its time. The
+    client begins its last request when the load is over."""
 
     def __init__(self, order: dict[str, Any], is_over: threading.Event, index: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """A collector for tests: takes spans over OTLP and gRPC, and writes them to the pod's log.
 
 Every export becomes one line of JSON, from which the message can be made again. It runs in the
-frontend's image, and knows nothing of what it is sent.
+frontend's image, and does not interpret the spans.
 """
 
 import signal

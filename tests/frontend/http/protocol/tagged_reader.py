@@ -7,7 +7,7 @@ from services.frontend.text.message_reader import CallDelta, MessageDelta, Part,
 
 
 class TaggedReader:
-    """Reads such a text; a name that is not complete is held back."""
+    """Reads a text in which calls are tags. A tag that is not complete is held back."""
 
     ends_in_call = False
 

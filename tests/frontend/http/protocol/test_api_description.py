@@ -18,7 +18,7 @@ async def test_a_description_is_made_once_and_when_it_is_asked_for() -> None:
     description = ApiDescription(make)
     waiting = [asyncio.ensure_future(description.get()) for _ in range(3)]
     await asyncio.sleep(0)
-    waiting[0].cancel()  # a client that goes ends nobody else's
+    waiting[0].cancel()  # the other clients still wait
     proceed.set()
     assert await asyncio.gather(*waiting[1:]) == made * 2
     assert await description.get() is made[0]

@@ -47,7 +47,7 @@ class Dog(BaseModel):
 
 
 class Node(BaseModel):
-    """A list, each part of which holds the rest."""
+    """A list whose parts hold the rest of the list."""
 
     value: int
     rest: "Node | None" = None

@@ -1,4 +1,4 @@
-"""Answers in each format, and what they say."""
+"""Answers in each format, and the messages that readers must make of them."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ WRONG = '{"what": "a", "n": "x"}'
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An answer, and what the answer says."""
+    """An answer as text, and the message that a reader must make of it."""
 
     parser: str
     text: str

@@ -25,8 +25,8 @@ LLAMA = f'{{"name": "find", "parameters": {ARGUMENTS}}}'
 
 
 def _invoked(mark: str, block: str, *kinds: str) -> str:
-    """Returns a call in elements, which have a mark in their names. `kinds` are the attributes that
-    say what an argument is."""
+    """Returns a call as tagged elements whose names contain a mark. `kinds` are attributes that
+    give the type of an argument."""
     text, value = kinds or ("", "")
     return (
         f'<{mark}{block}>\n<{mark}invoke name="find">\n'

@@ -30,14 +30,14 @@ TOOLS = (FIND, DIVE)
 
 @dataclass
 class Said:
-    """A message, as far as deltas have said it."""
+    """A message, built from the deltas so far."""
 
     content: str = ""
     calls: list[list[str]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
 
     def add(self, delta: MessageDelta) -> None:
-        """Adds a delta as a client does."""
+        """Adds a delta, as a client does."""
         self.content += delta.content
         for call in delta.tool_calls:
             if call.id:
@@ -57,7 +57,7 @@ def rules(**more: Any) -> CallRules:
 
 
 def read(parser: str, pieces: Iterable[str], **more: Any) -> Said:
-    """Returns what an answer says that comes in pieces."""
+    """Returns the message that a reader makes of an answer that arrives in pieces."""
     reader, said = TOOL_FORMATS[parser].reader(rules(**more)), Said()
     for piece in pieces:
         said.add(reader.feed(piece))

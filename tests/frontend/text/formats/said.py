@@ -10,7 +10,7 @@ Readers = Callable[[], MessageReader]
 
 @dataclass
 class Said:
-    """A message, as far as deltas have said it."""
+    """A message, built from the deltas so far."""
 
     reasoning: str = ""
     content: str = ""
@@ -18,7 +18,7 @@ class Said:
     is_cut: bool = False
 
     def add(self, delta: MessageDelta) -> None:
-        """Adds a delta as a client does."""
+        """Adds a delta, as a client does."""
         self.reasoning += delta.reasoning
         self.content += delta.content
         for call in delta.tool_calls:

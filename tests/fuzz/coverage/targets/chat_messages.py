@@ -1,4 +1,4 @@
-"""Messages of clients, rendered by templates of the kinds that checkpoints have."""
+"""Fuzzing target: messages of clients, rendered by chat templates of several kinds."""
 
 from services.common import errors
 from services.frontend.request.conversation import ChatMessage, Conversation, EarlierCall

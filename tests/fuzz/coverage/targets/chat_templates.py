@@ -30,7 +30,7 @@ _DIRECTORY = tempfile.TemporaryDirectory()
 
 
 def run(data: bytes) -> None:
-    """Reads a checkpoint's template; where it comes from, the first byte says."""
+    """Reads a checkpoint's template. The first byte chooses the file that holds the template."""
     directory = Path(_DIRECTORY.name)
     choices = Choices(data)
     place = choices.number(3)

@@ -5,7 +5,8 @@ from tests.fuzz.coverage.target import Choices, Target
 
 
 def run(data: bytes) -> None:
-    """Feeds bytes in pieces; frames that come out must be those that went in."""
+    """Feeds bytes to a frame buffer in pieces. The frames that come out must equal the frames that
+    were put in."""
     choices = Choices(data)
     buffer = FrameBuffer()
     frames: list[tuple[MessageKind, bytes]] = []

@@ -1,4 +1,5 @@
-"""GGUF files: what stands in front of their tensors, and what is made of it."""
+"""Fuzzing target: the header of GGUF files, and the configuration and tokenizer that are made from
+it."""
 
 import struct
 import tempfile

@@ -1,4 +1,4 @@
-"""Bodies of the HTTP API, up to the requests that they stand for."""
+"""Fuzzing target: bodies of the HTTP API, up to the requests that are made from them."""
 
 import json
 

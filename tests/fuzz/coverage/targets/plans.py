@@ -38,7 +38,7 @@ COLUMNS = ("row", "start_position", "n_tokens", "n_new_blocks", "token_ids", "ne
 
 
 def run(data: bytes) -> None:
-    """Runs two plans, of which one is made up, and looks at every index that kernels follow."""
+    """Runs two plans, one of which is random, and checks every index that kernels use."""
     choices = Choices(data)
     messages = [plan(), NEXT]
     place = choices.number(3)

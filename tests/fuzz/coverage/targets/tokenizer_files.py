@@ -1,4 +1,4 @@
-"""Files of tokenizers, and short texts through those that can be read."""
+"""Fuzzing target: tokenizer files and, for each file that can be read, short texts."""
 
 import json
 import tempfile

@@ -1,4 +1,4 @@
-"""The headers by which a client's trace goes on."""
+"""Fuzzing target: the headers with which a client continues its trace."""
 
 from opentelemetry import trace
 

@@ -1,5 +1,5 @@
-"""An overloaded scheduler with a clock of its own, whose engine takes a known time for iterations,
-and those who come to it and are refused or not."""
+"""An overloaded scheduler in simulated time, whose engine takes a known time for each iteration,
+and callers whose requests are admitted or refused."""
 
 import random
 from collections import deque
@@ -104,7 +104,8 @@ class Engine:
         return Line(scheduler, self.control.open(machine), slowness)
 
     def run(self, callers: Sequence[Caller], *, until: float | None = None) -> list[Outcome]:
-        """Serves those who come; returns what became of each. With `until` it stops then."""
+        """Serves the callers, and returns the outcome of each. With `until` the run stops at this
+        time."""
         coming = deque(sorted(callers, key=lambda caller: caller.at))
         while (coming or len(self.pool)) and (until is None or self.now < until):
             while coming and coming[0].at <= self.now:
@@ -201,7 +202,8 @@ class Engine:
 def poisson(
     rate: float, for_s: float, make: Callable[[float, random.Random], Caller], *, seed: int
 ) -> Iterator[Caller]:
-    """Yields those who come as a Poisson process; `make` makes one from when it comes."""
+    """Yields callers that arrive as a Poisson process. `make` makes a caller from its time of
+    arrival."""
     chance = random.Random(seed)
     at = chance.expovariate(rate)
     while at < for_s:

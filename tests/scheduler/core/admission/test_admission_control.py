@@ -240,7 +240,7 @@ def test_who_cannot_begin_in_the_time_that_it_has_is_refused_though_there_is_no_
 
 def test_who_can_no_longer_begin_in_time_is_ended_before_its_time_is_up() -> None:
     engine = overloaded(uniform, 2, None)
-    # A stall, of which nobody knew when it was taken.
+    # The request is admitted before a stall that could not be foreseen.
     victim = Caller(engine.now, 16, 4, 128, time_left=40.0)
     n_waiting = engine.pool.n_waiting
     assert n_waiting > 200
@@ -347,7 +347,7 @@ def test_outputs_are_expected_by_how_long_they_may_be() -> None:
         expected.learn(400, 4000)
     assert expected.n_tokens(16) == pytest.approx(16)
     assert expected.n_tokens(4000) == pytest.approx(400)
-    assert expected.n_tokens(100) == 100  # nobody knows, but more cannot come
+    assert expected.n_tokens(100) == 100  # not known: this is the most that can come
     assert expected.variation(16) == pytest.approx(0, abs=1e-6)
     begun = Request(RequestId("r"), [1], 16, generated_token_ids=array(TOKEN_ID, [1] * 10))
     assert expected.n_left(begun) == pytest.approx(6)

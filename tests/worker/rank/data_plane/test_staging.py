@@ -36,7 +36,7 @@ def work(
     total = torch.full((2, 1), float(10 * stage + tp_rank), device=device)
     gathered = peers.tensor_parallel.all_gather(total)
     peers.tensor_parallel.all_reduce(total)
-    has_all.wait(30)  # who leaves may take with it what others have not received
+    has_all.wait(30)  # an early close could lose what is still on its way
     peers.close()
     return [activations, total, gathered]
 

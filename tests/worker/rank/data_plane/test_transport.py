@@ -205,7 +205,7 @@ def test_sums_are_in_the_order_of_the_ranks_whatever_their_shape(dtype: torch.dt
 def test_a_send_does_not_wait_for_the_receiver() -> None:
     with pipeline(2) as (first, second):
         for iteration in range(1, 4):
-            first.send(hidden(iteration, 4), iteration)  # nobody receives yet
+            first.send(hidden(iteration, 4), iteration)  # the second rank does not receive yet
         received = torch.empty(4, 8)
         for iteration in range(1, 4):
             second.start_receive(received, iteration).wait()
@@ -269,7 +269,7 @@ def test_what_waits_for_a_silent_peer_is_called_off_at_once(waits_for: str) -> N
         with pytest.raises(TransferError):
             work(mine)
         mine.close()
-        mine.abort()  # comes too late, and harms nobody
+        mine.abort()  # an abort after the end does nothing
         for rank in ranks:
             if rank is not mine:
                 rank.close()

@@ -1,0 +1,104 @@
+"""The answers of one call while they run: applies the scheduler's events to them, and reports their
+first tokens and their ends."""
+
+from collections.abc import Callable, Iterable
+
+from services.frontend.generation.answer import Answer, Piece
+from services.frontend.generation.answers import Answers
+from services.frontend.link.scheduler_events import (
+    Completed,
+    Event,
+    Failed,
+    OutputTokens,
+    PromptLogprobs,
+)
+from services.frontend.observing.metrics import MeasuredCall
+from services.frontend.observing.request_span import RequestSpan
+from services.frontend.request.finish_reason import FinishReason
+
+
+class RunningAnswers:
+    """The answers of one call whose last piece has not been read."""
+
+    __slots__ = ("_answers", "_call", "_cut_off", "_n_cached", "_span", "names")
+
+    def __init__(
+        self,
+        answers: Answers,
+        *,
+        span: RequestSpan,
+        call: MeasuredCall,
+        cut_off: Callable[[str], None],
+    ) -> None:
+        """`cut_off` is called with the name of an answer that has ended in this process, so that
+        the scheduler cancels it."""
+        self._answers = answers
+        self._span = span
+        self._call = call
+        self._cut_off = cut_off
+        self.names: set[str] = set()
+        """Names of the answers that run."""
+        self._n_cached: dict[int, int] = {}
+        """Number of tokens of each prompt that were in a cache, keyed by the index of the prompt.
+        If this number differs between answers to a prompt, the smallest is kept."""
+
+    @property
+    def n_cached_tokens(self) -> int:
+        """Number of tokens of all prompts that were in a cache."""
+        return sum(self._n_cached.values())
+
+    def begin(self, indices: Iterable[int]) -> None:
+        """Adds answers that are about to be submitted."""
+        self.names.update(map(self._answers.name, indices))
+
+    def apply(self, event: Event, answer: Answer) -> Piece:
+        """Applies an event to its answer, and returns the piece of the answer that results. Raises
+        the error with which the scheduler ended the answer."""
+        piece = self._applied(event, answer)
+        if answer.is_finished:
+            self.names.discard(event.request_id)
+            self.note_end(answer, piece)
+        return piece
+
+    def note_end(self, answer: Answer, last: Piece) -> None:
+        """Reports that an answer has ended with the piece `last`."""
+        reason = last.finish_reason or FinishReason.STOP
+        self._span.finished(answer.index, reason)
+        self._call.finished(
+            answer.index,
+            reason,
+            n_tokens=answer.n_tokens,
+            n_resumed=len(self._answers.tokens_so_far(answer.index)),
+        )
+
+    def _applied(self, event: Event, answer: Answer) -> Piece:
+        match event:
+            case OutputTokens():
+                return self._take_tokens(event, answer)
+            case Completed():
+                return answer.finish(event.reason)
+            case Failed():
+                raise event.error
+            case PromptLogprobs():
+                answer.take_prompt_logprobs(event.logprobs)
+        return Piece(answer.index)
+
+    def _take_tokens(self, event: OutputTokens, answer: Answer) -> Piece:
+        if not answer.has_news:
+            answer.has_news = True
+            self._note_first(event, answer.index)
+            if not self._answers.prompt(answer.index).max_new_tokens:
+                self._cut_off(event.request_id)
+                return answer.finish(FinishReason.LENGTH)
+        piece = answer.add(event.token_ids, event.logprobs)
+        if answer.is_finished:
+            self._cut_off(event.request_id)
+        return piece
+
+    def _note_first(self, event: OutputTokens, index: int) -> None:
+        self._span.first_token()
+        self._call.took_tokens(index)
+        if not event.start:
+            prompt = self._answers.prompt_index(index)
+            n_cached = self._n_cached.get(prompt, event.n_cached)
+            self._n_cached[prompt] = min(n_cached, event.n_cached)
