@@ -51,7 +51,7 @@ FROM build AS native-kernels
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY kernels/build.py kernels/
 COPY kernels/native/src kernels/native/src
-RUN python kernels/build.py
+RUN python kernels/build.py all
 
 FROM code AS worker-code
 COPY kernels /app/kernels

@@ -115,19 +115,19 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status $(call workload,frontend) --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-llama-cpp test-real real-model check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-llama-cpp test-real real-model check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ##@ Using it
 
-setup: $(VENV)/.installed $(VENV)/.native  ## Make the virtual environment in .venv, with everything in it
+setup: $(VENV)/.installed best-kernels  ## Make the virtual environment in .venv, with everything in it
 
-run: $(VENV)/.serves $(VENV)/.native  ## Serve MODEL (models/demo) on this machine; ARGS="--stages 2 …" goes to services.local
+run: $(VENV)/.serves best-kernels  ## Serve MODEL (models/demo) on this machine; ARGS="--stages 2 …" goes to services.local
 	@exec $(BIN)/python -m services.local --model $(MODEL) $(ARGS)
 
-tune: $(VENV)/.serves $(VENV)/.native  ## Find the best settings for MODEL on this machine, in three minutes; ARGS="--tpot-p99-s 0.1 …"
+tune: $(VENV)/.serves best-kernels  ## Find the best settings for MODEL on this machine, in three minutes; ARGS="--tpot-p99-s 0.1 …"
 	@exec $(BIN)/python -m services.tune --model $(MODEL) $(ARGS)
 
 ##@ Changing it
@@ -136,7 +136,7 @@ test: setup  ## Run the tests, TEST_WORKERS (2) at a time; ARGS goes to pytest
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 # A sample has no more examples of properties than the default tests.
-test-thorough: setup  ## Run more cases of what `make test` holds, or SAMPLE of each test, and EXAMPLES (100) of each property
+test-thorough: native  ## Run more cases of what `make test` holds, or SAMPLE of each test, and EXAMPLES (100) of each property
 	EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m '$(if $(SAMPLE),thorough,(thorough or hypothesis)) and not triton and not gpu and not real and not fuzz' \
 	  $(if $(SAMPLE),,--hypothesis-profile=thorough) $(IN_PARALLEL) $(ARGS)
 
@@ -151,7 +151,8 @@ test-triton-all: setup  ## Interpret more cases of the kernels for GPUs, and com
 
 # The kernels of every build that this processor can run, and models that run by the best of them. A sample has two builds,
 # the portable one and the best.
-test-sanitizers: setup $(VENV)/.sanitized$(if $(SAMPLE),-sample)  ## Run the native kernels' tests under AddressSanitizer and UBSan
+test-sanitizers: setup  ## Run the native kernels' tests under AddressSanitizer and UBSan
+	CXX='$(CXX)' $(BIN)/python kernels/build.py --sanitize $(if $(SAMPLE),best portable,runnable)
 	$(SANITIZED) -m 'not gpu and not triton' -k 'not torch-cpu' tests/kernels $(ARGS)
 	$(SANITIZED) tests/worker/models/test_stage_program.py tests/worker/models/test_quantization.py $(ARGS)
 
@@ -254,8 +255,9 @@ manifests: setup $(CHECKOV)  ## Check the manifests by checkov's rules; `make te
 	$(BIN)/python -m tests.k8s.manifests $(VENV)/manifests
 	$(CHECKOV) --directory $(VENV)/manifests --framework kubernetes --skip-download --compact --quiet
 
-native: setup  ## Check that there are native kernels if there is a compiler: tests leave out those that are not built
-	@if command -v $(firstword $(CXX)) >/dev/null; then $(BIN)/python -c 'import sys; from kernels.native.library import runnable; \
+native: setup  ## Compile all native kernels that this processor can run, where there is a compiler: tests leave out those that are not built
+	@if command -v $(firstword $(CXX)) >/dev/null; then CXX='$(CXX)' $(BIN)/python kernels/build.py runnable && \
+	  $(BIN)/python -c 'import sys; from kernels.native.library import runnable; \
 	  sys.exit(None if runnable() else "there is a compiler, and there are no native kernels: see kernels/build.py")'; \
 	else echo 'no native kernels: there is no $(CXX)'; fi
 
@@ -380,20 +382,11 @@ $(VENV)/.protos: $(PROTOS) constraints.txt | $(BIN)/python
 	@$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos/gen --pyi_out=protos/gen --grpc_python_out=protos/gen $(PROTOS)
 	@touch $@
 
+# The build that is best for this processor. It is compiled anew where the sources or the processor are others than before.
 # Where there is no compiler, PyTorch's operations are used.
-$(VENV)/.native: kernels/build.py $(wildcard kernels/native/src/*) | $(BIN)/python
-	@echo 'Compiling the native kernels'
-	@if CXX='$(CXX)' $(BIN)/python kernels/build.py; then touch $@; \
-	else echo 'PyTorch'"'"'s operations are used instead. Native ones need g++ 12 or newer (Debian: apt-get install g++)'; fi
-
-$(VENV)/.sanitized: kernels/build.py $(wildcard kernels/native/src/*) | $(BIN)/python
-	CXX='$(CXX)' $(BIN)/python kernels/build.py --sanitize
-	@touch $@
-
-$(VENV)/.sanitized-sample: kernels/build.py $(wildcard kernels/native/src/*) | setup
-	CXX='$(CXX)' $(BIN)/python kernels/build.py --sanitize portable \
-	  $$($(BIN)/python -c 'from kernels.native.library import runnable; print(*runnable()[:1])')
-	@touch $@
+best-kernels: | $(BIN)/python
+	@CXX='$(CXX)' $(BIN)/python kernels/build.py best || \
+	  echo 'PyTorch'"'"'s operations are used instead. Native ones need g++ 12 or newer (Debian: apt-get install g++)'
 
 $(FUZZER): pyproject.toml constraints.txt | setup
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[fuzz]'

@@ -1,12 +1,15 @@
 """Measures the cost of loading a checkpoint: resident memory of a rank, and time against the disk.
 
-    python -m benchmarks.engine.loading
+    python -m benchmarks.engine.loading [--quantization int4]
 
 Writes a Llama checkpoint of random bfloat16 weights (1.2 GB unless `--layers` is given) into a
 temporary folder. Then fresh processes load the whole checkpoint, half of its layers, and half of
 each layer. Budget: the peak of resident memory is at most 1.3 times the rank's share of the
 weights, plus the interpreter with torch. The rate of loading is printed beside the rate of reading
 the same files from beginning to end, both with the files in the page cache.
+
+With `--quantization` a process loads the whole checkpoint and keeps its matrices in a cache
+(`services.worker.models.weight_cache`). A second process loads them from there.
 """
 
 import argparse
@@ -32,11 +35,14 @@ torch.set_num_threads(1)
 from pathlib import Path
 from tqdm import tqdm
 from services.worker.models.checkpoint import load_stage
+from services.worker.models.weight_cache import WeightCache
 def memory(key):
     # Not getrusage: what it calls the peak begins with that of the parent process.
     return int(re.search(key + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 empty = memory("VmRSS")
-stage, n_stages, tp_rank, tp_size = map(int, sys.argv[2:])
+stage, n_stages, tp_rank, tp_size = map(int, sys.argv[2:6])
+quantization, directory = sys.argv[6:]
+cache = WeightCache(Path(directory), max_bytes=2**40, build="") if directory else None
 loaded = 0
 def on_progress(done, total):
     global loaded
@@ -48,6 +54,7 @@ start = time.perf_counter()
 model = load_stage(
     Path(sys.argv[1]), stage_index=stage, n_stages=n_stages, tp_rank=tp_rank, tp_size=tp_size,
     dtype="auto", load_format="safetensors", device=torch.device("cpu"), on_progress=on_progress,
+    quantization=quantization, cache=cache,
 )
 seconds = time.perf_counter() - start
 bar.close()
@@ -124,13 +131,25 @@ def read_rate(directory: Path) -> float:
     return n_bytes / (time.perf_counter() - start) / 1e9
 
 
-def load(directory: Path, case: tuple[int, int, int, int]) -> tuple[float, float, float, float]:
-    """Loads a checkpoint in a process of its own. Returns the bytes of the empty interpreter, the
-    bytes at the peak, the bytes of the weights, and the seconds of loading."""
-    command = [sys.executable, "-c", CHILD, str(directory), *(str(number) for number in case)]
+def load(
+    directory: Path, case: tuple[int, int, int, int], quantization: str = "none", cache: str = ""
+) -> tuple[float, float, float, float]:
+    """Loads a checkpoint in a process of its own, with matrices from the directory `cache` if one
+    is given. Returns the bytes of the empty interpreter, the bytes at the peak, the bytes of the
+    weights, and the seconds of loading."""
+    share = [str(number) for number in case]
+    command = [sys.executable, "-c", CHILD, str(directory), *share, quantization, cache]
     output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     empty, peak, loaded, seconds = (float(number) for number in output.split())
     return empty, peak, loaded, seconds
+
+
+def compare_loads(directory: Path, quantization: str) -> None:
+    """Prints the seconds of a load that quantises, and of one that finds the matrices kept."""
+    with tempfile.TemporaryDirectory() as cache:
+        cold, warm = (load(directory, CASES[0], quantization, cache)[3] for _ in range(2))
+        n_bytes = sum(path.stat().st_size for path in Path(cache).iterdir())
+    print(f"{quantization}: {cold:.2f} s, then {warm:.2f} s from {n_bytes / 1e6:.0f} MB")
 
 
 def main() -> None:
@@ -138,10 +157,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--layers", type=int, default=10)
+    parser.add_argument("--quantization", choices=("none", "int8", "int4"), default="none")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         n_bytes = write_checkpoint(directory, arguments.layers)
+        if arguments.quantization != "none":
+            compare_loads(directory, arguments.quantization)
+            return
         read_rate(directory)
         print(
             f"checkpoint of {n_bytes / 1e9:.2f} GB; plain reading {read_rate(directory):.2f} GB/s"

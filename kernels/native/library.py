@@ -1,8 +1,11 @@
 """Loads the build of the native library that is best for this processor.
 
-There is one build for each instruction set. A function of the portable build detects which
-instruction sets the processor has. No build is linked with an OpenMP runtime. Instead, the runtime
-that PyTorch has loaded is made visible to the build, so that the library and PyTorch share threads.
+There is one build for each instruction set. A small library that runs on every processor tells
+which features this one has (`kernels.build.processor_features`). A build that needs more features
+is not loaded. `make run` compiles only the best build for its machine; an image has all.
+
+No build is linked with an OpenMP runtime. Instead, the runtime that PyTorch has loaded is made
+visible to the build, so that the library and PyTorch share threads.
 
 A build whose structures differ from Python's is refused (`kernels.native.layout`), since the
 library would read memory at wrong addresses.
@@ -14,7 +17,13 @@ import re
 from functools import cache
 from pathlib import Path
 
-from kernels.build import PORTABLE, instruction_sets, library_path, sources_digest
+from kernels.build import (
+    PROCESSOR,
+    is_current,
+    library_path,
+    processor_features,
+    runnable_with,
+)
 from kernels.native.layout import check_layout, layout_of
 
 # The path of an OpenMP runtime: the rest of a line of /proc/self/maps from the first slash on.
@@ -29,31 +38,30 @@ def library() -> ctypes.CDLL | None:
     Returns None if no build can be run or loaded."""
     try:
         names = runnable()
+        opened = open_library(names[0]) if names else None
     except OSError as error:
         log.warning("native kernels cannot be loaded, PyTorch's are used: %s", error)
         return None
-    if not names:
+    if opened is None:
         log.warning("no native kernels, PyTorch's are used; `python -m kernels.build` makes them")
         return None
     log.info("native kernels for %s", names[0])
-    return open_library(names[0])
+    best = runnable_with(processor_features())[0]
+    if best != names[0]:
+        log.warning("%s is faster on this processor; `python -m kernels.build` makes it", best)
+    return opened
 
 
 def runnable() -> list[str]:
     """Returns the instruction sets for which this processor and this installation have a build,
     best first.
 
-    A build from other sources is ignored. Raises OSError if a build cannot be loaded.
+    A build from other sources is ignored. Raises OSError if it cannot be found out what the
+    processor has.
     """
-    if _openmp_path() is None or not _is_current(PORTABLE):
+    if _openmp_path() is None or not _is_usable(PROCESSOR):
         return []
-    portable = _opened(PORTABLE)
-    portable.orcinus_has_instruction_set.restype = ctypes.c_bool
-    return [
-        name
-        for name in instruction_sets()
-        if portable.orcinus_has_instruction_set(name.encode()) and _is_current(name)
-    ]
+    return [name for name in runnable_with(processor_features()) if _is_usable(name)]
 
 
 def open_library(instruction_set: str) -> ctypes.CDLL:
@@ -63,29 +71,20 @@ def open_library(instruction_set: str) -> ctypes.CDLL:
         OSError: the build cannot be loaded.
         TypeError: the build has other structures or numbers than Python.
     """
-    opened = _opened(instruction_set)
+    ctypes.CDLL(_openmp_path(), mode=ctypes.RTLD_GLOBAL)
+    opened = ctypes.CDLL(str(library_path(instruction_set)))
     check_layout(opened, layout_of())
     return opened
 
 
-def _opened(instruction_set: str) -> ctypes.CDLL:
-    ctypes.CDLL(_openmp_path(), mode=ctypes.RTLD_GLOBAL)
-    return ctypes.CDLL(str(library_path(instruction_set)))
-
-
-def _is_current(instruction_set: str) -> bool:
-    """Returns whether there is a build for `instruction_set` that was made from the present
-    sources."""
-    if not library_path(instruction_set).exists():
+def _is_usable(name: str) -> bool:
+    """Returns whether the library `name` exists and is current. Logs why one that exists is not
+    used."""
+    path = library_path(name)
+    if path.exists() and not is_current(path):
+        log.warning("the native kernels for %s are built from other sources", name)
         return False
-    built = _opened(instruction_set)
-    if not hasattr(built, "orcinus_sources"):
-        return False
-    built.orcinus_sources.restype = ctypes.c_char_p
-    if built.orcinus_sources().decode() == sources_digest():
-        return True
-    log.warning("the native kernels for %s are built from other sources", instruction_set)
-    return False
+    return path.exists()
 
 
 def _openmp_path() -> str | None:

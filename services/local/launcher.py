@@ -188,6 +188,7 @@ class Launcher:
             "load-format": settings.load_format,
             "dtype": settings.dtype,
             "quantization": settings.quantization,
+            "weight-cache": settings.weight_cache_directory,
             "max-model-len": settings.max_model_len,
             "kv-memory": settings.kv_memory,
             "transfer-timeout-s": settings.iteration_limit_s,

@@ -1,5 +1,6 @@
 """Settings of the local launcher, which passes them to the services that it starts."""
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -82,6 +83,11 @@ class LocalSettings(ServiceSettings):
 
     quantization: Literal["none", "int8", "int4"] = "none"
     """Quantization of the matrices while they are loaded, as in the worker's settings."""
+
+    weight_cache: Literal["auto", "off"] | Path = "auto"
+    """Directory in which workers keep quantised matrices for the next start, as in the worker's
+    settings. `auto` is `orcinus/weights` in the user's cache directory, `$XDG_CACHE_HOME` or
+    `~/.cache`; with `off` nothing is kept."""
 
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest sequence, in tokens, as in the worker's settings. When not set, the context of the
@@ -169,6 +175,16 @@ class LocalSettings(ServiceSettings):
         """The name of each model that answers show."""
         served = next(iter(self.served_model_name), "")
         return tuple(name or served or model_name(path) for name, path in self.model)
+
+    @property
+    def weight_cache_directory(self) -> Path | None:
+        """Directory for the workers' quantised matrices, or None if they keep none."""
+        if isinstance(self.weight_cache, Path):
+            return self.weight_cache
+        if self.weight_cache == "off":
+            return None
+        user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Path(user_cache) / "orcinus" / "weights"
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

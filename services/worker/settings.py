@@ -71,6 +71,15 @@ class SharedSettings(BaseModel):
     that is faster: for matrices of 4 bits, and with VNNI for `int8`. With `exact` no product rounds
     its inputs. All stages must have the same value."""
 
+    weight_cache: Path | None = None
+    """Directory in which ranks on a CPU keep the matrices that they have quantised or that the
+    checkpoint has quantised in groups, as they are in memory. The next start maps these files and
+    reads no weights for them. In a pod it must be a volume. When not set, nothing is kept."""
+
+    weight_cache_bytes: Annotated[ByteSize, Field(ge=1)] = ByteSize(20 * 2**30)
+    """Largest size of all files in `weight_cache`, in bytes or like `20GiB`. The files that have
+    not been used for the longest time are removed to make room."""
+
     load_format: LoadFormat = "safetensors"
     """Source of the weights. `random` makes random weights, needs only config.json and is for
     benchmarks."""

@@ -97,6 +97,13 @@ async def test_further_settings_reach_their_service_and_win() -> None:
     assert settings.worker == (("n-threads", "1"),)
 
 
+@pytest.mark.parametrize("given", ["off", "/weights"])
+async def test_workers_are_told_where_they_keep_weights(given: str) -> None:
+    settings = LocalSettings.load("local", ["--model=model", f"--weight-cache={given}"])
+    expected = None if given == "off" else Path(given)
+    assert Launcher(settings).worker_options(0)["weight-cache"] == expected
+
+
 async def test_the_workers_of_several_pipelines_have_no_stage_of_their_own() -> None:
     several = Launcher(LocalSettings(model=for_all(Path("model")), stages=2, pipelines=3))
     assert {several.worker_options(index)["stage-index"] for index in range(6)} == {None}

@@ -198,6 +198,7 @@ def serving(
         "kv_memory": "16MiB",
         "threads": 1,
         "fail_fast": True,
+        "weight_cache": "off",  # tests leave nothing in the user's cache
         **options,
     }
     arguments = [_argument(name.replace("_", "-"), value) for name, value in options.items()]

@@ -28,6 +28,7 @@ from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
+from services.worker.models.weight_cache import WeightCache
 from services.worker.models.weights import LoadFormat, OnProgress
 from tests.limits import HANG_S
 
@@ -52,6 +53,7 @@ def load(
     quantization: Quantization = "none",
     activations: Activations = "exact",
     max_model_len: int | None = None,
+    cache: WeightCache | None = None,
     on_progress: OnProgress = lambda n_done, n_total: None,
 ) -> StageModel:
     """A rank's part of a stage, on the CPU. Oracles do not round inputs."""
@@ -66,6 +68,7 @@ def load(
         quantization=quantization,
         activations=activations,
         max_model_len=max_model_len,
+        cache=cache,
         device=torch.device("cpu"),
         on_progress=on_progress,
     )
@@ -135,6 +138,7 @@ class Stage:
         load_format: LoadFormat,
         quantization: Quantization,
         max_model_len: int | None = None,
+        cache: WeightCache | None = None,
         n_kv_blocks: int,
         block_size: int,
         interpreted_on: Ops | None = None,
@@ -151,6 +155,7 @@ class Stage:
                 load_format=load_format,
                 quantization=quantization,
                 max_model_len=max_model_len,
+                cache=cache,
             )
         )
         if interpreted_on is not None:
@@ -218,6 +223,7 @@ class Pipeline:
         load_format: LoadFormat = "safetensors",
         quantization: Quantization = "none",
         max_model_len: int | Literal["longest"] | None = "longest",
+        cache: WeightCache | None = None,
         n_kv_blocks: int = 64,
         block_size: int = 4,
         interpreted_on: Ops | None = None,
@@ -237,6 +243,7 @@ class Pipeline:
                 load_format=load_format,
                 quantization=quantization,
                 max_model_len=max_model_len,
+                cache=cache,
                 n_kv_blocks=n_kv_blocks,
                 block_size=block_size,
                 interpreted_on=interpreted_on,

@@ -19,12 +19,13 @@ from services.worker.models.config_file import (
     read_gguf_config,
     read_gguf_header,
 )
-from services.worker.models.directory_files import DirectoryFiles
+from services.worker.models.directory_files import DirectoryFiles, files_digest
 from services.worker.models.gguf_file import GgufFile
 from services.worker.models.registry import build_stage
 from services.worker.models.stage import StageModel
 from services.worker.models.stored_head import EMBEDDING, stored_head
 from services.worker.models.tensor_files import TensorFiles
+from services.worker.models.weight_cache import WeightCache
 from services.worker.models.weights import LoadFormat, OnProgress
 
 log = logging.getLogger(__name__)
@@ -44,14 +45,16 @@ def load_stage(
     quantization: Quantization = "none",
     activations: Activations = "rounded",
     max_model_len: int | None = None,
+    cache: WeightCache | None = None,
 ) -> StageModel:
     """Reads the weights of one rank of one stage, and no other weights, from a checkpoint.
 
     `model` is a directory or a GGUF file. With `load_format` "random" the tensors are random, and
     only `config.json` must exist. `dtype` is "auto", "float32" or "bfloat16" (see
     ModelConfig.resolve_dtype). `max_model_len` is the length of the longest sequence. By default
-    `open_checkpoint` derives it. For the other arguments and the errors see `build_stage`. The
-    first rank of the first stage logs notes about how the weights are read.
+    `open_checkpoint` derives it. `cache` keeps quantised matrices, on a CPU only. For the other
+    arguments and the errors see `build_stage`. The first rank of the first stage logs notes about
+    how the weights are read.
     """
     opened = open_checkpoint(model, load_format=load_format, max_model_len=max_model_len)
     config = opened.config
@@ -61,6 +64,12 @@ def load_stage(
         and not stage_index + tp_rank
     ):
         log.info("%s: %s", model, "; ".join(config.weight_format.notes))
+    element = config.resolve_dtype(dtype)
+    cached = None
+    if cache is not None and device.type == "cpu" and load_format != "random":
+        place = f"stage {stage_index} of {n_stages}, rank {tp_rank} of {tp_size}"
+        form = f"{element} {quantization} {activations}"
+        cached = cache.share(files_digest(model), config.fingerprint(), place, form)
     return build_stage(
         config,
         None if load_format == "random" else opened.files,
@@ -68,11 +77,12 @@ def load_stage(
         n_stages=n_stages,
         tp_rank=tp_rank,
         tp_size=tp_size,
-        dtype=config.resolve_dtype(dtype),
+        dtype=element,
         device=device,
         on_progress=on_progress,
         quantization=quantization,
         activations=activations,
+        cached=cached,
     )
 
 

@@ -9,7 +9,9 @@ they are read, a block at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +27,7 @@ from services.worker.models.gguf_file import GgufFile
 from services.worker.models.quantised.find import find_stored
 from services.worker.models.stored_tensor import GroupedTensor, Spans, StoredTensor
 from services.worker.models.tensor_files import CheckpointError, TensorFiles, enumerate_problems
+from services.worker.models.weight_cache import CachedShare
 from services.worker.models.weight_format import WeightFormat
 from services.worker.models.weights import (
     OnProgress,
@@ -34,6 +37,8 @@ from services.worker.models.weights import (
     WantedTensors,
     pieces,
 )
+
+_Matrix = TypeVar("_Matrix")
 
 _MAX_BITS: dict[Quantization, int] = {"none": 8, "int8": 8, "int4": 4}
 """Largest number of bits with which stored weights may stay quantised, for each requested
@@ -55,12 +60,14 @@ class CheckpointTensors(TensorSource):
         quantization: Quantization = "none",
         activations: Activations = "rounded",
         weight_format: WeightFormat | None = None,
+        cached: CachedShare | None = None,
     ) -> None:
         """Checks the names and shapes of tensors in the files. Raises CheckpointError if they do
-        not match."""
+        not match. Matrices that `cached` has are not read from the files."""
         super().__init__(wanted.tp_rank, wanted.tp_size, quantization, activations)
         self._dtype = dtype
         self._device = device
+        self._cached = cached
         self._file = str(files)
         self._stored = _stored_tensors(wanted, files, weight_format)
         n_bytes = self._check(wanted)
@@ -68,13 +75,20 @@ class CheckpointTensors(TensorSource):
         self._progress = Progress(n_bytes, on_progress)
 
     def weight(self, parts: Sequence[Part], order: Tensor | None = None) -> LinearWeight:
+        kind = "weight" if order is None else f"weight in the order {order.tolist()}"
+        return self._kept(kind, parts, lambda: self._weight(parts, order))
+
+    def gated(self, parts: Sequence[Part], gate: Gate) -> GatedMatrix:
+        return self._kept(f"gated by {gate}", parts, lambda: self._gated(parts, gate))
+
+    def _weight(self, parts: Sequence[Part], order: Tensor | None) -> LinearWeight:
         matrix = self._grouped(parts)
         if matrix is None:
             return super().weight(parts, order)
         matrix = matrix if order is None else matrix.rows(order)
         return pack_grouped(matrix, self._device, self._dtype)
 
-    def gated(self, parts: Sequence[Part], gate: Gate) -> GatedMatrix:
+    def _gated(self, parts: Sequence[Part], gate: Gate) -> GatedMatrix:
         matrix = self._grouped(parts)
         if matrix is None:
             return super().gated(parts, gate)
@@ -103,22 +117,29 @@ class CheckpointTensors(TensorSource):
         )
 
     def head(self, part: Part) -> LinearWeight:
-        matrix = self._grouped([part])
-        if matrix is None:
-            return super().head(part)
-        return pack_grouped(matrix, self._device, self._dtype)
+        return super().head(part) if self.group_forms([part]) is None else self.table(part)
 
     def table(self, part: Part) -> TableWeight:
+        return self._kept("table", [part], lambda: self._table(part))
+
+    def rows(self, part: Part) -> TableWeight:
+        return super().rows(part) if self.group_forms([part]) is None else self.table(part)
+
+    def _table(self, part: Part) -> TableWeight:
         matrix = self._grouped([part])
         if matrix is None:
             return super().table(part)
         return pack_grouped(matrix, self._device, self._dtype)
 
-    def rows(self, part: Part) -> TableWeight:
-        matrix = self._grouped([part])
-        if matrix is None:
-            return super().rows(part)
-        return pack_grouped(matrix, self._device, self._dtype)
+    def _kept(self, kind: str, parts: Sequence[Part], make: Callable[[], _Matrix]) -> _Matrix:
+        """Returns the matrix of `parts` from the cache if it is there, otherwise what `make`
+        returns. `kind` distinguishes matrices of the same parts."""
+        if self._cached is None:
+            return make()
+        name = hashlib.sha256(f"{kind}: {list(parts)}".encode()).hexdigest()
+        if self._cached.has(name):
+            self._progress.add(sum(self._n_bytes(part) for part in parts))
+        return self._cached.matrix(name, make)
 
     def group_forms(self, parts: Sequence[Part]) -> list[GroupForm] | None:
         """Returns the quantised form of each part, or None unless every part stays quantised."""
@@ -246,11 +267,12 @@ class CheckpointTensors(TensorSource):
         if problems:
             named = enumerate_problems(list(dict.fromkeys(problems)))
             raise CheckpointError(f"{self._file}: {named}")
-        return sum(
-            self._stored[part.name].n_bytes(spans)
-            for part in wanted.parts
-            for spans in self._stored[part.name].pieces(part.spans)
-        )
+        return sum(self._n_bytes(part) for part in wanted.parts)
+
+    def _n_bytes(self, part: Part) -> int:
+        """Returns how many bytes a part has in the files."""
+        stored = self._stored[part.name]
+        return sum(stored.n_bytes(spans) for spans in stored.pieces(part.spans))
 
 
 def _place(spans: Spans, whole: Spans) -> tuple[slice, ...]:

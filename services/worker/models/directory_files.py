@@ -120,6 +120,14 @@ def checkpoint_digest(model: Path) -> str:
     return digest.hexdigest()
 
 
+def files_digest(model: Path) -> str:
+    """Returns a digest that also changes when a weight file is written again with other numbers in
+    places that `checkpoint_digest` does not read: it includes the times of the last changes."""
+    paths = model_files(model) if is_gguf(model) else find_weight_files(model).paths
+    times = [path.stat().st_mtime_ns for path in paths]
+    return hashlib.sha256(f"{checkpoint_digest(model)} {times}".encode()).hexdigest()
+
+
 def _main_file(directory: Path) -> Path:
     """Returns the file from which all tensors can be found: the index, or the only weight file."""
     try:

@@ -52,6 +52,7 @@ from services.worker.models.random_tensors import RandomTensors
 from services.worker.models.stage import StageModel, StagePlace, layer_range
 from services.worker.models.tensor_files import TensorFiles
 from services.worker.models.tensor_parallel import check_rank
+from services.worker.models.weight_cache import CachedShare
 from services.worker.models.weights import OnProgress, TensorSource, WantedTensors
 
 
@@ -136,13 +137,15 @@ def build_stage(
     on_progress: OnProgress,
     quantization: Quantization,
     activations: Activations,
+    cached: CachedShare | None = None,
 ) -> StageModel:
     """Returns one rank's share of one stage, on `device`.
 
     The tensors are read from `files`, or are random if `files` is None. All matrices except the
     experts' matrices are quantised by `quantization`. `activations` says whether products with
     quantised matrices may round their inputs. `on_progress` is called with the bytes read
-    so far and the total bytes of the share, first with 0 bytes and then repeatedly. Raises
+    so far and the total bytes of the share, first with 0 bytes and then repeatedly. Matrices that
+    `cached` has are taken from there, and it keeps the others. Raises
     UnsupportedModel for features that are not implemented, and CheckpointError for files that do
     not match the configuration. Both are raised before any weight is read.
     """
@@ -184,8 +187,12 @@ def build_stage(
             quantization=quantization,
             activations=activations,
             weight_format=config.weight_format,
+            cached=cached,
         )
-    return family(config, place, source=source, dtype=dtype, device=device)
+    stage = family(config, place, source=source, dtype=dtype, device=device)
+    if cached is not None:
+        cached.keep()
+    return stage
 
 
 def random_stage(

@@ -27,8 +27,10 @@ from services.worker.engine.recurrent_state import Division, divide, state_bytes
 from services.worker.engine.trial_iteration import TrialIteration, trial_lengths
 from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
+from services.worker.models.weight_cache import WeightCache
 from services.worker.models.weights import OnProgress
 from services.worker.rank.activity import Activity
+from services.worker.rank.build import build_digest
 from services.worker.rank.data_plane.rendezvous import join
 from services.worker.rank.data_plane.staging import StagedTransport
 from services.worker.rank.data_plane.transport import (
@@ -98,6 +100,7 @@ class StageShard:
             quantization=settings.quantization,
             activations=settings.activations,
             max_model_len=settings.max_model_len,
+            cache=_weight_cache(settings),
             device=device,
             on_progress=_progress_to(channel),
         )
@@ -318,6 +321,14 @@ def join_peers(settings: RankSettings, request: worker_pb2.JoinPipelineRequest) 
         timeout_s=settings.transfer_timeout_s,
     )
     return StagedTransport(peers) if is_staged(settings) else peers
+
+
+def _weight_cache(settings: RankSettings) -> WeightCache | None:
+    if settings.weight_cache is None:
+        return None
+    return WeightCache(
+        settings.weight_cache, max_bytes=settings.weight_cache_bytes, build=build_digest()
+    )
 
 
 def _progress_to(channel: RankEnd) -> OnProgress:

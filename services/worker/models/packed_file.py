@@ -1,0 +1,103 @@
+"""A file of packed matrices, which is mapped into memory and not copied.
+
+    8 bytes   a mark
+    8 bytes   length of the header, then 4 bytes with the CRC-32 of the header
+    header    JSON: for each matrix its description, shape, place and CRC-32
+    matrices  each begins at a multiple of 64 bytes, as vector instructions like it
+
+Checksums find files that a full disk or a crash has damaged. They are no protection against someone
+who may write the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from kernels.packing.stored import StoredMatrix
+
+_PREFIX = struct.Struct("<8sQI")
+_MARK = b"ORCPACK1"
+_ALIGNMENT = 64
+_MAX_HEADER = 1 << 28
+
+
+class DamagedFileError(Exception):
+    """A file of packed matrices is not as it was written."""
+
+
+def write_packed(file: IO[bytes], matrices: Mapping[str, StoredMatrix]) -> None:
+    """Writes `matrices` into a file that is empty."""
+    entries, place = {}, 0
+    for name, matrix in matrices.items():
+        entries[name] = {
+            "description": dict(matrix.description),
+            "shape": list(matrix.packed.shape),
+            "place": place,
+            "crc32": zlib.crc32(_bytes(matrix.packed)),
+        }
+        place = _aligned(place + matrix.packed.nbytes)
+    header = json.dumps(entries).encode()
+    file.write(_PREFIX.pack(_MARK, len(header), zlib.crc32(header)) + header)
+    for matrix in matrices.values():
+        file.write(bytes(_aligned(file.tell()) - file.tell()))
+        file.write(_bytes(matrix.packed))
+
+
+def read_packed(path: Path) -> dict[str, StoredMatrix]:
+    """Maps the file at `path` and returns its matrices by name, after their checksums are checked.
+
+    Raises DamagedFileError for a file that is not whole, and OSError.
+    """
+    with path.open("rb") as file:
+        n_bytes = path.stat().st_size
+        entries, first = _header(file)
+    whole = torch.from_file(str(path), shared=False, size=n_bytes, dtype=torch.uint8)
+    return dict(_matrices(whole[first:], entries))
+
+
+def size_of(matrices: Mapping[str, StoredMatrix]) -> int:
+    """Returns the number of bytes of the matrices of a file; its header is small beside them."""
+    return sum(_aligned(matrix.packed.nbytes) for matrix in matrices.values())
+
+
+def _header(file: IO[bytes]) -> tuple[dict[str, dict[str, Any]], int]:
+    """Returns the entries of the header, and the place of the first matrix in the file."""
+    prefix = file.read(_PREFIX.size)
+    if len(prefix) < _PREFIX.size:
+        raise DamagedFileError("the file is too short")
+    mark, length, checksum = _PREFIX.unpack(prefix)
+    if mark != _MARK or length > _MAX_HEADER:
+        raise DamagedFileError("the file does not begin as a file of packed matrices")
+    header = file.read(length)
+    if zlib.crc32(header) != checksum:
+        raise DamagedFileError("the header's checksum is wrong")
+    return json.loads(header), _aligned(_PREFIX.size + length)
+
+
+def _matrices(
+    content: Tensor, entries: Mapping[str, dict[str, Any]]
+) -> Iterator[tuple[str, StoredMatrix]]:
+    for name, entry in entries.items():
+        place, n_bytes = entry["place"], math.prod(entry["shape"])
+        packed = content[place : place + n_bytes]
+        if len(packed) != n_bytes or zlib.crc32(_bytes(packed)) != entry["crc32"]:
+            raise DamagedFileError(f"{name} is cut off or its checksum is wrong")
+        yield name, StoredMatrix(packed.view(entry["shape"]), entry["description"])
+
+
+def _bytes(packed: Tensor) -> Any:
+    """Returns the bytes of `packed` as an array, which is a buffer."""
+    return packed.contiguous().view(-1).numpy()
+
+
+def _aligned(place: int) -> int:
+    return -(-place // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,133 @@
+"""A directory in which ranks keep their quantised matrices, so that the next start maps them.
+
+There is a file for each share of a checkpoint. Its name is a digest of everything that the bytes
+depend on: the weight files, the rank's place and settings, the code, and the layout of the native
+library. A file appears as a whole, by being renamed. The oldest files make room for new ones. A
+cache that cannot be read or written is logged and otherwise does nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import TypeVar, cast
+
+from kernels.packing.stored import StoredMatrix, from_stored, layout, to_stored
+from services.worker.models.packed_file import (
+    DamagedFileError,
+    read_packed,
+    size_of,
+    write_packed,
+)
+
+log = logging.getLogger(__name__)
+
+_SUFFIX = ".packed"
+_Matrix = TypeVar("_Matrix")
+
+
+class WeightCache:
+    """The files of a directory, of at most `max_bytes` together.
+
+    `build` identifies the code: files of other code are not read.
+    """
+
+    def __init__(self, directory: Path, *, max_bytes: int, build: str) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._build = build
+
+    def share(self, *facts: str) -> CachedShare:
+        """Returns the matrices of the share of a checkpoint that `facts` identify."""
+        key = hashlib.sha256(repr((self._build, layout(), facts)).encode()).hexdigest()[:32]
+        path = self._directory / f"{key}{_SUFFIX}"
+        return CachedShare(self._read(path), lambda matrices: self._write(path, matrices))
+
+    def _read(self, path: Path) -> Mapping[str, StoredMatrix]:
+        try:
+            matrices = read_packed(path)
+        except FileNotFoundError:
+            return {}
+        except (DamagedFileError, OSError) as error:
+            log.warning("%s is not used, and weights are packed again: %s", path, error)
+            return {}
+        with suppress(OSError):  # of a directory that is read-only
+            os.utime(path)  # the file is the newest now
+        log.info("%d packed matrices are mapped from %s", len(matrices), path)
+        return matrices
+
+    def _write(self, path: Path, matrices: Mapping[str, StoredMatrix]) -> None:
+        n_bytes = size_of(matrices)
+        if n_bytes > self._max_bytes:
+            log.warning("packed weights of %d bytes exceed weight_cache_bytes", n_bytes)
+            return
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._make_room(n_bytes)
+            _replace(path, matrices)
+            self._make_room(0)
+        except OSError as error:
+            log.warning("packed weights are not kept in %s: %s", self._directory, error)
+            return
+        log.info("packed weights are kept in %s: %d bytes", path, n_bytes)
+
+    def _make_room(self, n_bytes: int) -> None:
+        """Removes the oldest files until `n_bytes` more fit."""
+        found = [(path, path.stat()) for path in self._directory.iterdir()]
+        files = [(path, stat) for path, stat in found if _SUFFIX in path.name]
+        total = sum(stat.st_size for _, stat in files) + n_bytes
+        for path, stat in sorted(files, key=lambda entry: entry[1].st_mtime_ns):
+            if total <= self._max_bytes:
+                return
+            path.unlink(missing_ok=True)
+            total -= stat.st_size
+
+
+class CachedShare:
+    """The matrices of a rank's share: those of the file, or new ones, which are written at the
+    end."""
+
+    def __init__(
+        self,
+        found: Mapping[str, StoredMatrix],
+        write: Callable[[Mapping[str, StoredMatrix]], None],
+    ) -> None:
+        self._found = found
+        self._write = write
+        self._made: dict[str, StoredMatrix] = {}
+
+    def has(self, name: str) -> bool:
+        """Returns whether the file has the matrix `name`."""
+        return name in self._found
+
+    def matrix(self, name: str, make: Callable[[], _Matrix]) -> _Matrix:
+        """Returns the matrix `name` of the file, or else the one that `make` returns."""
+        if name in self._found:
+            return cast(_Matrix, from_stored(self._found[name]))
+        made = make()
+        stored = to_stored(made)
+        if stored is not None:
+            self._made[name] = stored
+        return made
+
+    def keep(self) -> None:
+        """Writes the matrices that were not in the file, if there are any."""
+        if self._made:
+            self._write({**self._found, **self._made})
+
+
+def _replace(path: Path, matrices: Mapping[str, StoredMatrix]) -> None:
+    """Writes a file beside `path`, and renames it to `path` when it is whole."""
+    with NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}.", delete=False) as file:
+        unfinished = Path(file.name)
+        try:
+            write_packed(file, matrices)
+            file.flush()
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
