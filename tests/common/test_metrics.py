@@ -102,7 +102,7 @@ async def test_health_is_told_by_its_names_beside_the_metrics() -> None:
     health = Health("orcinus.v1.TestService")
     await health.start()
 
-    def statuses(address: str) -> list[int]:
+    def statuses(address: str | None) -> list[int]:
         names = (LIVENESS, READINESS, "nonsense")
         return [httpx.get(f"http://{address}{HEALTH_PATH}{name}").status_code for name in names]
 

@@ -62,17 +62,6 @@ def test_init_containers_end_and_probes_keep_to_the_pods_grace_period(name: str)
 
 
 @pytest.mark.parametrize("name", OLD)
-def test_commands_of_probes_have_time_to_start(name: str) -> None:
-    for workload in rendered(name).services():
-        probes = {key: it for key, it in workload.container.items() if key.endswith("Probe")}
-        assert {"livenessProbe", "readinessProbe"} <= set(probes)
-        for probe in probes.values():
-            assert "exec" in probe
-            assert probe["timeoutSeconds"] >= 30
-            assert probe["periodSeconds"] >= 2
-
-
-@pytest.mark.parametrize("name", OLD)
 def test_a_frontend_is_not_asked_whether_it_has_started(name: str) -> None:
     """Such a kubelet sees late that a startup probe has passed; a liveness probe that waits
     gives as long a time to start."""
