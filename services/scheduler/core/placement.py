@@ -24,6 +24,7 @@ recording of the inputs is enough to repeat it.
 """
 
 from collections.abc import Collection, Hashable, Iterator, Mapping
+from itertools import islice
 
 from services.scheduler.core.request import Request
 from services.scheduler.core.room import Room, Rooms
@@ -166,24 +167,36 @@ class _Choice:
 
     def of(self, request: Request, selecting: Hashable) -> Hashable | None:
         """Returns the pipeline that is to admit a waiting request. `selecting` is the pipeline that
-        asks. Returns None if the request has to wait for memory and cannot run in `selecting`."""
+        asks. If `selecting` has no place, the result may be any pipeline that could admit the
+        request. Returns None if the request has to wait for memory and cannot run in
+        `selecting`."""
         rooms = self._rooms.eligible(request)
-        costs = {
-            one: (self._before(one), rooms[one].n_uncached_tokens(request))
-            for one in self._n_places
-            if one in rooms and rooms[one].takes(request)
-        }
-        if not costs:
+        # A pipeline without a place leaves the request to any other, and compares none.
+        compares = selecting in self._n_places
+        taking = self._taking(request, rooms, n=len(rooms) if compares else 1)
+        if not taking:
             fitting = {one for one, room in rooms.items() if room.fits_ever(request)}
             for one in fitting & self._n_places.keys():
                 del self._n_places[one]
             return selecting if selecting in fitting else None
-        best = self._best(costs, selecting)
-        self._n_tokens[best] = sum(costs[best]) + RUNNING_TOKENS
+        best = taking[0]
+        if compares:
+            costs = {
+                one: (self._before(one), rooms[one].n_uncached_tokens(request)) for one in taking
+            }
+            best = self._best(costs, selecting)
+            self._n_tokens[best] = sum(costs[best]) + RUNNING_TOKENS
         self._n_places[best] -= 1
         if not self._n_places[best]:
             del self._n_places[best]
         return best
+
+    def _taking(
+        self, request: Request, rooms: Mapping[Hashable, Room], *, n: int
+    ) -> list[Hashable]:
+        """Returns the first `n` pipelines that have a place for a request."""
+        taking = (one for one in self._n_places if one in rooms and rooms[one].takes(request))
+        return list(islice(taking, n))
 
     def _best(self, costs: Mapping[Hashable, tuple[int, int]], selecting: Hashable) -> Hashable:
         """Returns the best pipeline for a request. `costs` has the number of tokens before the
