@@ -102,7 +102,10 @@ def library_path(name: str, directory: Path | None = None) -> Path:
 def is_current(path: Path) -> bool:
     """Returns whether the library at `path` exists and was built from the present sources and
     options. The library is not loaded: the processor may be unable to run it."""
-    return path.exists() and sources_digest().encode() in path.read_bytes()
+    try:
+        return sources_digest().encode() in path.read_bytes()
+    except FileNotFoundError:
+        return False
 
 
 def missing_of(names: Iterable[str], directory: Path) -> list[str]:

@@ -117,6 +117,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--peer", action="store_true", help="ask llama.cpp too")
     parser.add_argument("--dtype", default="auto", help="of ours, as services.local has it")
     parser.add_argument("--quantization", default="none", help="of ours, likewise")
+    parser.add_argument("--activations", default="rounded", help="of our workers")
     parser.add_argument("--threads", type=int, default=2, help="of each")
     parser.add_argument("--venvs", type=Path, default=DEFAULT_VENVS, help="where peers are")
     given = parser.parse_args(arguments)
@@ -124,6 +125,7 @@ def main(arguments: Sequence[str]) -> int:
     text = "\n".join(path.read_text() for path in files)
     model = given.model.resolve()
     options = [f"--{name}={getattr(given, name)}" for name in ("dtype", "quantization", "threads")]
+    options.append(f"--worker=activations={given.activations}")
     windows, logprob = asyncio.run(ours(model, text, given.window, options=options))
     n_tokens = sum(len(window) - 1 for window in windows)
     mine = math.exp(-logprob / n_tokens)

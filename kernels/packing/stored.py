@@ -20,6 +20,7 @@ from kernels.native.groups import (
     functions_of,
 )
 from kernels.native.library import library
+from kernels.native.linear import has_int8
 from kernels.native.structs import GroupsStruct
 
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16)}
@@ -35,10 +36,12 @@ class StoredMatrix:
 
 
 def layout() -> str:
-    """Returns a text that differs between builds of the native library that pack in different
-    ways."""
+    """Returns a text that differs between builds of the native library that pack in different ways,
+    or that choose other forms of matrices."""
     loaded = library()
-    return "" if loaded is None else f"panels of {functions_of(loaded).panel}"
+    if loaded is None:
+        return ""
+    return f"panels of {functions_of(loaded).panel}, products of int8: {has_int8()}"
 
 
 def to_stored(matrix: object) -> StoredMatrix | None:

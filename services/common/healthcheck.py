@@ -1,9 +1,9 @@
 """`python -m services.common.healthcheck HOST:PORT SERVICE`: asks a process for its health, for
-probes that run a command.
+`make status` and for health checks of Docker, which run a command.
 
 The exit status is 0 if the service is serving. Otherwise it is 1, with the reason on standard
 error. The program does not use TLS, so HOST:PORT must be the address that serves only health. A
-probe starts this program every few seconds, so it imports few modules.
+health check starts this program every few seconds, so it imports few modules.
 """
 
 import argparse

@@ -183,7 +183,10 @@ class LocalSettings(ServiceSettings):
             return self.weight_cache
         if self.weight_cache == "off":
             return None
-        user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        try:
+            user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        except RuntimeError:  # the user has no home
+            return None
         return Path(user_cache) / "orcinus" / "weights"
 
     @model_validator(mode="after")

@@ -343,6 +343,7 @@ class Tuner:
             load_format=settings.load_format,
             dtype=settings.dtype,
             quantization=settings.quantization,
+            weight_cache="off",  # each layout would leave files of its own
             worker=settings.worker,
             scheduler=(("speculative-tokens", "0"),),  # a decode has one token, without drafts
             http_port=0,

@@ -194,9 +194,10 @@ class _Choice:
     def _taking(
         self, request: Request, rooms: Mapping[Hashable, Room], *, n: int
     ) -> list[Hashable]:
-        """Returns the first `n` pipelines that have a place for a request."""
-        taking = (one for one in self._n_places if one in rooms and rooms[one].takes(request))
-        return list(islice(taking, n))
+        """Returns at most `n` pipelines that have a place for a request, idle ones first."""
+        placed = [one for one in self._n_places if one in rooms]
+        placed.sort(key=lambda one: rooms[one].n_running > 0)
+        return list(islice((one for one in placed if rooms[one].takes(request)), n))
 
     def _best(self, costs: Mapping[Hashable, tuple[int, int]], selecting: Hashable) -> Hashable:
         """Returns the best pipeline for a request. `costs` has the number of tokens before the

@@ -121,11 +121,16 @@ def checkpoint_digest(model: Path) -> str:
 
 
 def files_digest(model: Path) -> str:
-    """Returns a digest that also changes when a weight file is written again with other numbers in
-    places that `checkpoint_digest` does not read: it includes the times of the last changes."""
+    """Returns a digest that also changes when other numbers come into a weight file in places that
+    `checkpoint_digest` does not read.
+
+    The digest includes the inode of each file and the time of its last change of any kind (ctime).
+    A copy that keeps the time of modification has another ctime.
+    """
     paths = model_files(model) if is_gguf(model) else find_weight_files(model).paths
-    times = [path.stat().st_mtime_ns for path in paths]
-    return hashlib.sha256(f"{checkpoint_digest(model)} {times}".encode()).hexdigest()
+    stats = [path.stat() for path in paths]
+    identities = [(stat.st_ino, stat.st_ctime_ns) for stat in stats]
+    return hashlib.sha256(f"{checkpoint_digest(model)} {identities}".encode()).hexdigest()
 
 
 def _main_file(directory: Path) -> Path:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -58,9 +59,12 @@ def read_packed(path: Path) -> dict[str, StoredMatrix]:
     Raises DamagedFileError for a file that is not whole, and OSError.
     """
     with path.open("rb") as file:
-        n_bytes = path.stat().st_size
+        n_bytes = os.fstat(file.fileno()).st_size
         entries, first = _header(file)
-    whole = torch.from_file(str(path), shared=False, size=n_bytes, dtype=torch.uint8)
+    try:
+        whole = torch.from_file(str(path), shared=False, size=n_bytes, dtype=torch.uint8)
+    except RuntimeError as error:  # too little address space, or the file is gone
+        raise OSError(f"it cannot be mapped: {error}") from error
     return dict(_matrices(whole[first:], entries))
 
 

@@ -78,8 +78,11 @@ class WeightCache:
 
     def _make_room(self, n_bytes: int) -> None:
         """Removes the oldest files until `n_bytes` more fit."""
-        found = [(path, path.stat()) for path in self._directory.iterdir()]
-        files = [(path, stat) for path, stat in found if _SUFFIX in path.name]
+        files = []
+        for path in self._directory.iterdir():
+            with suppress(FileNotFoundError):  # another rank has renamed or removed it
+                if _SUFFIX in path.name:
+                    files.append((path, path.stat()))
         total = sum(stat.st_size for _, stat in files) + n_bytes
         for path, stat in sorted(files, key=lambda entry: entry[1].st_mtime_ns):
             if total <= self._max_bytes:

@@ -14,6 +14,7 @@ from kernels.packing.linear import pack
 from kernels.weights.linear import Quantization
 from services.local.settings import LocalSettings
 from services.worker.channel import RankEnd
+from services.worker.models.directory_files import files_digest
 from services.worker.models.packed_file import read_packed
 from services.worker.models.weight_cache import WeightCache
 from services.worker.rank.stage_shard import StageShard
@@ -270,3 +271,13 @@ def test_a_rank_is_told_of_the_directory(given: str) -> None:
     of_rank = settings.for_rank(0).at(PipelinePlace(0, 1))
     assert of_rank.weight_cache == (Path(given) if given else None)
     assert of_rank.weight_cache_bytes == 5 * 2**30
+
+
+def test_another_file_in_the_place_of_a_checkpoints_has_another_digest(checkpoint: Path) -> None:
+    weights = checkpoint / "model.safetensors"
+    before, times = files_digest(checkpoint), weights.stat()
+    copy = checkpoint / "copy"
+    copy.write_bytes(weights.read_bytes())
+    copy.replace(weights)
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert files_digest(checkpoint) != before
