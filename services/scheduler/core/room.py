@@ -41,8 +41,8 @@ class Room(Protocol):
         ...
 
     def takes(self, request: Request, *, n_more_blocks: int = 0) -> bool:
-        """Returns whether a pipeline with a place could admit a request into it, beside others that
-        need `n_more_blocks` blocks."""
+        """Returns whether the pipeline, which has a place, could admit a request in addition to
+        other requests, which need `n_more_blocks` blocks."""
         ...
 
     def n_blocks_for(self, request: Request) -> int:

@@ -3,10 +3,10 @@
     8 bytes   a mark
     8 bytes   length of the header, then 4 bytes with the CRC-32 of the header
     header    JSON: for each matrix its description, shape, place and CRC-32
-    matrices  each begins at a multiple of 64 bytes, as vector instructions like it
+    matrices  each begins at a multiple of 64 bytes, the length of a cache line
 
-Checksums find files that a full disk or a crash has damaged. They are no protection against someone
-who may write the file.
+Checksums find files that a full disk or a crash has damaged. They do not protect against a person
+with the right to write the file.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def processor_s(demo: Cluster, pod: Pod) -> float:
     return (int(user) + int(system)) / TICKS_PER_S
 
 
-def has_lost_its_rank(demo: Cluster, worker: Pod) -> bool:
+def rank_is_killed(demo: Cluster, worker: Pod) -> bool:
     """Kills the rank of a worker, unless the worker's pod is gone."""
     if demo.pod(worker.name) is not None:
         demo.signal_rank(worker, signal.SIGKILL)
@@ -91,7 +91,7 @@ def test_streams_of_a_frontend_that_drains_outlast_a_minute(demo: Cluster) -> No
         scale(0)
         try:
             # The workers would serve until their requests have ended.
-            demo.until(lambda: has_lost_its_rank(demo, workers[0]), what="a rank is killed")
+            demo.until(lambda: rank_is_killed(demo, workers[0]), what="a rank is killed")
             for frontend in demo.pods("frontend"):
                 demo.delete_pod(frontend)
             time.sleep(LONG_S)
