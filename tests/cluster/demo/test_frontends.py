@@ -13,7 +13,7 @@ from tests.cluster.streams import LOAD, PROMPT, STREAMS, failures
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(HANG_S)]
 
-READY_S = 3
+READY_S = 10
 TICKS_PER_S = 100
 """Unit of times in /proc on Linux."""
 CUT_S = 25
