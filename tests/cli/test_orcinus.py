@@ -127,7 +127,8 @@ def test_help_of_programs_says_how_they_are_called(
 ) -> None:
     done = run(environment, *arguments)
     assert done.returncode == 0
-    assert done.stdout.startswith(f"usage: orcinus {arguments[0]} MODEL [options]\n")
+    models = "MODEL [MODEL …]" if arguments[0] == "serve" else "MODEL"
+    assert done.stdout.startswith(f"usage: orcinus {arguments[0]} {models} [options]\n")
     assert "--stages" in done.stdout or "--budget-s" in done.stdout
 
 
