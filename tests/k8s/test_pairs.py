@@ -24,13 +24,15 @@ APART = [
     {"model-fetch", "model-image"},
     {"istio", "linkerd"},
     {"hard-spread", "kubernetes-1.20"},
+    {"lws", "pipeline-autoscaling"},
     *(
         {name, "kubernetes-1.20"}
         for name in ("openshift", "istio", "linkerd", "model-image", "lws")
     ),
 ]
-"""Components that exclude one another: two places of the checkpoint, two meshes, and old clusters
-with what they do not have. (`model-fetch` brings `model-pvc` along.)"""
+"""Components that exclude one another: two places of the checkpoint, two meshes, old clusters with
+what they do not have, and a scale of a Deployment that `lws` replaces. (`model-fetch` brings
+`model-pvc` along.)"""
 
 PAIRS = [pair for pair in combinations(ORDER, 2) if set(pair) not in APART]
 
