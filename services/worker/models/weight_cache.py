@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,8 @@ from services.worker.models.packed_file import (
 log = logging.getLogger(__name__)
 
 _SUFFIX = ".packed"
+_OWN = re.compile(r"[0-9a-f]{32}\.packed(\.\w+)?")
+"""Names of files of a cache, and of files that are not finished. A user may have others there."""
 _Matrix = TypeVar("_Matrix")
 
 
@@ -81,7 +84,7 @@ class WeightCache:
         files = []
         for path in self._directory.iterdir():
             with suppress(FileNotFoundError):  # another rank has renamed or removed it
-                if _SUFFIX in path.name:
+                if _OWN.fullmatch(path.name):
                     files.append((path, path.stat()))
         total = sum(stat.st_size for _, stat in files) + n_bytes
         for path, stat in sorted(files, key=lambda entry: entry[1].st_mtime_ns):

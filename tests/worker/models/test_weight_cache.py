@@ -281,3 +281,19 @@ def test_another_file_in_the_place_of_a_checkpoints_has_another_digest(checkpoin
     copy.replace(weights)
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert files_digest(checkpoint) != before
+
+
+@needs_int8
+def test_files_of_a_user_are_no_part_of_the_cache(checkpoint: Path, directory: Path) -> None:
+    directory.mkdir(parents=True)
+    own = directory / "holiday.packed.tar"
+    own.write_bytes(bytes(1000))
+    os.utime(own, (0, 0))
+    load(checkpoint, quantization="int4", cache=cache_in(directory))
+    (kept,) = set(directory.iterdir()) - {own}
+    kept_bytes = kept.stat().st_size
+    for build in ("a", "b"):
+        cache = cache_in(directory, max_bytes=kept_bytes, build=build)
+        load(checkpoint, quantization="int4", cache=cache)
+    assert own.exists()
+    assert len(list(directory.iterdir())) == 2
