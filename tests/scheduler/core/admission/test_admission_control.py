@@ -2,9 +2,11 @@
 
 import random
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
+from statistics import mean
 
 import pytest
 from hypothesis import given
@@ -53,13 +55,17 @@ WARM_S, LOAD_S = 12.0, 24.0
 
 
 def overloaded(
-    make: Make, times: float, goal_s: float | None, slowness: tuple[float, ...] = (1.0,)
+    make: Make,
+    times: float,
+    goal_s: float | None,
+    slowness: tuple[float, ...] = (1.0,),
+    seed: int = 3,
 ) -> Engine:
     """Returns an engine after some time at four fifths of its capacity, and some at more."""
     engine = Engine(goal_s, slowness=slowness)
     rate = CAPACITY[make] * sum(1 / factor for factor in slowness)
     callers = list(poisson(0.8 * rate, WARM_S, make, seed=4))
-    for caller in poisson(times * rate, LOAD_S, make, seed=3):
+    for caller in poisson(times * rate, LOAD_S, make, seed=seed):
         callers.append(replace(caller, at=caller.at + WARM_S))
     engine.run(callers, until=WARM_S + LOAD_S)
     return engine
@@ -88,31 +94,28 @@ def test_at_ten_times_the_load_nothing_is_idle_and_nearly_all_are_on_time(
         (prompts, (1.0, 4.0)),
         pytest.param(uniform, (1.0, 4.0), marks=pytest.mark.thorough),
         pytest.param(prompts, (1.0, 1.0, 1.0), marks=pytest.mark.thorough),
-        pytest.param(
-            exponential,
-            (1.0, 1.0, 2.0),
-            marks=[
-                pytest.mark.thorough,
-                pytest.mark.xfail(
-                    reason="a fast pipeline leaves requests to a slow one that runs fewer",
-                    strict=True,
-                ),
-            ],
-        ),
+        pytest.param(exponential, (1.0, 1.0, 2.0), marks=pytest.mark.thorough),
     ],
     ids=lambda value: value.__name__ if callable(value) else str(value),
 )
 def test_several_pipelines_are_as_good_as_one_at_its_part_of_the_load(
     make: Make, slowness: tuple[float, ...]
 ) -> None:
+    # Of answers of very unequal lengths, twenty seconds have too few for one sample: single samples
+    # differ by a fifth, with any placement.
+    seeds = (3, 13, 23) if make is exponential else (3,)
     goal_s, since, until = 4.0, WARM_S + 4, WARM_S + LOAD_S
-    one, several = watched(make, 10, goal_s), overloaded(make, 10, goal_s, slowness)
+
+    def goodput_of(outcomes: Sequence[Outcome]) -> float:
+        return goodput(outcomes, goal_s, since=since, until=until)
+
+    one = watched(make, 10, goal_s)
+    several = [overloaded(make, 10, goal_s, slowness, seed).outcomes for seed in seeds]
     n_times = sum(1 / factor for factor in slowness)
-    expected = n_times * goodput(one.outcomes, goal_s, since=since, until=until)
-    assert goodput(several.outcomes, goal_s, since=since, until=until) > 0.9 * expected
+    assert mean(map(goodput_of, several)) > 0.9 * n_times * goodput_of(one.outcomes)
     ratios = sorted(
         outcome.wait_s / outcome.foretold_s
-        for outcome in several.outcomes
+        for outcome in chain.from_iterable(several)
         if outcome.caller.at > since and outcome.wait_s is not None and outcome.foretold_s
     )
     assert 0.75 < ratios[len(ratios) // 2] < 1.25
