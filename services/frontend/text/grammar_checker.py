@@ -30,9 +30,9 @@ COMPILE_S = 0.1
 first two token masks. Most grammars take a hundredth of this limit. The ranks compile the grammar
 again; meanwhile the request, and requests with later grammars, wait."""
 
-SHORT_LENGTH = 2**15
+SHORT_LENGTH = 2**14
 """Length of a grammar, in characters, above which its time limit grows with its length. The schemas
-of many tools make such long grammars: 200 tools with 500,000 characters take a third of their
+of many tools make such long grammars: 200 tools with 500,000 characters take a sixth of their
 limit. These schemas are part of the prompt too, so the answer begins only after seconds anyway."""
 
 COMPILE_BYTES = 128 * 2**20
