@@ -35,7 +35,7 @@ from services.scheduler.cluster.leadership import LeadershipLost
 from services.scheduler.cluster.observed_lease import RENEWAL
 from services.scheduler.cluster.pod_directory import PodDirectory
 from services.scheduler.cluster.replicas import ReplicaStore
-from services.scheduler.cluster.stages import StageDirectory, StaticStages
+from services.scheduler.cluster.stages import StaticStages, WorkerDirectory
 from services.scheduler.cluster.term import ElectedTerm, Term, Unopposed
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.order.registry import ORDERS
@@ -213,7 +213,7 @@ class SchedulerProcess:
 
     async def _lead(
         self,
-        stages: StageDirectory,
+        stages: WorkerDirectory,
         term: Term,
         *,
         hand_over: HandOver | None = None,

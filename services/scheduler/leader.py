@@ -24,7 +24,7 @@ from services.common import rpc
 from services.common.errors import Unavailable
 from services.common.process import happens_before
 from services.scheduler.building import BuildScheduler, build_order, build_scheduler, describe
-from services.scheduler.cluster.stages import StageDirectory
+from services.scheduler.cluster.stages import WorkerDirectory
 from services.scheduler.cluster.term import Term
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
@@ -59,7 +59,7 @@ class Leader:
     def __init__(
         self,
         settings: SchedulerSettings,
-        stages: StageDirectory,
+        stages: WorkerDirectory,
         service: SchedulerService,
         *,
         requests: RequestObserver,

@@ -29,6 +29,7 @@ class MovingStages:
     def __init__(self, n_stages: int) -> None:
         self.n_stages = n_stages
         self._addresses: list[str | None] = [None] * n_stages
+        self._leaving: list[str] = []
 
     def place(self, index: int, address: str | None) -> None:
         self._addresses[index] = address
@@ -39,8 +40,15 @@ class MovingStages:
     def remove(self, address: str) -> None:
         self._addresses.remove(address)
 
+    def terminate(self, *addresses: str) -> None:
+        """Adds workers whose pods are terminating."""
+        self._leaving += addresses
+
     def addresses(self) -> list[str]:
         return [address for address in self._addresses if address]
+
+    def leaving(self) -> list[str]:
+        return list(self._leaving)
 
 
 class FewWorkers:

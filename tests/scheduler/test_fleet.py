@@ -20,8 +20,10 @@ from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.pipeline import forming, joining
 from services.scheduler.pipeline.asked_worker import AskedWorker
 from services.scheduler.pipeline.fit import build_of, traits_of
+from services.scheduler.pipeline.membership import RETRY_S
 from services.scheduler.service import SchedulerService
 from services.scheduler.settings import SchedulerSettings
+from services.worker.settings import PipelinePlace
 from tests.exposition import Samples
 from tests.fakes import FakeStage, fake_stage, fake_worker
 from tests.limits import HANG_S
@@ -302,7 +304,7 @@ async def test_requests_of_a_worker_that_leaves_move_and_no_pipeline_is_lost() -
     async with two_pipelines() as (it, first, second):
         await submitted(it, "a", "b", n_tokens=20)
         await until(lambda: first.rank.plans and second.rank.plans)
-        leaving = asyncio.create_task(first.controller.leave(HANG_S))
+        leaving = asyncio.create_task(first.controller.leave(HANG_S, linger_s=0))
         await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines_draining") == 1)
         for plan in list(first.rank.plans):  # what is in flight is not lost
             first.rank.answer(plan)
@@ -323,7 +325,7 @@ async def test_only_pipeline_serves_until_free_workers_have_formed_another_one()
     async with scene(1) as it, fake_stage(answers=True) as old:
         it.stages.add(old.address)
         await formed(it, 1)
-        leaving = asyncio.create_task(old.controller.leave(HANG_S))
+        leaving = asyncio.create_task(old.controller.leave(HANG_S, linger_s=0))
         await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines_draining") == 1)
         await submitted(it, "a")
         assert (await it.ends(1)).keys() == {"a"}
@@ -348,7 +350,7 @@ async def test_stage_that_stays_serves_until_the_replacement_of_the_other_has_lo
         await submitted(it, "a", n_tokens=3)
         await until(lambda: stays.rank.plans)
         [epoch] = set(joined(goes, stays))
-        leaving = asyncio.create_task(goes.controller.leave(HANG_S))
+        leaving = asyncio.create_task(goes.controller.leave(HANG_S, linger_s=0))
         it.stages.add(comes.address)
         await until(lambda: comes.controller.assignment.place is not None)
         stays.rank.answers = True
@@ -359,6 +361,51 @@ async def test_stage_that_stays_serves_until_the_replacement_of_the_other_has_lo
         assert len(set(joined(comes, stays)) - {epoch}) == 1
         assert (await it.ends(1)).keys() == {"a"}
         assert Samples.of(it.registry).sum("orcinus_pipeline_losses_total") == 0
+
+
+async def test_a_new_leader_serves_with_workers_that_leave_until_others_have_loaded() -> None:
+    async with (
+        fake_stage(0, 2, answers=True) as first,
+        fake_stage(1, 2, answers=True) as second,
+        scene(2) as it,
+    ):
+        for one in (first, second):
+            one.controller.departure.begin(HANG_S)
+        it.stages.terminate(first.address, second.address)
+        await formed(it, 1)
+        await submitted(it, "a")
+        assert (await it.ends(1)).keys() == {"a"}
+        first.controller.reports.publish_heartbeat(leaves_in_ms=first.controller.departure.left_ms)
+        await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines_draining") == 1)
+        async with fake_worker(answers=True) as c, fake_worker(answers=True) as d:
+            it.stages.add(c.address, d.address)
+            await formed(it, 2)
+            await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines") == 1)
+            await submitted(it, "b")
+            assert (await it.ends(1)).keys() == {"b"}
+            assert len(set(joined(c, d))) == 1
+            assert Samples.of(it.registry).sum("orcinus_pipeline_losses_total") == 0
+            # Workers that leave are for the first pipelines only.
+            c.controller.on_exit(0, -signal.SIGKILL)
+            await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines") == 0)
+            await asyncio.sleep(3 * RETRY_S)
+            assert Samples.of(it.registry).sum("orcinus_epochs_formed_total") == 2
+
+
+async def test_a_worker_that_leaves_completes_a_pipeline_while_its_replacement_loads() -> None:
+    async with (
+        fake_stage(0, 2, answers=True) as leaves,
+        fake_stage(1, 2, answers=True) as stays,
+        fake_worker(loads=False) as comes,
+        scene(2) as it,
+    ):
+        leaves.controller.departure.begin(HANG_S)
+        it.stages.terminate(leaves.address)
+        it.stages.add(stays.address, comes.address)
+        await formed(it, 1)
+        await until(lambda: comes.controller.assignment.place == PipelinePlace(0, 2))
+        await submitted(it, "a")
+        assert (await it.ends(1)).keys() == {"a"}
 
 
 async def test_requests_of_the_only_pipeline_wait_when_the_time_of_its_worker_is_over() -> None:

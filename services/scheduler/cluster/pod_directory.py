@@ -150,6 +150,11 @@ class PodDirectory:
         """Returns the pods that can be reached, by their addresses, older ones first."""
         return dict(self._reachable)
 
+    def leaving(self) -> list[str]:
+        """Returns the `host:port` of the pods that are terminating and may still serve."""
+        pods = [pod for pod in self._pods.values() if pod.is_terminating]
+        return list(self._by_address(pods))
+
     async def changed(self) -> None:
         """Waits until the addresses change."""
         await self._has_changed.wait()
@@ -204,16 +209,22 @@ class PodDirectory:
         pods may have one address, for example if they use the network of their node. They count as
         one worker, since only one of them can listen at the address."""
         before = list(self._reachable)
-        pods: dict[str, list[Pod]] = {}  # by address
-        for pod in sorted(self._pods.values(), key=lambda pod: (pod.created, pod.name)):
-            if pod.ip and not pod.is_terminating and pod.phase not in OVER:
-                pods.setdefault(str(Address(pod.ip, self._port)), []).append(pod)
+        pods = self._by_address([pod for pod in self._pods.values() if not pod.is_terminating])
         self._reachable = {address: sharing[0] for address, sharing in pods.items()}
         self._note_shared(pods)
         if list(self._reachable) != before:
             log.info("workers: %s", ", ".join(self._reachable) or "none")
             self._has_changed.set()
             self._has_changed = asyncio.Event()
+
+    def _by_address(self, pods: Sequence[Pod]) -> dict[str, list[Pod]]:
+        """Returns those of `pods` that have an IP address and have not ended, by address, older
+        ones first."""
+        found: dict[str, list[Pod]] = {}
+        for pod in sorted(pods, key=lambda pod: (pod.created, pod.name)):
+            if pod.ip and pod.phase not in OVER:
+                found.setdefault(str(Address(pod.ip, self._port)), []).append(pod)
+        return found
 
     def _note_shared(self, pods: Mapping[str, Sequence[Pod]]) -> None:
         """Logs each address that several pods have, unless the last update had it too."""

@@ -18,6 +18,14 @@ class StageDirectory(Protocol):
         """Returns the `host:port` of every worker that is known now, older ones first."""
 
 
+class WorkerDirectory(StageDirectory, Protocol):
+    """A directory that also knows workers that are about to end."""
+
+    def leaving(self) -> Sequence[str]:
+        """Returns the `host:port` of every further worker, which is about to end, older ones
+        first."""
+
+
 class StaticStages:
     """A directory of fixed addresses."""
 
@@ -35,3 +43,7 @@ class StaticStages:
     def addresses(self) -> Sequence[str]:
         """Returns the given addresses."""
         return list(self._addresses)
+
+    def leaving(self) -> Sequence[str]:
+        """Returns nothing: only the worker at an address knows whether it is about to end."""
+        return ()

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from services.common import rpc
 from services.common.errors import Unavailable
-from services.scheduler.cluster.stages import StageDirectory
+from services.scheduler.cluster.stages import WorkerDirectory
 from services.scheduler.cluster.term import Term
 from services.scheduler.pipeline.free_workers import FreeWorkers
 from services.scheduler.pipeline.joining import JOIN_TIMEOUT_S
@@ -84,7 +84,7 @@ class Former:
 
     def __init__(
         self,
-        stages: StageDirectory,
+        stages: WorkerDirectory,
         term: Term,
         *,
         pipeline_id: str,
@@ -120,6 +120,7 @@ class Former:
             serving=self._free.traits,
             is_serving=self._free.is_serving,
             taken=self._free.processes,
+            may_use_leaving=lambda: self._free.may_use_leaving,
         )
         self._pause_until = 0.0
         self._clock = asyncio.get_running_loop().time

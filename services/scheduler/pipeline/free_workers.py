@@ -3,12 +3,15 @@
 These are the workers that are in no pipeline. If all pipelines drain and there are too few such
 workers, the members of these pipelines that are not leaving are added: together with replacements
 for the leaving ones they make the next pipeline, which then takes over these members.
+
+A new leader may find only workers that are leaving, for example while a rollout replaces schedulers
+and workers at the same time. It may use them, until it has a pipeline whose workers stay.
 """
 
 from collections.abc import Collection, Sequence
 from itertools import count
 
-from services.scheduler.cluster.stages import StageDirectory
+from services.scheduler.cluster.stages import WorkerDirectory
 from services.scheduler.pipeline.fit import Traits, traits_of
 from services.scheduler.pipeline.membership import Member, Pipeline
 
@@ -16,10 +19,13 @@ from services.scheduler.pipeline.membership import Member, Pipeline
 class FreeWorkers:
     """The directory of the workers from which the next pipeline may be formed."""
 
-    def __init__(self, stages: StageDirectory) -> None:
+    def __init__(self, stages: WorkerDirectory) -> None:
         self._stages = stages
         self._taken: dict[int, Pipeline] = {}
         self._leaving: dict[int, frozenset[str]] = {}  # addresses, by pipelines that drain
+        self.may_use_leaving = True
+        """Whether a pipeline may be formed of workers that are leaving, if no others complete
+        one."""
 
     @property
     def n_stages(self) -> int:
@@ -46,7 +52,10 @@ class FreeWorkers:
         ones first."""
         free = set(self._free())
         yielding = set() if self.n_staying or len(free) >= self.n_stages else self._yielding()
-        return [it for it in self._stages.addresses() if it in free or it in yielding]
+        offered = [it for it in self._stages.addresses() if it in free or it in yielding]
+        if self.may_use_leaving:
+            offered += [it for it in self._stages.leaving() if not self.is_serving(it)]
+        return offered
 
     def is_serving(self, address: str) -> bool:
         """Returns whether the worker at an address is in a pipeline."""
@@ -83,6 +92,8 @@ class FreeWorkers:
     def take(self, pipeline: Pipeline) -> None:
         """Removes the members of a pipeline from the free workers."""
         self._taken[pipeline.number] = pipeline
+        if not any(member.description.is_leaving for member in pipeline.members):
+            self.may_use_leaving = False
 
     def drain(self, pipeline: Pipeline, leaving: Collection[str]) -> None:
         """Notes that a pipeline drains, because the workers at the addresses `leaving` are

@@ -124,11 +124,13 @@ class RollCall:
         serving: Callable[[], Collection[Traits]] = lambda: (),
         is_serving: Callable[[str], bool] = lambda address: False,
         taken: Callable[[], Collection[str]] = tuple,
+        may_use_leaving: Callable[[], bool] = lambda: False,
     ) -> None:
         """`n_pipelines` returns the largest number of pipelines to form out of these workers.
         `serving` returns the traits of the workers in the pipelines that serve already, if there
         are any. `is_serving` returns whether the worker at an address is in a pipeline. `taken`
-        returns the processes of the workers that the pipelines keep."""
+        returns the processes of the workers that the pipelines keep. `may_use_leaving` returns
+        whether workers that are leaving may be members if the others do not complete a pipeline."""
         self.trouble = ""
         """The latest reason why the workers do not make a pipeline; empty before the first
         attempt."""
@@ -142,6 +144,7 @@ class RollCall:
         self._serving = serving
         self._is_serving = is_serving
         self._taken = taken
+        self._may_use_leaving = may_use_leaving
         self._told: set[str] = set()
         self._has_news = asyncio.Event()
         self._workers: dict[str, AskedWorker] = {}  # by address, in the directory's order
@@ -201,23 +204,17 @@ class RollCall:
             that do not fit.
         """
         answers = self._answers
-        found = muster(
-            self._offers(),
-            self._stages.n_stages,
-            n_pipelines=self._n_pipelines(),
-            n_assigned=self._n_assigned,
-            serving=self._serving(),
-            taken=self._taken(),
-        )
+        offers = self._offers()
+        staying = [offer for offer in offers if not offer.answer.is_leaving]
+        found = self._muster(staying)
         shortfall = self._shortfall_of(found, answers)
         is_settled = all(worker.is_settled for worker in self._workers.values())
         if is_settled or found.members:
             self._tell(shortfall)
-        if found.members:
-            members = [Member(address, answers[address]) for address in found.members]
-            check_layers(members)
-            return members
-        if found.assignments and is_settled:
+        chosen = found.members
+        if not chosen and is_settled and len(staying) < len(offers) and self._may_use_leaving():
+            chosen = self._muster(offers).members
+        if found.assignments and is_settled and not found.members:
             epoch = await self._term.next_epoch(self.newest_epoch)
             for address, stage in found.assignments.items():
                 self._n_assigned[address] += 1
@@ -226,17 +223,30 @@ class RollCall:
                         epoch=epoch, stage_index=stage, n_stages=self._stages.n_stages
                     )
                 )
+        if chosen:
+            members = [Member(address, answers[address]) for address in chosen]
+            check_layers(members)
+            return members
         troubles = [worker.trouble for worker in self._workers.values() if worker.trouble]
         raise Unavailable("; ".join(filter(None, (shortfall.for_operators, *troubles))))
 
+    def _muster(self, offers: Sequence[Offer]) -> Muster:
+        return muster(
+            offers,
+            self._stages.n_stages,
+            n_pipelines=self._n_pipelines(),
+            n_assigned=self._n_assigned,
+            serving=self._serving(),
+            taken=self._taken(),
+        )
+
     def _offers(self) -> list[Offer]:
-        """Returns the workers that may become members of a pipeline: all workers except those that
-        are leaving."""
+        """Returns the workers that are known."""
         known = [worker.offer for worker in self._workers.values()]
         return [
             replace(offer, is_serving=self._is_serving(offer.address))
             for offer in known
-            if offer is not None and not offer.answer.is_leaving
+            if offer is not None
         ]
 
     def _shortfall_of(

@@ -185,8 +185,8 @@ def _unfit(
 
 class _Group:
     """Workers with equal traits, and the choice among workers of one stage. A ready worker is
-    better than a worker that loads; then a worker that keeps its stage is better; then a worker
-    that has seen a newer epoch; then a newer pod."""
+    better than a worker that loads; then a worker that is not leaving; then a worker that keeps its
+    stage; then a worker that has seen a newer epoch; then a newer pod."""
 
     def __init__(
         self,
@@ -302,10 +302,11 @@ class _Group:
     def _is_ready(self, address: str) -> bool:
         return self._here[address].state == worker_pb2.WORKER_STATE_READY
 
-    def _merit(self, address: str) -> tuple[bool, bool, int, int]:
+    def _merit(self, address: str) -> tuple[bool, bool, bool, int, int]:
         answer = self._here[address]
         is_kept = address in self._kept
-        return (self._is_ready(address), is_kept, answer.epoch, self._places[address])
+        place = self._places[address]
+        return (self._is_ready(address), not answer.is_leaving, is_kept, answer.epoch, place)
 
 
 def _is_free(answer: worker_pb2.DescribeResponse) -> bool:

@@ -27,7 +27,7 @@ from services.common.errors import InvalidRequest, Unavailable
 from services.common.protocol import PROTOCOL
 from services.worker.channel import MessageKind
 from services.worker.controller.assignment import Assignment
-from services.worker.controller.departure import Departure
+from services.worker.controller.departure import LINGER_S, Departure
 from services.worker.controller.epoch import Epoch
 from services.worker.controller.grammar_orders import GrammarOrders
 from services.worker.controller.loading import Loading, OnCheckpoint, OnProgress
@@ -162,14 +162,15 @@ class Controller:
         await self.epoch.join_ranks(request)
         self.plans.open(request)
 
-    async def leave(self, limit_s: float) -> None:
+    async def leave(self, limit_s: float, *, linger_s: float = LINGER_S) -> None:
         """Tells the leader that this worker was told to stop. Returns when the leader has let go of
-        the stage, or after `limit_s`."""
+        the stage and no other leader has taken it within `linger_s`, or after `limit_s`. Returns at
+        once if the stage is in no pipeline."""
         self.departure.begin(limit_s)
         self._on_alive()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                await self.reports.until_unwatched()
+                await self.reports.until_unwatched(for_s=linger_s)
 
     async def end(self) -> None:
         """Refuses all calls from now on and ends all streams, because the process is about to end.

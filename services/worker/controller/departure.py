@@ -2,11 +2,16 @@
 
 The worker goes on serving until its pipeline has moved its requests, but only for a limited time.
 Its descriptions and its heartbeats tell the leader that it is leaving. The worker may end when
-nothing watches its stage any more. A worker that is in no pipeline ends at once.
+nothing has watched its stage for `LINGER_S`: a leader that is replaced lets go of the stage, and
+the next leader may need it. A worker that is in no pipeline ends at once.
 """
 
 import asyncio
 import math
+
+LINGER_S = 5.0
+"""Seconds that another leader has to take over the stage of a worker that is leaving. A killed
+leader is replaced after 2 to 5 s (`docs/operations/lose-a-node.md`)."""
 
 
 class Departure:

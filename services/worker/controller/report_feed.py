@@ -22,6 +22,7 @@ class ReportFeed:
     def __init__(self, epoch: Epoch) -> None:
         self._epoch = epoch
         self._watchers: list[asyncio.Queue[bytes | None]] = []  # None ends a watcher's stream
+        self._is_watched = asyncio.Event()
         self._is_unwatched = asyncio.Event()
         self._is_unwatched.set()
 
@@ -61,14 +62,20 @@ class ReportFeed:
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._watchers.append(queue)
         self._is_unwatched.clear()
+        self._is_watched.set()
         try:
             yield self._reports(queue, epoch)
         finally:
             self._remove(queue)
 
-    async def until_unwatched(self) -> None:
-        """Waits until there is no watcher."""
-        await self._is_unwatched.wait()
+    async def until_unwatched(self, *, for_s: float) -> None:
+        """Waits until there has been no watcher for `for_s` seconds. Returns at once if there is
+        none when it is called."""
+        while self._watchers:
+            await self._is_unwatched.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(for_s):
+                    await self._is_watched.wait()
 
     def end(self) -> None:
         """Ends the streams of all watchers."""
@@ -80,6 +87,7 @@ class ReportFeed:
         if queue in self._watchers:
             self._watchers.remove(queue)
         if not self._watchers:
+            self._is_watched.clear()
             self._is_unwatched.set()
 
     def _publish_failure(self, failure: worker_pb2.StageFailure) -> None:

@@ -140,6 +140,7 @@ def test_a_pod_counts_only_while_it_can_be_reached(unusable: Pod) -> None:
             source.tell(PodChange.SET, unusable)
             await settle()
             assert pods.addresses() == []
+            assert pods.leaving() == (["10.0.0.1:50053"] if unusable.is_terminating else [])
 
     simulate(story())
 
