@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -37,19 +38,31 @@ _Matrix = TypeVar("_Matrix")
 class WeightCache:
     """The files of a directory, of at most `max_bytes` together.
 
-    `build` identifies the code: files of other code are not read.
+    `build` identifies the code: files of other code are not read. `run` calls the function that
+    writes a file: at once, or in a thread (`in_background`), so that a rank need not wait for a
+    slow volume.
     """
 
-    def __init__(self, directory: Path, *, max_bytes: int, build: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        max_bytes: int,
+        build: str,
+        run: Callable[[Callable[[], None]], None] = lambda write: write(),
+    ) -> None:
         self._directory = directory
         self._max_bytes = max_bytes
         self._build = build
+        self._run = run
 
     def share(self, *facts: str) -> CachedShare:
         """Returns the matrices of the share of a checkpoint that `facts` identify."""
         key = hashlib.sha256(repr((self._build, layout(), facts)).encode()).hexdigest()[:32]
         path = self._directory / f"{key}{_SUFFIX}"
-        return CachedShare(self._read(path), lambda matrices: self._write(path, matrices))
+        return CachedShare(
+            self._read(path), lambda matrices: self._run(lambda: self._write(path, matrices))
+        )
 
     def _read(self, path: Path) -> Mapping[str, StoredMatrix]:
         try:
@@ -92,6 +105,12 @@ class WeightCache:
                 return
             path.unlink(missing_ok=True)
             total -= stat.st_size
+
+
+def in_background(write: Callable[[], None]) -> None:
+    """Runs a function in a thread. A process that ends does not wait for the thread, and what it
+    leaves unfinished is removed when room is needed."""
+    threading.Thread(target=write, name="weight cache", daemon=True).start()
 
 
 class CachedShare:

@@ -27,7 +27,7 @@ from services.worker.engine.recurrent_state import Division, divide, state_bytes
 from services.worker.engine.trial_iteration import TrialIteration, trial_lengths
 from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
-from services.worker.models.weight_cache import WeightCache
+from services.worker.models.weight_cache import WeightCache, in_background
 from services.worker.models.weights import OnProgress
 from services.worker.rank.activity import Activity
 from services.worker.rank.build import build_digest
@@ -327,7 +327,10 @@ def _weight_cache(settings: RankSettings) -> WeightCache | None:
     if settings.weight_cache is None:
         return None
     return WeightCache(
-        settings.weight_cache, max_bytes=settings.weight_cache_bytes, build=build_digest()
+        settings.weight_cache,
+        max_bytes=settings.weight_cache_bytes,
+        build=build_digest(),
+        run=in_background,
     )
 
 

@@ -2,19 +2,23 @@
 
 import os
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
 
 from kernels.packing.linear import pack
+from kernels.packing.stored import StoredMatrix
 from kernels.weights.linear import Quantization
 from services.local.settings import LocalSettings
 from services.worker.channel import RankEnd
+from services.worker.models import weight_cache
 from services.worker.models.directory_files import files_digest
-from services.worker.models.packed_file import read_packed
+from services.worker.models.packed_file import read_packed, write_packed
 from services.worker.models.weight_cache import WeightCache
 from services.worker.rank.stage_shard import StageShard
 from services.worker.settings import PipelinePlace, WorkerSettings
@@ -246,14 +250,28 @@ def test_the_launcher_keeps_weights_in_the_users_cache(
 
 
 @needs_int8
-def test_a_rank_keeps_its_matrices_where_its_settings_say(
-    checkpoint: Path, directory: Path, caplog: pytest.LogCaptureFixture
+def test_a_rank_keeps_its_matrices_where_its_settings_say_and_does_not_wait_for_it(
+    checkpoint: Path,
+    directory: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker = WorkerSettings(model=checkpoint, quantization="int4", weight_cache=directory)
+    has_loaded = threading.Event()
+
+    def write_late(file: IO[bytes], matrices: Mapping[str, StoredMatrix]) -> None:
+        assert has_loaded.wait(HANG_S)
+        write_packed(file, matrices)
+
+    monkeypatch.setattr(weight_cache, "write_packed", write_late)
     ours, theirs = socket.socketpair()
     with ours, theirs, caplog.at_level("INFO"):
         for _ in range(2):
             StageShard.load(worker.for_rank(0).at(PipelinePlace(0, 1)), RankEnd(theirs))
+            has_loaded.set()
+            for thread in threading.enumerate():
+                if thread.name == "weight cache":
+                    thread.join(HANG_S)
     [path] = directory.iterdir()
     assert f"packed matrices are mapped from {path}" in caplog.text
 
