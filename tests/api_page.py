@@ -91,7 +91,7 @@ def head_of(subject: str) -> Row:
 @cache
 def expected() -> Tables:
     """Returns all tables as the code has them."""
-    tables: Tables = {"routes": _routes(), "rpcs": _rpcs(), "errors": _errors()}
+    tables: Tables = {"routes": _routes(), "rpcs": _rpcs(), "errors": error_rows()}
     for name, kind in http_classes().items():
         if is_typeddict(kind):
             tables[f"answer {name}"] = _answer(kind)
@@ -441,7 +441,9 @@ def error_classes() -> list[type[errors.OrcinusError]]:
     ]
 
 
-def _errors() -> dict[str, Row]:
+@cache
+def error_rows() -> dict[str, Row]:
+    """Returns the table of errors as the code has it."""
     rows: dict[str, Row] = {}
     for kind in error_classes():
         error = _example(kind)

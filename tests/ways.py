@@ -20,7 +20,7 @@ from tests.generation_options import generation_options
 
 CODES: dict[int, str] = {}
 """gRPC status of an error, by the HTTP status of the error."""
-for _, _status, _, _, _code, _ in api_page.expected()["errors"].values():
+for _, _status, _, _, _code, _ in api_page.error_rows().values():
     CODES.setdefault(int(_status), _code.strip("`"))
 
 CONVERSATION = ("messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs")
