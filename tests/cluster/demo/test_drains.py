@@ -50,6 +50,23 @@ def test_a_worker_that_is_evicted_serves_until_another_has_its_stage(
     assert losses(demo) == before
 
 
+def test_schedulers_and_workers_are_replaced_at_once(
+    demo: Cluster, figures: Figures, streams: Streams
+) -> None:
+    before = {pod.uid for role in ("scheduler", "worker") for pod in demo.pods(role)}
+    with streams.through("schedulers and workers replaced at once"):
+        restart = ("rollout", "restart", "deployment/orcinus-scheduler", WORKERS)
+        demo.insist(lambda: demo.in_namespace(*restart))
+
+        def are_replaced() -> bool:
+            pods = [pod for role in ("scheduler", "worker") for pod in demo.pods(role)]
+            return before.isdisjoint(pod.uid for pod in pods)
+
+        demo.until(are_replaced, what="all schedulers and workers are replaced")
+        demo.wait_serving()
+        demo.until_answers()
+
+
 def test_pipelines_come_and_go_under_load_as_workers_are_scaled(
     demo: Cluster, figures: Figures, streams: Streams
 ) -> None:
