@@ -2,12 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
+import pytest_asyncio
 from orcinus.v1 import inference_pb2, scheduler_pb2
 
 from services.common.sampling import MAX_PROMPT_LOGPROBS
@@ -468,3 +469,51 @@ async def test_nobody_asks_for_what_no_client_wants(site: Site) -> None:
     for request in site.scheduler.requests:
         assert not request.submission.HasField("n_logprobs")
         assert not request.submission.HasField("n_prompt_logprobs")
+
+
+CALL = '<tool_call>\n{"name": "find", "arguments": {"a": "hi"}}\n</tool_call>'
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def reading_site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """A frontend that reads calls and reasoning."""
+    directory = tmp_path_factory.mktemp("checkpoint")
+    async with running(directory, tool_parser="hermes", reasoning_parser="think") as site:
+        yield site
+
+
+@pytest.mark.parametrize(
+    ("said", "content"),
+    [
+        ("<think>\nhi</think>\n\nhi hi", "hi hi"),
+        (f"hi <b>{CALL}", "hi <b>"),
+        (f"<think>hi</think>{CALL}", ""),
+        ("<think>hi hi", ""),
+        ("hi <tool", "hi <tool"),
+    ],
+)
+async def test_log_probabilities_are_those_of_the_content(
+    reading_site: Site, said: str, content: str
+) -> None:
+    """Marks, reasoning and calls have none, though the same words may stand there."""
+    site = reading_site
+    site.scheduler.behaviour = says(*site.tokens(said), EOS)
+    tools = [{"type": "function", "function": {"name": "find"}}]
+    body: dict[str, Any] = {"messages": MESSAGES, "tools": tools, "logprobs": True}
+    [whole] = (await post(site, "chat/completions", **body))["choices"]
+    assert (whole["message"]["content"] or "") == content
+    assert "".join(one["token"] for one in whole["logprobs"]["content"]) == content
+    parts = [each["logprobs"] for each in await chunks(site, "chat/completions", **body)]
+    assert [one for part in parts if part for one in part["content"]] == whole["logprobs"][
+        "content"
+    ]
+    conversation = inference_pb2.Conversation(
+        messages=[inference_pb2.ChatMessage(role="user", content="hello")],
+        tools=[inference_pb2.Tool(name="find")],
+    )
+    call = inference_pb2.GenerateRequest(
+        prompt=inference_pb2.Prompt(conversation=conversation),
+        options=generation_options(logprobs=0),
+    )
+    [choice] = (await site.inference.generate(call)).choices
+    assert (choice.text, "".join(one.text for one in choice.logprobs)) == (content, content)

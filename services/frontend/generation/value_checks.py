@@ -123,6 +123,11 @@ class RecordingReader:
         """Whether the text that has been read ends inside the arguments of a call."""
         return self._reader.ends_in_call
 
+    def leave_out(self, n_characters: int) -> None:
+        """Notes that the model has written `n_characters` characters that this reader does not
+        get."""
+        self._reader.leave_out(n_characters)
+
     def feed(self, text: str) -> MessageDelta:
         """Takes new text and returns what the text adds to the message."""
         self._checks.add(self._index, text)

@@ -11,10 +11,12 @@ from orcinus.v1 import inference_pb2
 
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation, TokenUsage
+from services.frontend.generation.text_scores import TextScores
+from services.frontend.generation.token_scores import TokenScores
 from services.frontend.grpc.logprobs import token_logprobs
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
-from services.frontend.text.message_reader import MessageReader, PlainReader
+from services.frontend.text.message_reader import MessageDelta, MessageReader, PlainReader, Words
 
 _FINISH_REASONS = {
     None: inference_pb2.FINISH_REASON_UNSPECIFIED,
@@ -38,6 +40,9 @@ class AnswerMessages:
         self._shows_tokens = generation.options.return_token_ids
         self._is_conversation = isinstance(generation.prompts[0].prompt, Conversation)
         self._readers: dict[int, MessageReader] = {}
+        self._contents: dict[int, TextScores] = {}
+        """Log-probabilities of the contents of answers to a conversation, by the index of the
+        answer."""
         self._unechoed: set[int] = set()
         """Indices of the answers that will begin with the text of their prompt (`echo`)."""
         if message.options.echo:
@@ -95,20 +100,37 @@ class AnswerMessages:
             finish_reason=_FINISH_REASONS[piece.finish_reason],
             schema_valid=piece.schema_valid,
         )
+        scores = piece.scores
         if self._is_conversation:
             reader = self._reader(piece.index)
             if not isinstance(reader, PlainReader):
-                _read(reader, piece, choice)
+                delta = _read(reader, piece, choice)
                 self._end(reader, choice)
+                if not self._shows_tokens:
+                    scores = self._scores_of_content(piece, delta)
         elif piece.index in self._unechoed:
             self._unechoed.remove(piece.index)
             choice.text = self._generation.prompt_text(piece.index) + piece.text
-        self._add_logprobs(piece, choice)
+        self._add_logprobs(piece, scores, choice)
         return choice
 
-    def _add_logprobs(self, piece: Piece, choice: inference_pb2.Choice) -> None:
+    def _scores_of_content(self, piece: Piece, delta: MessageDelta) -> TokenScores | None:
+        """Returns the log-probabilities of what a piece adds to the content. Returns None if the
+        client does not ask for log-probabilities."""
+        if self._generation.options.n_logprobs is None:
+            return None
+        source = self._contents.setdefault(piece.index, TextScores())
+        source.add(piece.scores)
+        parts = [(part, source.take(part)) for part in delta.parts if isinstance(part, Words)]
+        return TokenScores.joined([scores for part, scores in parts if not part.is_reasoning])
+
+    def _add_logprobs(
+        self, piece: Piece, scores: TokenScores | None, choice: inference_pb2.Choice
+    ) -> None:
+        """Adds log-probabilities to the message of a piece: those of `scores`, and those of the
+        prompt."""
         generation, options = self._generation, self._generation.options
-        if (n_top := options.n_logprobs) is not None and (scores := piece.scores) is not None:
+        if (n_top := options.n_logprobs) is not None and scores is not None:
             choice.logprobs.extend(
                 token_logprobs(
                     generation.token_texts, scores.token_ids, scores.logprobs, n_top=n_top
@@ -153,9 +175,9 @@ class AnswerMessages:
         }
 
 
-def _read(reader: MessageReader, piece: Piece, choice: inference_pb2.Choice) -> None:
+def _read(reader: MessageReader, piece: Piece, choice: inference_pb2.Choice) -> MessageDelta:
     """Sets the fields of a choice to the content, reasoning and tool calls that a piece adds to the
-    assistant's message."""
+    assistant's message. Returns what the piece adds."""
     delta = reader.feed(piece.text)
     if piece.finish_reason is not None:
         delta += reader.flush()
@@ -164,6 +186,7 @@ def _read(reader: MessageReader, piece: Piece, choice: inference_pb2.Choice) -> 
         choice.tool_calls.add(
             id=call.id, name=call.name, arguments=call.arguments, index=call.index
         )
+    return delta
 
 
 def _to_usage(usage: TokenUsage) -> inference_pb2.Usage:

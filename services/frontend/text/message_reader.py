@@ -28,6 +28,9 @@ class Words:
 
     text: str
     is_reasoning: bool = False
+    end: int = 0
+    """Number of characters that the model has written up to the end of `text`, counted from the
+    beginning of the answer."""
 
 
 Part = Words | CallDelta
@@ -90,6 +93,10 @@ class MessageReader(Protocol):
     def ends_in_call(self) -> bool:
         """Whether the text that has been read ends inside the arguments of a call."""
 
+    def leave_out(self, n_characters: int) -> None:
+        """Notes that the model has written `n_characters` characters that this reader does not get,
+        after the text that the reader has been given so far."""
+
     def feed(self, text: str) -> MessageDelta:
         """Takes new text and returns what it adds to the message."""
 
@@ -103,9 +110,18 @@ class PlainReader:
     n_tool_calls = 0
     ends_in_call = False
 
+    def __init__(self) -> None:
+        self._n_read = 0
+
+    def leave_out(self, n_characters: int) -> None:
+        """Notes that the model has written `n_characters` characters that this reader does not
+        get."""
+        self._n_read += n_characters
+
     def feed(self, text: str) -> MessageDelta:
         """Returns the text as content."""
-        return MessageDelta((Words(text),) if text else ())
+        self._n_read += len(text)
+        return MessageDelta((Words(text, end=self._n_read),) if text else ())
 
     def flush(self) -> MessageDelta:
         """Returns an empty delta, since no text is held back."""

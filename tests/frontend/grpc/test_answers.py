@@ -41,6 +41,9 @@ class Shouts:
         self.n_tool_calls = 0
         self._held = ""
 
+    def leave_out(self, n_characters: int) -> None:
+        raise NotImplementedError
+
     def feed(self, text: str) -> MessageDelta:
         text, self._held = self._held + text, ""
         if text.endswith("+"):

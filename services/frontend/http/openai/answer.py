@@ -131,7 +131,8 @@ class ChatLogprobs(TypedDict):
     """Log-probabilities of the tokens of an answer to a conversation."""
 
     content: list[ChatTokenLogprob]
-    """Log-probabilities of the tokens, in the order of the tokens."""
+    """Log-probabilities of the tokens of the content, in the order of the tokens. With
+    `return_token_ids`, also of the tokens of reasoning, of calls and of a stop text."""
     refusal: None
     """Always null."""
 

@@ -14,9 +14,10 @@ from services.frontend.http.openai.answer import (
     FunctionDelta,
     ToolCallDelta,
 )
-from services.frontend.http.openai.logprobs import chat_logprobs
 from services.frontend.http.openai.reply import GenerationReply, ReplyOptions
 from services.frontend.http.protocol.json_text import to_json
+from services.frontend.http.protocol.text_logprobs import TextLogprobs
+from services.frontend.http.protocol.token_logprobs import ChatTokenLogprob, token_logprobs
 from services.frontend.http.transport.event_stream import Event, framed
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
@@ -32,7 +33,7 @@ from services.frontend.text.message_reader import (
 class ChatReply(GenerationReply):
     """The reply of POST /v1/chat/completions, with one message for each answer."""
 
-    __slots__ = ("_readers", "_thought_starts")
+    __slots__ = ("_readers", "_sources", "_thought_starts")
 
     id_prefix = "chatcmpl-"
     answer_object = "chat.completion"
@@ -44,6 +45,8 @@ class ChatReply(GenerationReply):
     def __init__(self, generation: Generation, options: ReplyOptions) -> None:
         super().__init__(generation, options)
         self._readers: dict[int, MessageReader] = {}
+        self._sources: dict[int, TextLogprobs] = {}
+        """Log-probabilities of the contents of answers, by the index of the answer."""
         self._thought_starts: dict[int, bytes] = {}  # start of chunks with only reasoning, by index
 
     def text_event(self, index: int, text: str) -> Event | None:
@@ -83,12 +86,15 @@ class ChatReply(GenerationReply):
     def _whole_choice(self, piece: Piece) -> ChatChoice:
         assert piece.finish_reason is not None  # a whole answer has ended
         reader = self._generation.message_reader(piece.index)
+        said = reader.feed(piece.text) + reader.flush()
         choice: ChatChoice = {
             "index": piece.index,
-            "message": _message(reader.feed(piece.text) + reader.flush()),
-            "logprobs": self._logprobs(piece),
+            "message": _message(said),
+            "logprobs": self._logprobs(piece, said, reader),
             "finish_reason": self._shown_reason(piece.finish_reason, piece.index, reader),
         }
+        if self._wants_logprobs and choice["logprobs"] is None:
+            choice["logprobs"] = {"content": [], "refusal": None}
         if self._has_ids:
             choice["token_ids"] = piece.token_ids
         return choice
@@ -105,39 +111,66 @@ class ChatReply(GenerationReply):
             content = None if self._must_call(piece.index) else ""
             role: Delta = {"role": "assistant", "content": content, "refusal": None}
             yield empty, self._chunk_choice(empty, role, reader)
-        delta: Delta = {}
-        if not isinstance(reader, PlainReader):
-            new = reader.feed(piece.text)
-            delta = _delta(new if piece.finish_reason is None else new + reader.flush())
-        elif piece.text:
-            delta = {"content": piece.text}
-        if delta or piece.finish_reason or piece.logprobs is not None or self._has_ids:
-            yield piece, self._chunk_choice(piece, delta, reader)
+        new = reader.feed(piece.text)
+        if piece.finish_reason is not None:
+            new += reader.flush()
+        logprobs = self._logprobs(piece, new, reader) if self._wants_logprobs else None
+        if new or piece.finish_reason or logprobs is not None or self._has_ids:
+            yield piece, self._chunk_choice(piece, _delta(new), reader, logprobs)
 
-    def _chunk_choice(self, piece: Piece, delta: Delta, reader: MessageReader) -> ChatChunkChoice:
+    def _chunk_choice(
+        self,
+        piece: Piece,
+        delta: Delta,
+        reader: MessageReader,
+        logprobs: ChatLogprobs | None = None,
+    ) -> ChatChunkChoice:
         reason = piece.finish_reason
         choice: ChatChunkChoice = {
             "index": piece.index,
             "delta": delta,
-            "logprobs": self._logprobs(piece),
+            "logprobs": logprobs,
             "finish_reason": reason and self._shown_reason(reason, piece.index, reader),
         }
         if self._has_ids:
             choice["token_ids"] = piece.token_ids
         return choice
 
-    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+    def _logprobs(
+        self, piece: Piece, said: MessageDelta, reader: MessageReader
+    ) -> ChatLogprobs | None:
+        """Returns the log-probabilities of what a piece adds to the content, or None if it adds no
+        tokens. If the client sees all tokens of the answer, or if the format of the answer is not
+        known, all tokens count as content."""
         scores, generation = piece.scores, self._generation
-        if not self._wants_logprobs or scores is None or not scores.token_ids:
+        if not self._wants_logprobs:
             return None
-        if scores.logprobs is None:
+        if not (self._has_ids or isinstance(reader, PlainReader)):
+            return self._logprobs_of_content(piece, said)
+        if scores is None or scores.logprobs is None or not scores.token_ids:
             return None
-        return chat_logprobs(
-            self._token_names,
-            scores.token_ids[: generation.n_shown(piece)],
-            scores.logprobs,
-            n_top=generation.options.n_logprobs or 0,
-        )
+        return {
+            "content": token_logprobs(
+                self._token_names,
+                scores.token_ids[: generation.n_shown(piece)],
+                scores.logprobs,
+                n_top=generation.options.n_logprobs or 0,
+            ),
+            "refusal": None,
+        }
+
+    def _logprobs_of_content(self, piece: Piece, said: MessageDelta) -> ChatLogprobs | None:
+        source = self._sources.get(piece.index)
+        if source is None:
+            n_top = self._generation.options.n_logprobs or 0
+            source = self._sources[piece.index] = TextLogprobs(self._token_names, n_top=n_top)
+        source.add(piece)
+        content = list[ChatTokenLogprob]()
+        for words in said.parts:
+            if isinstance(words, Words):
+                found = source.take(words)  # also for reasoning, whose tokens are dropped
+                content += () if words.is_reasoning else found
+        return {"content": content, "refusal": None} if content else None
 
     def _shown_reason(
         self, reason: FinishReason, index: int, reader: MessageReader

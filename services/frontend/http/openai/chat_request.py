@@ -25,8 +25,8 @@ class ChatBody(ToolFields, GenerationBody):
     max_completion_tokens: Annotated[int | None, N_TOKENS] = None
     """Newer name of `max_tokens`. If both are given, the values must be equal."""
     logprobs: bool | None = None
-    """Whether to answer with the log-probability of each token. A stop text that is cut off has
-    none, unless `return_token_ids` shows the tokens."""
+    """Whether to answer with the log-probability of each token of the content. Reasoning, calls
+    and a stop text that is cut off have none, unless `return_token_ids` shows their tokens."""
     top_logprobs: Annotated[int | None, N_LOGPROBS] = None
     """Number of the most likely tokens to show at each position; only with `logprobs`."""
     functions: Annotated[list[Any] | None, only([])] = None

@@ -9,12 +9,11 @@ texts, the object has only the more likely one.
 from collections.abc import Sequence
 
 from services.frontend.http.openai.answer import (
-    ChatLogprobs,
     CompletionLogprobs,
     PromptLogprob,
     PromptLogprobs,
 )
-from services.frontend.http.protocol.token_logprobs import TokenNames, token_logprobs
+from services.frontend.http.protocol.token_logprobs import TokenNames
 from services.frontend.request.logprobs import Logprobs
 from services.frontend.text.token_texts import TokenTexts
 
@@ -62,14 +61,6 @@ class CompletionColumns:
             "tokens": self._tokens,
             "top_logprobs": self._tops,
         }
-
-
-def chat_logprobs(
-    texts: TokenNames, token_ids: Sequence[int], logprobs: Logprobs, *, n_top: int
-) -> ChatLogprobs:
-    """Returns the object `logprobs` of an answer to a conversation."""
-    content = token_logprobs(texts, token_ids, logprobs, n_top=n_top)
-    return {"content": content, "refusal": None}
 
 
 def prompt_logprobs(

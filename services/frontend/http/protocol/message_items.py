@@ -12,7 +12,7 @@ from enum import Enum, auto
 
 from services.frontend.generation.answer import Piece
 from services.frontend.request.finish_reason import FinishReason
-from services.frontend.text.message_reader import CallDelta, MessageDelta, MessageReader
+from services.frontend.text.message_reader import CallDelta, MessageDelta, MessageReader, Words
 
 
 class ItemKind(Enum):
@@ -44,10 +44,11 @@ class Began:
 @dataclass(frozen=True, slots=True)
 class Grew:
     """A step: an item has grown by `text`. If the item is a call, `text` is a part of the
-    arguments."""
+    arguments. Otherwise `words` is the text with its position in the answer."""
 
     item: Item
     text: str
+    words: Words | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class MessageItems:
         self._n_items = 0
         self._open: Item | None = None
         self._call_index = -1
-        self._spaces: list[str] = []
+        self._spaces: list[Words] = []
         """White space that has been held back. If the next item is of the kind `_space_kind`, the
         item begins with it. Otherwise it is dropped."""
         self._space_kind = ItemKind.TEXT
@@ -105,9 +106,9 @@ class MessageItems:
             if isinstance(part, CallDelta):
                 yield from self._call(part)
             elif not part.is_reasoning:
-                yield from self._grow(ItemKind.TEXT, part.text)
+                yield from self._grow(ItemKind.TEXT, part)
             elif self._shows_reasoning:
-                yield from self._grow(ItemKind.REASONING, part.text)
+                yield from self._grow(ItemKind.REASONING, part)
 
     def _call(self, call: CallDelta) -> Iterator[Step]:
         if call.index != self._call_index or self._open is None:
@@ -117,26 +118,26 @@ class MessageItems:
         if call.arguments and self._open is not None:
             yield Grew(self._open, call.arguments)
 
-    def _grow(self, kind: ItemKind, text: str) -> Iterator[Step]:
+    def _grow(self, kind: ItemKind, words: Words) -> Iterator[Step]:
         if self._open is None or self._open.kind is not kind:
             if kind is not self._space_kind:
                 self._spaces.clear()
                 self._space_kind = kind
-            if text.isspace():
-                self._spaces.append(text)
+            if words.text.isspace():
+                self._spaces.append(words)
                 return
             yield from self._begin(kind)
         if self._open is not None:
-            yield Grew(self._open, text)
+            yield Grew(self._open, words.text, words)
 
     def _begin(self, kind: ItemKind, *, call_id: str = "", name: str = "") -> Iterator[Step]:
         yield from self._end()
         self._open = Item(index=self._n_items, kind=kind, call_id=call_id, name=name)
         self._n_items += 1
         yield Began(self._open)
-        if self._spaces:
-            yield Grew(self._open, "".join(self._spaces))
-            self._spaces.clear()
+        for words in self._spaces:
+            yield Grew(self._open, words.text, words)
+        self._spaces.clear()
 
     def _end(self, reason: FinishReason | None = None) -> Iterator[Step]:
         if self._open is not None:

@@ -7,7 +7,7 @@ kept until then.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from typing import ClassVar
 
@@ -28,7 +28,6 @@ from services.frontend.http.responses.answer import (
     Status,
 )
 from services.frontend.http.responses.custom_input import CustomInput
-from services.frontend.http.responses.logprobs import TextLogprobs
 
 NamedFields = tuple[str, Mapping[str, object]]
 """Type of an event: its name without the prefix `response.`, and its fields."""
@@ -55,8 +54,9 @@ class GrowingItem(ABC):
         item = self.output("in_progress")
         yield "output_item.added", {"output_index": self._index, "item": item}
 
-    def grow(self, text: str) -> Iterator[NamedFields]:
-        """Takes a new text and yields its events."""
+    def grow(self, text: str, logprobs: Sequence[ChatTokenLogprob] = ()) -> Iterator[NamedFields]:
+        """Takes a new text and yields its events. `logprobs` are the log-probabilities of the
+        tokens of the text, which only a message shows."""
         self._text.write(text)
         yield from self._grown(text)
 
@@ -116,10 +116,14 @@ class MessageOutput(_Parted):
     prefix = "msg_"
     delta = "output_text"
 
-    def __init__(self, item: Item, request_id: str, logprobs: TextLogprobs) -> None:
+    def __init__(self, item: Item, request_id: str) -> None:
         super().__init__(item, request_id)
-        self._source = logprobs
         self._logprobs: list[ChatTokenLogprob] = []
+
+    def grow(self, text: str, logprobs: Sequence[ChatTokenLogprob] = ()) -> Iterator[NamedFields]:
+        self._logprobs += logprobs
+        for name, fields in super().grow(text):
+            yield name, {**fields, "logprobs": list(logprobs)}
 
     def output(self, status: Status) -> OutputMessage:
         return {
@@ -129,12 +133,6 @@ class MessageOutput(_Parted):
             "role": "assistant",
             "content": [] if status == "in_progress" else [self._part()],
         }
-
-    def _grown(self, text: str) -> Iterator[NamedFields]:
-        new = self._source.take(text)
-        self._logprobs += new
-        for name, fields in super()._grown(text):
-            yield name, {**fields, "logprobs": new}
 
     def _ended(self) -> Iterator[NamedFields]:
         done, *others = super()._ended()
@@ -222,7 +220,7 @@ class CustomOutput(_Call):
         super().__init__(item, request_id, name, namespace)
         self._input = CustomInput()
 
-    def grow(self, text: str) -> Iterator[NamedFields]:
+    def grow(self, text: str, logprobs: Sequence[ChatTokenLogprob] = ()) -> Iterator[NamedFields]:
         if new := self._input.feed(text):
             yield from super().grow(new)
 

@@ -7,7 +7,7 @@ until the end of the stream, and their memory is counted for the request.
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from services.common import errors
@@ -17,18 +17,14 @@ from services.frontend.http.protocol.json_text import to_json
 from services.frontend.http.protocol.message_items import Began, Ended, Grew, Item, ItemKind, Step
 from services.frontend.http.protocol.message_reply import MessageReply
 from services.frontend.http.protocol.reply import named_event
+from services.frontend.http.protocol.text_logprobs import TextLogprobs
+from services.frontend.http.protocol.token_logprobs import ChatTokenLogprob
 from services.frontend.http.responses.answer import (
     OutputItem,
     RequestEcho,
     Response,
     ResponseUsage,
     Status,
-)
-from services.frontend.http.responses.logprobs import (
-    AnswerLogprobs,
-    NoLogprobs,
-    TextLogprobs,
-    in_tokens,
 )
 from services.frontend.http.responses.output_items import (
     CustomOutput,
@@ -77,24 +73,23 @@ class ResponsesReply(MessageReply):
         self._numbers = itertools.count()
         self._output: list[OutputItem] = []  # items that are complete
         self._growing: dict[Item, GrowingItem] = {}
-        self._logprobs: TextLogprobs = NoLogprobs()
+        self._logprobs: TextLogprobs | None = None
         if rules.has_logprobs:
-            self._logprobs = AnswerLogprobs(generation)
+            n_top = generation.options.n_logprobs or 0
+            self._logprobs = TextLogprobs(generation.token_texts, n_top=n_top)
 
     def whole(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
-        if not self._rules.has_logprobs:
+        if self._logprobs is None:
             yield from super().whole(pieces)
             return
         (piece,) = pieces
-        self._logprobs.add(replace(piece, text=""))
-        for part in in_tokens(piece):
-            for _ in self.events(part):
-                pass
+        for _ in self.events(piece):
+            pass
         yield to_json(self._response(_status(self._reason), self._output))
 
     def events(self, piece: Piece) -> Iterator[Event]:
-        self._logprobs.add(piece)
-        if self._rules.has_logprobs and piece.logprobs is not None:
+        if self._logprobs is not None and piece.logprobs is not None:
+            self._logprobs.add(piece)
             self._generation.keep(LOGPROB_BYTES * piece.logprobs.n_numbers)
         yield from super().events(piece)
 
@@ -129,7 +124,7 @@ class ResponsesReply(MessageReply):
                 yield from self._events(growing.begin())
             case Grew(text=text):
                 self._generation.keep(KEPT_BYTES * len(text))
-                yield from self._events(self._growing[item].grow(text))
+                yield from self._events(self._growing[item].grow(text, self._logprobs_of(step)))
             case Ended(reason=reason, is_cut=is_cut):
                 growing = self._growing.pop(item)
                 status: Status = "incomplete" if is_cut else _status(reason)
@@ -140,6 +135,13 @@ class ResponsesReply(MessageReply):
     def end(self) -> Iterator[Event]:
         status = _status(self._reason)
         yield self._event(status, {"response": self._response(status, self._output)})
+
+    def _logprobs_of(self, step: Grew) -> Sequence[ChatTokenLogprob]:
+        """Returns the log-probabilities of new text of a message. The result is empty if the item
+        is of another kind, or if the client does not ask for log-probabilities."""
+        if self._logprobs is None or step.words is None or step.item.kind is not ItemKind.TEXT:
+            return ()
+        return self._logprobs.take(step.words)
 
     def _events(self, named: Iterable[NamedFields]) -> Iterator[Event]:
         for name, fields in named:
@@ -153,7 +155,7 @@ class ResponsesReply(MessageReply):
         request_id = self._generation.request_id
         match item.kind:
             case ItemKind.TEXT:
-                return MessageOutput(item, request_id, self._logprobs)
+                return MessageOutput(item, request_id)
             case ItemKind.REASONING:
                 kind = SealedReasoningOutput if self._rules.seals_reasoning else ReasoningOutput
                 return kind(item, request_id)

@@ -6,6 +6,7 @@ character is looked at a fixed number of times.
 """
 
 import re
+from collections import deque
 from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TypeVar
@@ -40,13 +41,37 @@ class ArrivingText:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
+        self._n_before = 0  # characters that arrived before `_text`
+        self._n_missing = 0  # characters of the answer before the position that never arrive here
+        self._gaps: deque[tuple[int, int]] = deque()
+        """Places in unread text at which characters of the answer are missing. A place is the
+        number of characters that have arrived before it. Each comes with the number of missing
+        characters."""
         self._is_over = False
         self._kept: list[str] | None = None
 
+    @property
+    def position(self) -> int:
+        """Number of characters of the answer up to the character that was read last."""
+        n_read = self._n_before + self._at
+        while self._gaps and self._gaps[0][0] < n_read:
+            self._n_missing += self._gaps.popleft()[1]
+        return n_read + self._n_missing
+
     def add(self, text: str) -> None:
         """Appends text that has arrived."""
+        self._n_before += self._at
         self._text = self._text[self._at :] + text
         self._at = 0
+
+    def pass_over(self, n_characters: int) -> None:
+        """Counts characters that were read without this object. All text that has arrived must have
+        been read."""
+        self._n_before += n_characters
+
+    def leave_out(self, n_characters: int) -> None:
+        """Notes that characters of the answer are missing after the text that has arrived."""
+        self._gaps.append((self._n_before + len(self._text), n_characters))
 
     def end(self) -> None:
         """Notes that no more text comes."""

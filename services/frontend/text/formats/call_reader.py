@@ -9,7 +9,7 @@ beginning of the call is dropped, provided that another call came before or a ca
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from services.frontend.text import near_json
@@ -82,7 +82,7 @@ class ToolCallReader(ABC):
         self._steps = self._read()
         self._new: list[Part] = []
         self._new_arguments: list[str] = []
-        self._spaces: list[str] = []  # white space that is content only if words follow
+        self._spaces: list[Words] = []  # white space that is content only if words follow
         self._is_speaking = False
         self._is_left_out = False
         self._is_in_arguments = False
@@ -99,6 +99,11 @@ class ToolCallReader(ABC):
         """Whether the answer so far ends inside the arguments of a call."""
         return self._is_in_arguments
 
+    def leave_out(self, n_characters: int) -> None:
+        """Notes that the model has written `n_characters` characters that this reader does not get,
+        after the text that the reader has been given so far."""
+        self._text.leave_out(n_characters)
+
     def feed(self, text: str) -> MessageDelta:
         """Takes new text and returns what it adds to the message."""
         may_begin_mark = self._may_begin_mark
@@ -106,7 +111,8 @@ class ToolCallReader(ABC):
         if is_words and may_begin_mark and not may_begin_mark(text):  # do as the steps would
             if self._note_content:
                 self._note_content(text)
-            return MessageDelta((Words(text, self._is_reasoning),))
+            self._text.pass_over(len(text))
+            return MessageDelta((Words(text, self._is_reasoning, self._text.position),))
         self._text.add(text)
         next(self._steps, None)
         return self._take_delta()
@@ -116,7 +122,7 @@ class ToolCallReader(ABC):
         self._text.end()
         next(self._steps, None)
         if not self.n_tool_calls:
-            self._speak(self._spaces)
+            self._speak_spaces()
         return self._take_delta()
 
     @abstractmethod
@@ -124,25 +130,27 @@ class ToolCallReader(ABC):
         """Reads the answer from its beginning to its end."""
 
     def _say(self, text: str) -> None:
-        """Adds a text to the content. White space at the beginning of the content is held back
-        until other characters follow."""
+        """Adds a text to the content. The text must end with the character that was read last.
+        White space at the beginning of the content is held back until other characters follow."""
         if self._note_content:
             self._note_content(text)
+        if not text:
+            return
+        words = Words(text, end=self._text.position)
         if self._is_speaking:
-            if text:
-                self._new.append(Words(text))
+            self._new.append(words)
             return
-        if not text.strip():
-            self._spaces.append(text)
-            return
-        self._is_speaking = True
-        self._speak((*self._spaces, text))
-        self._spaces.clear()
+        self._spaces.append(words)
+        if text.strip():
+            self._is_speaking = True
+            self._speak_spaces()
 
-    def _speak(self, texts: Iterable[str]) -> None:
-        """Ends the arguments of the last call, if a call is open, and adds texts to the content."""
+    def _speak_spaces(self) -> None:
+        """Ends the arguments of the last call, if a call is open, and adds the text that was held
+        back to the content."""
         self._end_arguments()
-        self._new += [Words(text) for text in texts if text]
+        self._new += self._spaces
+        self._spaces.clear()
 
     def _until(self, *markers: str) -> Steps[str]:
         """Adds the text before the next marker as content, and returns the marker. Returns an empty

@@ -232,7 +232,7 @@ class HarmonyReader(ToolCallReader):
     def _think(self, text: str) -> None:
         if text:
             self._end_arguments()
-            self._new.append(Words(text, is_reasoning=True))
+            self._new.append(Words(text, is_reasoning=True, end=self._text.position))
 
 
 def _ignore(text: str) -> None:

@@ -135,6 +135,7 @@ class ThinkReader:
         self._tags = tags
         self._text = ArrivingText()
         self._new = MessageDelta()
+        self._n_given = 0  # characters of the answer up to the end of what `rest` has got
         self._last = ""  # last character of the message so far
         self._may_begin_tag: Callable[[str], object] | None = None
         """Function that returns whether a text may end with the beginning of a tag. The tag either
@@ -155,10 +156,16 @@ class ThinkReader:
         """Whether the answer so far ends inside the arguments of a call."""
         return self._rest.ends_in_call
 
+    def leave_out(self, n_characters: int) -> None:
+        """Notes that the model has written `n_characters` characters that this reader does not get,
+        after the text that the reader has been given so far."""
+        self._text.leave_out(n_characters)
+
     def feed(self, text: str) -> MessageDelta:
         """Takes new text and returns what it adds to the message."""
         may_begin_tag = self._may_begin_tag
         if may_begin_tag and text and not may_begin_tag(text) and self._text.is_empty:
+            self._text.pass_over(len(text))
             return self._delta_of(text)  # as the steps would
         self._text.add(text)
         next(self._steps, None)
@@ -235,13 +242,18 @@ class ThinkReader:
         return tag
 
     def _thought(self, text: str) -> MessageDelta:
-        """Returns the delta that adds a text to the reasoning."""
-        return MessageDelta((Words(text, is_reasoning=True),))
+        """Returns the delta that adds a text to the reasoning. The text must end with the character
+        that was read last."""
+        return MessageDelta((Words(text, True, self._text.position),))
 
     def _said(self, text: str) -> MessageDelta:
         """Passes a text on to the reader of the rest of the answer, and returns the delta that this
-        reader makes."""
+        reader makes. The text must end with the character that was read last."""
         self._last = text[-1]
+        end = self._text.position
+        if n_left_out := end - len(text) - self._n_given:
+            self._rest.leave_out(n_left_out)
+        self._n_given = end
         return self._rest.feed(text)
 
     def _add(self, text: str) -> None:

@@ -15,11 +15,17 @@ class TaggedReader:
         self.n_tool_calls = 0
         self._mode = "¶"
         self._name = ""
+        self._n_read = 0
+
+    def leave_out(self, n_characters: int) -> None:
+        """Counts characters that the reader does not get."""
+        self._n_read += n_characters
 
     def feed(self, text: str) -> MessageDelta:
         """Takes new text and returns what it adds to the message."""
         parts = list[Part]()
         for character in text:
+            self._n_read += 1
             if character in "§¶«":
                 self._mode, self._name = character, ""
             elif character == "»":
@@ -31,7 +37,7 @@ class TaggedReader:
             elif self._mode == "»":
                 parts.append(CallDelta(index=self.n_tool_calls - 1, arguments=character))
             else:
-                parts.append(Words(character, is_reasoning=self._mode == "§"))
+                parts.append(Words(character, self._mode == "§", self._n_read))
         return MessageDelta(tuple(parts))
 
     def flush(self) -> MessageDelta:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from services.frontend.text.message_reader import MessageDelta, MessageReader
+from services.frontend.text.message_reader import MessageDelta, MessageReader, Words
 
 Readers = Callable[[], MessageReader]
 
@@ -16,6 +16,9 @@ class Said:
     content: str = ""
     calls: list[list[str]] = field(default_factory=list)
     is_cut: bool = False
+    spoken: list[tuple[str, int, bool]] = field(default_factory=list, compare=False)
+    """Each character of the content and of the reasoning, the number of characters of the answer up
+    to its end, and whether it is reasoning."""
 
     def add(self, delta: MessageDelta) -> None:
         """Adds a delta, as a client does."""
@@ -29,6 +32,12 @@ class Said:
             else:
                 assert call.name == ""
             self.calls[call.index][1] += call.arguments
+        for part in delta.parts:
+            if isinstance(part, Words):
+                begin = part.end - len(part.text) + 1
+                self.spoken += [
+                    (one, at, part.is_reasoning) for at, one in enumerate(part.text, begin)
+                ]
 
 
 def read(readers: Readers, *pieces: str) -> Said:
@@ -39,4 +48,8 @@ def read(readers: Readers, *pieces: str) -> Said:
     said.add(reader.flush())
     assert reader.n_tool_calls == len(said.calls)
     said.is_cut = reader.ends_in_call
+    text = "".join(pieces)
+    places = [place for _, place, _ in said.spoken]
+    assert [character for character, _, _ in said.spoken] == [text[at - 1] for at in places], text
+    assert places == sorted(set(places)), text
     return said

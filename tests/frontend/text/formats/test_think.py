@@ -1,5 +1,7 @@
 """Reasoning between the tags of each format, opened by the prompt or by the model."""
 
+import itertools
+import random
 from pathlib import Path
 
 import pytest
@@ -150,3 +152,30 @@ def test_calls_are_read_after_reasoning_of_another_family() -> None:
         lambda: REASONING_FORMATS["magistral"].reader(HermesReader(rules), has_begun=False), *text
     )
     assert said == Said("Hm", calls=[["find", "{}"]])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_positions_count_the_tags_that_are_left_out(seed: int) -> None:
+    """`read` compares each character of the message with the character at its position."""
+    dice = random.Random(seed)
+    parts = (
+        "<think>",
+        "</think>",
+        "\n</think>\n",
+        "a",
+        "a",
+        "\n",
+        "<tool",
+        "<tool_call>",
+        "<",
+        " ",
+    )
+    text = "<think>a</think>" + "".join(dice.choices(parts, k=12))
+    cuts = sorted(dice.choices(range(len(text) + 1), k=6))
+    pieces = [text[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(text)])]
+
+    def thinking() -> MessageReader:
+        rest = HermesReader(CallRules(new_id="id-{}".format))
+        return REASONING_FORMATS["think"].reader(rest, has_begun=False)
+
+    assert read(thinking, *pieces) == read(thinking, text)

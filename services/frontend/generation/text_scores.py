@@ -1,0 +1,46 @@
+"""The log-probabilities of the tokens that make each text of a message.
+
+A model writes reasoning, content and calls one after the other, with marks in between, and a reader
+may hold characters back. So the tokens of an answer are kept until a text ends behind them. A text
+is found by its position among the characters that the model has written, not by what it says: the
+same words may occur twice. A token that is partly inside a text counts as a token of the text.
+"""
+
+from bisect import bisect_left
+from collections import deque
+
+from services.frontend.generation.token_scores import TokenScores
+from services.frontend.text.message_reader import Words
+
+
+class TextScores:
+    """Finds the tokens of each text of one answer. The texts must be taken in order."""
+
+    def __init__(self) -> None:
+        self._held: deque[TokenScores] = deque()
+        """Tokens behind the last text that was taken. No entry is empty."""
+
+    def add(self, scores: TokenScores | None) -> None:
+        """Takes the next tokens of the answer, if there are any."""
+        if scores is not None and scores.token_ids:
+            self._held.append(scores)
+
+    def take(self, words: Words) -> TokenScores:
+        """Returns the tokens that make a text. Tokens before the text are dropped."""
+        before = self._take_up_to(words.end)
+        begin, n_tokens = words.end - len(words.text), len(before.token_ids)
+        first = bisect_left(before.offsets, begin)
+        if first and (first == n_tokens or before.offsets[first] > begin):
+            first -= 1  # this token begins before the text and ends inside it
+        return before.part(first, n_tokens)
+
+    def _take_up_to(self, end: int) -> TokenScores:
+        """Removes the tokens that begin before a position, and returns them."""
+        found = []
+        while self._held and self._held[0].offsets[0] < end:
+            scores = self._held.popleft()
+            n_found = bisect_left(scores.offsets, end)
+            if n_found < len(scores.offsets):
+                self._held.appendleft(scores.part(n_found, len(scores.offsets)))
+            found.append(scores.part(0, n_found))
+        return TokenScores.joined(found)

@@ -1,0 +1,33 @@
+"""The log-probabilities of the texts of one answer, in the form that OpenAI's protocols for
+conversations share."""
+
+from services.frontend.generation.answer import Piece
+from services.frontend.generation.text_scores import TextScores
+from services.frontend.http.protocol.token_logprobs import (
+    ChatTokenLogprob,
+    TokenNames,
+    token_logprobs,
+)
+from services.frontend.text.message_reader import Words
+
+
+class TextLogprobs:
+    """Returns the log-probabilities of the tokens of each text of an answer, in order."""
+
+    def __init__(self, names: TokenNames, *, n_top: int) -> None:
+        """Each token also gets the `n_top` most likely tokens at its position."""
+        self._names = names
+        self._n_top = n_top
+        self._scores = TextScores()
+
+    def add(self, piece: Piece) -> None:
+        """Takes the next piece of the answer, with its tokens and log-probabilities."""
+        self._scores.add(piece.scores)
+
+    def take(self, words: Words) -> list[ChatTokenLogprob]:
+        """Returns the log-probabilities of the tokens that make a text. Tokens before this text are
+        dropped."""
+        scores = self._scores.take(words)
+        if scores.logprobs is None:
+            return []
+        return token_logprobs(self._names, scores.token_ids, scores.logprobs, n_top=self._n_top)
