@@ -21,6 +21,7 @@ def versions() -> dict[str, str]:
         "Claude Code": node["@anthropic-ai/claude-code"],
         "Codex": node["@openai/codex"],
         "opencode": node["opencode-linux-x64"],
+        "Continue": node["@continuedev/cli"],
         "Vercel AI SDK": node["ai"],
         "aider": python["aider-chat"],
         "LangChain (`langchain-openai`)": python["langchain-openai"],
