@@ -73,6 +73,7 @@ class Generation:
         "_checks",
         "_expiry",
         "_inbox",
+        "_is_closed",
         "_n_prompt_tokens",
         "_outlet",
         "_pipeline_model",
@@ -132,6 +133,7 @@ class Generation:
         )
         self._tokenizer = tokenizer
         self._until = until
+        self._is_closed = False
         self._resources = resources
         self.is_resumed = resumption is not None
         """Whether this call resumes a broken stream. The client then has a part of the answers
@@ -248,9 +250,15 @@ class Generation:
         return self._answers.begun[self._answers.name(index)].stop_met
 
     def keep(self, n_bytes: int) -> None:
-        """Takes `n_bytes` of the memory budget for output that is kept until the call ends. Raises
-        PoolFull if the budget has no room."""
-        self._resources.share.grow(n_bytes)
+        """Takes `n_bytes` of the memory budget for output that is kept, until the call ends or a
+        negative number gives them back. Raises PoolFull if the budget has no room. Has no effect
+        once the call is closed, since a thread may still write an answer then."""
+        if self._is_closed:
+            return
+        if n_bytes < 0:
+            self._resources.share.shrink(-n_bytes)
+        else:
+            self._resources.share.grow(n_bytes)
 
     async def start(self) -> None:
         """Submits the first few answers and waits until the scheduler has accepted them. Answers
@@ -340,6 +348,7 @@ class Generation:
 
     def close(self) -> None:
         """Cancels the answers that still run. A second call has no effect."""
+        self._is_closed = True
         if self._expiry is not None:
             self._expiry.cancel()
         self._submissions.close()

@@ -4,25 +4,34 @@ A model writes reasoning, content and calls one after the other, with marks in b
 may hold characters back. So the tokens of an answer are kept until a text ends behind them. A text
 is found by its position among the characters that the model has written, not by what it says: the
 same words may occur twice. A token that is partly inside a text counts as a token of the text.
+White space that is read before reasoning, but becomes content at the end of the answer, has no
+tokens.
 """
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
 
 from services.frontend.generation.token_scores import TokenScores
+from services.frontend.request.logprobs import LOGPROB_BYTES
 from services.frontend.text.message_reader import Words
 
 
 class TextScores:
-    """Finds the tokens of each text of one answer. The texts must be taken in order."""
+    """Finds the tokens of each text of one answer. The texts must be taken in the order in which
+    the reader returns them."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: Callable[[int], None]) -> None:
+        """`keep` takes a number of bytes of the memory budget, or gives bytes back if the number is
+        negative."""
+        self._keep = keep
         self._held: deque[TokenScores] = deque()
         """Tokens behind the last text that was taken. No entry is empty."""
 
     def add(self, scores: TokenScores | None) -> None:
         """Takes the next tokens of the answer, if there are any."""
         if scores is not None and scores.token_ids:
+            self._keep(_n_bytes(scores))
             self._held.append(scores)
 
     def take(self, words: Words) -> TokenScores:
@@ -39,8 +48,16 @@ class TextScores:
         found = []
         while self._held and self._held[0].offsets[0] < end:
             scores = self._held.popleft()
+            self._keep(-_n_bytes(scores))
             n_found = bisect_left(scores.offsets, end)
             if n_found < len(scores.offsets):
-                self._held.appendleft(scores.part(n_found, len(scores.offsets)))
+                rest = scores.part(n_found, len(scores.offsets))
+                self._keep(_n_bytes(rest))
+                self._held.appendleft(rest)
             found.append(scores.part(0, n_found))
         return TokenScores.joined(found)
+
+
+def _n_bytes(scores: TokenScores) -> int:
+    """Returns the memory of log-probabilities at most, in bytes."""
+    return 0 if scores.logprobs is None else LOGPROB_BYTES * scores.logprobs.n_numbers

@@ -119,7 +119,9 @@ class AnswerMessages:
         client does not ask for log-probabilities."""
         if self._generation.options.n_logprobs is None:
             return None
-        source = self._contents.setdefault(piece.index, TextScores())
+        source = self._contents.get(piece.index)
+        if source is None:
+            source = self._contents[piece.index] = TextScores(self._generation.keep)
         source.add(piece.scores)
         parts = [(part, source.take(part)) for part in delta.parts if isinstance(part, Words)]
         return TokenScores.joined([scores for part, scores in parts if not part.is_reasoning])

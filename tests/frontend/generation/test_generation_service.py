@@ -10,6 +10,7 @@ from orcinus.v1 import scheduler_pb2
 
 from services.common import errors
 from services.frontend.api_keys import Account, ApiKey, hash_of
+from services.frontend.generation.admission import Admission
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.generation import Generation
@@ -162,3 +163,19 @@ async def test_an_outlet_that_is_not_ready_leaves_all_to_the_reader() -> None:
             (answer,) = await soon(other.complete())
     assert "".join(texts) == answer.text != ""
     assert not closed.taken
+
+
+async def test_a_closed_call_keeps_no_memory() -> None:
+    """A thread that writes a long answer may go on after the client has left."""
+    async with connected(FakeScheduler()) as client:
+        admission = Admission()
+        tokenizer = Tokenizer(checkpoints.byte_level())
+        service = GenerationService(tokenizer, client, admission=admission)
+        request = GenerationRequest(prompts=("x",), options=GenerationOptions(max_tokens=1))
+        async with service.open(request) as generation:
+            before = admission.budget.n_bytes
+            generation.keep(50)
+            generation.keep(-20)
+            assert admission.budget.n_bytes == before + 30
+        generation.keep(50)
+        assert admission.budget.n_bytes == 0

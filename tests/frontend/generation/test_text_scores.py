@@ -33,7 +33,9 @@ def test_tokens_belong_to_the_text_in_which_they_are(data: st.DataObject) -> Non
     texts = [(begin, end) for begin, end in pairwise(sorted(bounds)) if data.draw(st.booleans())]
     cuts = sorted({0, len(offsets), *data.draw(st.sets(st.integers(0, len(offsets)), max_size=4))})
     parts = [scores_of(begin, offsets[begin:end]) for begin, end in pairwise(cuts)]
-    source, found, used = TextScores(), list[list[int]](), set[int]()
+    kept = [0]
+    source = TextScores(kept.append)
+    found, used = list[list[int]](), set[int]()
     for part, n_arrived in zip(parts, [ends[cut - 1] for cut in cuts[1:]], strict=True):
         source.add(part)
         while len(found) < len(texts) and texts[len(found)][1] <= n_arrived:
@@ -51,10 +53,12 @@ def test_tokens_belong_to_the_text_in_which_they_are(data: st.DataObject) -> Non
         used.update(inside)
         expected.append(inside)
     assert [set(tokens) for tokens in found] == [set(tokens) for tokens in expected]
+    source.take(Words("", end=ends[-1] + 1))
+    assert sum(kept) == 0, "the memory of all tokens is given back"
 
 
 def test_nothing_is_found_where_no_token_has_come() -> None:
-    source = TextScores()
+    source = TextScores(lambda _: None)
     source.add(None)
     source.add(TokenScores())
     assert source.take(Words("ab", end=2)) == TokenScores()

@@ -162,8 +162,8 @@ class ChatReply(GenerationReply):
     def _logprobs_of_content(self, piece: Piece, said: MessageDelta) -> ChatLogprobs | None:
         source = self._sources.get(piece.index)
         if source is None:
-            n_top = self._generation.options.n_logprobs or 0
-            source = self._sources[piece.index] = TextLogprobs(self._token_names, n_top=n_top)
+            source = TextLogprobs(self._generation, self._token_names)
+            self._sources[piece.index] = source
         source.add(piece)
         content = list[ChatTokenLogprob]()
         for words in said.parts:

@@ -2,6 +2,7 @@
 conversations share."""
 
 from services.frontend.generation.answer import Piece
+from services.frontend.generation.generation import Generation
 from services.frontend.generation.text_scores import TextScores
 from services.frontend.http.protocol.token_logprobs import (
     ChatTokenLogprob,
@@ -14,11 +15,11 @@ from services.frontend.text.message_reader import Words
 class TextLogprobs:
     """Returns the log-probabilities of the tokens of each text of an answer, in order."""
 
-    def __init__(self, names: TokenNames, *, n_top: int) -> None:
-        """Each token also gets the `n_top` most likely tokens at its position."""
+    def __init__(self, generation: Generation, names: TokenNames) -> None:
+        """`names` says how tokens are shown."""
         self._names = names
-        self._n_top = n_top
-        self._scores = TextScores()
+        self._n_top = generation.options.n_logprobs or 0
+        self._scores = TextScores(generation.keep)
 
     def add(self, piece: Piece) -> None:
         """Takes the next piece of the answer, with its tokens and log-probabilities."""

@@ -75,8 +75,7 @@ class ResponsesReply(MessageReply):
         self._growing: dict[Item, GrowingItem] = {}
         self._logprobs: TextLogprobs | None = None
         if rules.has_logprobs:
-            n_top = generation.options.n_logprobs or 0
-            self._logprobs = TextLogprobs(generation.token_texts, n_top=n_top)
+            self._logprobs = TextLogprobs(generation, generation.token_texts)
 
     def whole(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
         if self._logprobs is None:

@@ -45,6 +45,9 @@ class FakeGeneration:
     def message_reader(self, _: int) -> MessageReader:
         return self.reader
 
+    def keep(self, n_bytes: int) -> None:
+        pass
+
     def n_shown(self, piece: Piece) -> int:
         return 0 if piece.scores is None else len(piece.scores.token_ids)
 

@@ -49,7 +49,9 @@ def read(readers: Readers, *pieces: str) -> Said:
     assert reader.n_tool_calls == len(said.calls)
     said.is_cut = reader.ends_in_call
     text = "".join(pieces)
-    places = [place for _, place, _ in said.spoken]
-    assert [character for character, _, _ in said.spoken] == [text[at - 1] for at in places], text
-    assert places == sorted(set(places)), text
+    for is_reasoning in (False, True):
+        spoken = [(one, at) for one, at, kind in said.spoken if kind is is_reasoning]
+        assert spoken == sorted(spoken, key=lambda each: each[1]), text
+    assert all(character == text[at - 1] for character, at, _ in said.spoken), text
+    assert len({at for _, at, _ in said.spoken}) == len(said.spoken), text
     return said
