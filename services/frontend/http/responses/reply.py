@@ -87,9 +87,8 @@ class ResponsesReply(MessageReply):
         yield to_json(self._response(_status(self._reason), self._output))
 
     def events(self, piece: Piece) -> Iterator[Event]:
-        if self._logprobs is not None and piece.logprobs is not None:
+        if self._logprobs is not None:
             self._logprobs.add(piece)
-            self._generation.keep(LOGPROB_BYTES * piece.logprobs.n_numbers)
         yield from super().events(piece)
 
     def _message(self, items: Sequence[tuple[Item, str]]) -> Response:
@@ -136,11 +135,16 @@ class ResponsesReply(MessageReply):
         yield self._event(status, {"response": self._response(status, self._output)})
 
     def _logprobs_of(self, step: Grew) -> Sequence[ChatTokenLogprob]:
-        """Returns the log-probabilities of new text of a message. The result is empty if the item
-        is of another kind, or if the client does not ask for log-probabilities."""
-        if self._logprobs is None or step.words is None or step.item.kind is not ItemKind.TEXT:
+        """Returns the log-probabilities of new text of a message, which are kept until the end of
+        the stream. The result is empty if the item is of another kind, or if the client does not
+        ask for log-probabilities."""
+        if self._logprobs is None or step.words is None:
             return ()
-        return self._logprobs.take(step.words)
+        found = self._logprobs.take(step.words)  # also for reasoning, whose tokens are dropped
+        if step.item.kind is not ItemKind.TEXT:
+            return ()
+        self._generation.keep(LOGPROB_BYTES * sum(1 + len(one["top_logprobs"]) for one in found))
+        return found
 
     def _events(self, named: Iterable[NamedFields]) -> Iterator[Event]:
         for name, fields in named:

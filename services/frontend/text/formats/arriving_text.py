@@ -64,10 +64,11 @@ class ArrivingText:
         self._text = self._text[self._at :] + text
         self._at = 0
 
-    def pass_over(self, n_characters: int) -> None:
-        """Counts characters that were read without this object. All text that has arrived must have
-        been read."""
+    def pass_over(self, n_characters: int) -> int:
+        """Counts characters that were read without this object, and returns the position after
+        them. All text that has arrived must have been read."""
         self._n_before += n_characters
+        return self.position
 
     def leave_out(self, n_characters: int) -> None:
         """Notes that characters of the answer are missing after the text that has arrived."""

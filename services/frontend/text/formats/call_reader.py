@@ -111,8 +111,8 @@ class ToolCallReader(ABC):
         if is_words and may_begin_mark and not may_begin_mark(text):  # do as the steps would
             if self._note_content:
                 self._note_content(text)
-            self._text.pass_over(len(text))
-            return MessageDelta((Words(text, self._is_reasoning, self._text.position),))
+            end = self._text.pass_over(len(text))
+            return MessageDelta((Words(text, self._is_reasoning, end),))
         self._text.add(text)
         next(self._steps, None)
         return self._take_delta()
