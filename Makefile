@@ -202,7 +202,7 @@ test-llama-cpp: setup $(LLAMA_CPP)  ## Read GGUF files of llama.cpp's own conver
 
 $(LLAMA_CPP):
 	mkdir -p $(LLAMA_CPP).new
-	$(BIN)/pip download --no-deps --no-binary :all: --dest $(LLAMA_CPP).new llama-cpp-python
+	$(BIN)/pip download --no-deps --no-binary llama-cpp-python --dest $(LLAMA_CPP).new llama-cpp-python
 	tar -xzf $(LLAMA_CPP).new/*.tar.gz -C $(LLAMA_CPP).new
 	mv $(LLAMA_CPP).new/*/vendor/llama.cpp $(LLAMA_CPP)
 	rm -r $(LLAMA_CPP).new

@@ -33,15 +33,17 @@ from services.worker.models.config import (
 from services.worker.models.ends_of_turn import ends_of_turn
 from services.worker.models.gguf_places import check_places, types_in_words
 from services.worker.models.in_words import quantisation_in_words, rope_in_words
+from services.worker.models.model_types import ARCHITECTURES
 from services.worker.models.registry import FAMILIES
 from services.worker.models.rotary_config import RotaryConfig, with_one_rope
 from services.worker.models.served_context import served_context
 from services.worker.models.text_half import WRAPPERS, text_half
 
 # Keys without effect on the computation of any model: training, other tasks, text, and defaults of
-# generation, which the client chooses. (`model_type` repeats `architectures`.)
+# generation, which the client chooses. `auto_map` names programs of the checkpoint, which are not
+# run, as in `transformers` and vLLM.
 _HARMLESS_KEYS = frozenset((
-    "attention_dropout", "bad_words_ids", "begin_suppress_tokens", "bos_token_id",
+    "attention_dropout", "auto_map", "bad_words_ids", "begin_suppress_tokens", "bos_token_id",
     "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty", "do_sample",
     "early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty",
     "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "id2label",
@@ -60,6 +62,9 @@ _MAX_FILE_BYTES = 4 << 20  # the largest files list thousands of classes, in a m
 # Shortens values in messages, which may be megabytes.
 _SHORT = reprlib.Repr()
 _SHORT.maxdict, _SHORT.maxstring = 16, 80
+
+# Keys that every model of `transformers` reads, and that are switched on if they are missing.
+_ON_BY_DEFAULT = frozenset(("is_causal",))
 
 # Booleans that families read themselves.
 _BOOLEAN_KEYS = frozenset(("use_sliding_window",))
@@ -310,13 +315,23 @@ def _read_derived(config_type: type[ModelConfig], config: JsonObject) -> JsonObj
 
 
 def _architecture_of(config: JsonObject) -> str:
-    """Returns the single entry of `architectures`, the checkpoint's class. Raises UnsupportedModel
-    unless there is exactly one."""
-    architectures = config.get("architectures")
+    """Returns the architecture of the checkpoint, as `transformers` chooses it.
+
+    This is the architecture of `model_type`, if `architectures` is missing or names another family.
+    Otherwise it is the single entry of `architectures`. Raises UnsupportedModel unless there is
+    exactly one.
+    """
+    architectures, model_type = config.get("architectures"), config.get("model_type")
+    of_type = ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
+    if not architectures and of_type is not None:
+        return of_type
     if not isinstance(architectures, list) or len(architectures) != 1:
         named = _SHORT.repr(architectures)
-        raise UnsupportedModel(f"config.json: architectures {named} names no single one")
-    return str(architectures[0])
+        raise UnsupportedModel(
+            f'config.json: architectures {named} names no single one, as ["LlamaForCausalLM"] does'
+        )
+    named = str(architectures[0])
+    return of_type if named in FAMILIES and of_type is not None else named
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
@@ -333,12 +348,17 @@ def _refuse_unknown_keys(config: JsonObject, known: set[str]) -> None:
         key: value
         for key, value in config.items()
         # A key with a leading underscore is internal to the program that wrote the file.
-        if value and key not in known and key not in _HARMLESS_KEYS and not key.startswith("_")
+        if key not in known | _HARMLESS_KEYS and not key.startswith("_") and not _is_off(key, value)
     }
     if unknown:
         raise UnsupportedModel(
             f"config.json has options that are not supported: {_SHORT.repr(unknown)}"
         )
+
+
+def _is_off(key: str, value: Any) -> bool:
+    """Returns whether `value` is the one with which `key` changes nothing."""
+    return value is True if key in _ON_BY_DEFAULT else not value
 
 
 def _checkpoint_dtype(config: Mapping[str, Any]) -> str:

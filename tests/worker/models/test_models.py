@@ -426,6 +426,10 @@ class TestModelConfig:
             ({"torch_dtype": "float8_e4m3fn"}, "checkpoint_dtype"),
             ({"architectures": []}, "architectures"),
             ({"architectures": None}, "architectures"),
+            ({"architectures": None, "model_type": "bert"}, "architectures"),
+            ({"architectures": ["LlamaForCausalLM", "B"], "model_type": "llama"}, "no single one"),
+            ({"is_causal": False}, "is_causal"),
+            ({"is_causal": None}, "is_causal"),
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
@@ -444,6 +448,11 @@ class TestModelConfig:
             {"use_cache": True, "bos_token_id": 1, "initializer_range": 0.02},
             {"_name_or_path": "somewhere"},
             {"partial_rotary_factor": 1.0},
+            {"auto_map": {"AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}},
+            {"is_causal": True},
+            {"model_type": "llama", "architectures": None},
+            {"model_type": "llama", "architectures": ["MistralForCausalLM"]},
+            {"model_type": "a_family_that_no_other_program_knows"},
         ],
         ids=lambda changes: next(iter(changes)),
     )

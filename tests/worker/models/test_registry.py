@@ -58,6 +58,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from services.worker.models import UnsupportedModel
 from services.worker.models.config_file import read_config
+from services.worker.models.model_types import ARCHITECTURES
+from services.worker.models.registry import FAMILIES
 from tests.checkpoints import SMALL, Oracle, edit_config, write_family_checkpoint
 from tests.worker.models.test_models import compare_random_schedule
 from tests.worker.pipeline import Pipeline, Span, load
@@ -650,6 +652,20 @@ def test_a_checkpoint_of_the_model_without_its_head_is_the_same_model(
     path = tmp_path / "model.safetensors"
     save_file({name.partition(".")[2]: tensor for name, tensor in load_file(path).items()}, path)
     assert torch.equal(last_logits(tmp_path, tokens), expected)
+
+
+def test_every_family_is_known_by_its_model_type() -> None:
+    assert {*ARCHITECTURES.values()} == {*FAMILIES}
+    expected = {kind: MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind] for kind in ARCHITECTURES}
+    assert expected == ARCHITECTURES
+
+
+def test_the_model_type_counts_if_the_architecture_names_another_family(tmp_path: Path) -> None:
+    write_family_checkpoint(tmp_path, SHAPES["mistral"])
+    edit_config(tmp_path, architectures=["LlamaForCausalLM"])
+    tokens = list(range(5, 30))
+    expected = Oracle(tmp_path).logits(tokens)[-1:]
+    torch.testing.assert_close(last_logits(tmp_path, tokens), expected, rtol=1e-4, atol=2e-4)
 
 
 def last_logits(directory: Path, tokens: list[int], *, max_model_len: int | None = None) -> Tensor:

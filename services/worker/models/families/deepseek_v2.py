@@ -27,10 +27,10 @@ class DeepseekV2Config(LatentConfig):
         "first_k_dense_replace", "moe_layer_freq", "n_group", "norm_topk_prob", "scoring_func",
         "topk_group", "topk_method",
     }  # fmt: skip
-    # Keys about code, training, the division of experts in other programs, and the number of
+    # Keys about training, the division of experts in other programs, and the number of
     # additional layers that predict further tokens, which are not run.
     ignored_keys = frozenset((
-        "auto_map", "aux_loss_alpha", "ep_size", "num_mtp_layers", "num_nextn_predict_layers",
+        "aux_loss_alpha", "ep_size", "num_mtp_layers", "num_nextn_predict_layers",
         "output_router_logits", "pretraining_tp", "router_aux_loss_coef", "seq_aux",
     ))  # fmt: skip
 

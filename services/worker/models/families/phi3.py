@@ -31,8 +31,8 @@ class Phi3Config(RotaryConfig):
     read_keys = RotaryConfig.read_keys | {
         "sliding_window", "original_max_position_embeddings", "full_attn_mod", "interpolate_factor",
     }  # fmt: skip
-    # Keys for training, and for code in the checkpoint, which is not run.
-    ignored_keys = frozenset(("resid_pdrop", "embd_pdrop", "auto_map"))
+    # Keys for training.
+    ignored_keys = frozenset(("resid_pdrop", "embd_pdrop"))
     default_partial_rotary_factor = 1.0
 
     window: PositiveInt | None
