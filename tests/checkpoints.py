@@ -138,6 +138,10 @@ class Oracle:
             local_files_only=True,
         )
 
+    def modules(self) -> list[torch.nn.Module]:
+        """Returns all modules of the model, for a test that replaces some."""
+        return [*self._model.modules()]
+
     def logits(self, token_ids: list[int]) -> Tensor:
         """Float32 logits after each of the tokens, [n_tokens, vocab_size]."""
         with torch.inference_mode():
