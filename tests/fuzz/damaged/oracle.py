@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from services.worker.models import quantization_config
+from services.worker.models.model_types import ARCHITECTURES
 from services.worker.models.registry import FAMILIES
 from tests.fuzz.damaged.originals import GGUF_FILE
 from tests.fuzz.damaged.outcome import PROMPT, TEXT
@@ -37,19 +38,37 @@ def logits(directory: Path, plain: Mapping[str, bytes] | None, twin: Path) -> Te
     Raises:
         NoOracle: `transformers` refuses the files.
     """
-    options: dict[str, Any] = {}
     if (directory / GGUF_FILE).exists():
-        options["gguf_file"] = GGUF_FILE
-    elif plain is not None:
+        return _logits(directory, gguf_file=GGUF_FILE)
+    config = _config(directory)
+    if plain is not None:
         for name, content in plain.items():
             (twin / name).write_bytes(content)
-        config = _config(directory)
         for key in quantization_config.KEYS:
             config.pop(key, None)
-        (twin / "config.json").write_text(json.dumps(config))
         directory = twin
-    else:
-        (directory / "config.json").write_text(json.dumps(_config(directory)))
+    (directory / "config.json").write_text(json.dumps(config))
+    try:
+        return _logits(directory)
+    except NoOracle:
+        used = _without_ignored(config)
+        if used == config:
+            raise
+        (directory / "config.json").write_text(json.dumps(used))
+        return _logits(directory)
+
+
+def _without_ignored(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `config` without the keys that change no logit of the family, whose values
+    `transformers` refuses if they are of another type."""
+    architecture = ARCHITECTURES.get(str(config.get("model_type")))
+    if architecture is None:
+        return {**config}
+    ignored = FAMILIES[architecture].config_type.ignored_keys
+    return {key: value for key, value in config.items() if key not in ignored}
+
+
+def _logits(directory: Path, **options: Any) -> Tensor:
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             directory,
