@@ -13,6 +13,7 @@ PAGE_TOOLS := $(PAGE)/node_modules/.installed
 CLIENTS := $(VENV)/clients/.installed $(VENV)/sdks/.installed $(VENV)/aider/.installed
 AGENTS := tests/real/agents
 LLAMA_CPP := $(VENV)/llama.cpp
+LLAMA_CPP_PYTHON := $(VENV)/llama-cpp-python
 AGENT_TOOLS := $(AGENTS)/node_modules/.installed
 FUZZER := $(BIN)/.fuzzer
 MODEL  ?= models/demo
@@ -115,7 +116,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status $(call workload,frontend) --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-llama-cpp test-real real-model check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-llama-cpp test-llama-cpp-logits test-real real-model check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -199,6 +200,14 @@ test-real: real-model $(CLIENTS) $(VENV)/clients/.linked $(AGENT_TOOLS)  ## Serv
 
 test-llama-cpp: setup $(LLAMA_CPP)  ## Read GGUF files of llama.cpp's own converter, and the vocabularies of its tests
 	LLAMA_CPP='$(CURDIR)/$(LLAMA_CPP)' $(BIN)/python -m pytest -m real tests/real/test_llama_cpp.py $(ARGS)
+
+test-llama-cpp-logits: setup $(LLAMA_CPP_PYTHON)/.installed  ## Compare logits of GGUF files with llama.cpp's, which is compiled first, in some 15 minutes
+	LLAMA_CPP_PYTHON='$(CURDIR)/$(LLAMA_CPP_PYTHON)/bin/python' $(BIN)/python -m pytest -m real tests/real/test_llama_cpp_logits.py $(ARGS)
+
+$(LLAMA_CPP_PYTHON)/.installed: benchmarks/peers/llama_cpp.txt | $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) $(@D)
+	CMAKE_ARGS='-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF' $(UV) pip install --quiet --python $(@D) --requirements $<
+	@touch $@
 
 $(LLAMA_CPP):
 	mkdir -p $(LLAMA_CPP).new

@@ -29,6 +29,13 @@ SIZES: Mapping[str, str] = {
 }
 
 
+# Ends of the keys whose values are fractions in the format.
+_FRACTIONS = (
+    "_epsilon", "_scale", "attention.scale", "freq_base", "freq_base_swa", "multiplier",
+    "scaling.factor", "softcapping",
+)  # fmt: skip
+
+
 class Metadata:
     """The metadata of one architecture. Errors name the key and the file."""
 
@@ -45,13 +52,16 @@ class Metadata:
         """Returns a number, or None if the key is missing.
 
         If the value is a list with an equal number for each layer, that number is returned. Raises
-        ValueError for other values.
+        ValueError for other values, and for a whole number where the format has a fraction, which
+        llama.cpp refuses, too.
         """
         value = self.value(key)
         if _is_list(value) and len(set(value)) == 1:
             value = value[0]
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise ValueError(f"{self.name(key)} is {repr(value)[:80]}, and not one number")
+        if isinstance(value, int) and key.endswith(_FRACTIONS):
+            raise ValueError(f"{self.name(key)} is the whole number {value}, and no fraction")
         return value
 
     def integer(self, key: str) -> int | None:

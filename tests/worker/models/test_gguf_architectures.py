@@ -361,6 +361,9 @@ def test_tensors_that_the_architecture_does_not_have_are_refused(tmp_path: Path)
         ("granite", "rope.scaling.finetuned", False, r"no positions are rotated"),
         ("llama", "block_count", 1 << 31, r"block_count means 2147483648 layers"),
         ("qwen3", "nextn_predict_layers", 9, r"block_count means -6 layers"),
+        ("qwen3", "attention.layer_norm_rms_epsilon", 1 << 31, "whole number 2147483648, and no"),
+        ("cohere2", "logit_scale", 1, "logit_scale is the whole number 1, and no fraction"),
+        ("llama", "rope.freq_base", 10_000, "freq_base is the whole number 10000"),
     ],
 )
 def test_keys_that_would_change_the_tokens_are_refused(
