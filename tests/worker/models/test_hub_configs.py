@@ -56,6 +56,7 @@ MISTRAL_7B = COMMON | {
 }
 MIXTRAL_8X7B = MISTRAL_7B | {
     "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
     "num_experts_per_tok": 2,
     "num_local_experts": 8,
     "output_router_logits": False,
