@@ -58,6 +58,19 @@ class ArrivingText:
             self._n_missing += self._gaps.popleft()[1]
         return n_read + self._n_missing
 
+    def placed(self, text: str) -> list[tuple[str, int]]:
+        """Divides `text`, which ends with the character that was read last, where characters of the
+        answer are missing. Returns each part with the number of characters of the answer up to its
+        end."""
+        begin, parts = self._n_before + self._at - len(text), []
+        while self._gaps and self._gaps[0][0] < begin + len(text):
+            place, n_missing = self._gaps.popleft()
+            if place > begin:
+                parts.append((text[: place - begin], place + self._n_missing))
+                begin, text = place, text[place - begin :]
+            self._n_missing += n_missing
+        return [*parts, (text, self.position)] if text else parts
+
     def add(self, text: str) -> None:
         """Appends text that has arrived."""
         self._n_before += self._at

@@ -136,11 +136,11 @@ class ToolCallReader(ABC):
             self._note_content(text)
         if not text:
             return
-        words = Words(text, end=self._text.position)
+        words = [Words(part, end=end) for part, end in self._text.placed(text)]
         if self._is_speaking:
-            self._new.append(words)
+            self._new += words
             return
-        self._spaces.append(words)
+        self._spaces += words
         if text.strip():
             self._is_speaking = True
             self._speak_spaces()

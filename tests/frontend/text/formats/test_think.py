@@ -154,6 +154,16 @@ def test_calls_are_read_after_reasoning_of_another_family() -> None:
     assert said == Said("Hm", calls=[["find", "{}"]])
 
 
+def test_words_on_both_sides_of_a_tag_that_is_left_out_have_their_own_positions() -> None:
+    """The beginning of a mark of calls waits before the tag, and is content behind it."""
+
+    def thinking() -> MessageReader:
+        rest = HermesReader(CallRules(new_id="id-{}".format))
+        return REASONING_FORMATS["granite"].reader(rest, has_begun=False)
+
+    assert read(thinking, "<response>one <", "</response>", "\ntwo").content == "one <\ntwo"
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_positions_count_the_tags_that_are_left_out(seed: int) -> None:
     """`read` compares each character of the message with the character at its position."""
