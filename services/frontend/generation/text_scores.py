@@ -34,6 +34,11 @@ class TextScores:
             self._keep(_n_bytes(scores))
             self._held.append(scores)
 
+    def close(self) -> None:
+        """Drops the tokens behind the last text, since the answer has ended."""
+        while self._held:
+            self._keep(-_n_bytes(self._held.popleft()))
+
     def take(self, words: Words) -> TokenScores:
         """Returns the tokens that make a text. Tokens before the text are dropped."""
         before = self._take_up_to(words.end)
@@ -56,6 +61,10 @@ class TextScores:
                 self._held.appendleft(rest)
             found.append(scores.part(0, n_found))
         return TokenScores.joined(found)
+
+
+def keep_nothing(n_bytes: int) -> None:
+    """Counts no memory, for an answer whose tokens come at once and are counted elsewhere."""
 
 
 def _n_bytes(scores: TokenScores) -> int:

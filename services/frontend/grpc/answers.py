@@ -11,7 +11,7 @@ from orcinus.v1 import inference_pb2
 
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation, TokenUsage
-from services.frontend.generation.text_scores import TextScores
+from services.frontend.generation.text_scores import TextScores, keep_nothing
 from services.frontend.generation.token_scores import TokenScores
 from services.frontend.grpc.logprobs import token_logprobs
 from services.frontend.request.conversation import Conversation
@@ -121,9 +121,13 @@ class AnswerMessages:
             return None
         source = self._contents.get(piece.index)
         if source is None:
-            source = self._contents[piece.index] = TextScores(self._generation.keep)
+            is_whole = piece.finish_reason is not None
+            keep = keep_nothing if is_whole else self._generation.keep
+            source = self._contents[piece.index] = TextScores(keep)
         source.add(piece.scores)
         parts = [(part, source.take(part)) for part in delta.parts if isinstance(part, Words)]
+        if piece.finish_reason is not None:
+            self._contents.pop(piece.index).close()
         return TokenScores.joined([scores for part, scores in parts if not part.is_reasoning])
 
     def _add_logprobs(

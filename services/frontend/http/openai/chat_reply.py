@@ -162,7 +162,8 @@ class ChatReply(GenerationReply):
     def _logprobs_of_content(self, piece: Piece, said: MessageDelta) -> ChatLogprobs | None:
         source = self._sources.get(piece.index)
         if source is None:
-            source = TextLogprobs(self._generation, self._token_names)
+            is_whole = piece.finish_reason is not None
+            source = TextLogprobs(self._generation, self._token_names, is_whole=is_whole)
             self._sources[piece.index] = source
         source.add(piece)
         content = list[ChatTokenLogprob]()
@@ -170,6 +171,8 @@ class ChatReply(GenerationReply):
             if isinstance(words, Words):
                 found = source.take(words)  # also for reasoning, whose tokens are dropped
                 content += () if words.is_reasoning else found
+        if piece.finish_reason is not None:
+            self._sources.pop(piece.index).close()
         return {"content": content, "refusal": None} if content else None
 
     def _shown_reason(

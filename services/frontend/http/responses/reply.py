@@ -75,13 +75,14 @@ class ResponsesReply(MessageReply):
         self._growing: dict[Item, GrowingItem] = {}
         self._logprobs: TextLogprobs | None = None
         if rules.has_logprobs:
-            self._logprobs = TextLogprobs(generation, generation.token_texts)
+            self._logprobs = TextLogprobs(generation, generation.token_texts, is_whole=False)
 
     def whole(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
         if self._logprobs is None:
             yield from super().whole(pieces)
             return
-        (piece,) = pieces
+        generation, (piece,) = self._generation, pieces
+        self._logprobs = TextLogprobs(generation, generation.token_texts, is_whole=True)
         for _ in self.events(piece):
             pass
         yield to_json(self._response(_status(self._reason), self._output))
