@@ -1,8 +1,8 @@
-"""The families of values of `model_type`, as in `transformers`.
+"""Which family each value of `model_type` names, as in `transformers`.
 
 `config.json` names a model twice, by `model_type` and by `architectures`, and files that were
 edited by hand contradict themselves. `transformers` goes by `model_type`, and so does this project
-if both name a family that is served.
+if both name a family that is served, or if there is no `architectures`.
 """
 
 from __future__ import annotations
