@@ -21,12 +21,12 @@ TRAITS = {"model": "fake", "block_size": "4", "dtype": "float32"}
 
 
 def describe_stage(
-    stage_index: int = 0, n_stages: int = 1, *, block_size: int = 4
+    stage_index: int = 0, n_stages: int = 1, *, block_size: int = 4, model: str = "fake"
 ) -> worker_pb2.DescribeResponse:
     """A stage of two layers."""
     return worker_pb2.DescribeResponse(
-        model="fake",
-        traits=TRAITS | {"block_size": str(block_size)},
+        model=model,
+        traits=TRAITS | {"block_size": str(block_size), "model": model},
         stage_index=stage_index,
         n_stages=n_stages,
         tp_size=1,
@@ -53,6 +53,7 @@ class FakeRank:
     n_stages: int = 1
     answers: bool = False
     block_size: int = 4
+    model: str = "fake"
     joins: bool = True
     plans: list[bytes] = field(default_factory=list)
     has_plan: asyncio.Event = field(default_factory=asyncio.Event)
@@ -60,12 +61,16 @@ class FakeRank:
 
     def tell_traits(self) -> None:
         """Says to which workers it fits."""
-        told = worker_pb2.DescribeResponse(traits=TRAITS | {"block_size": str(self.block_size)})
+        told = worker_pb2.DescribeResponse(
+            traits=TRAITS | {"block_size": str(self.block_size), "model": self.model}
+        )
         self.controller.on_message(0, MessageKind.TRAITS, told.SerializeToString())
 
     def load(self) -> None:
         """Says that it is ready."""
-        description = describe_stage(self.stage_index, self.n_stages, block_size=self.block_size)
+        description = describe_stage(
+            self.stage_index, self.n_stages, block_size=self.block_size, model=self.model
+        )
         self.controller.on_message(0, MessageKind.LOADED, description.SerializeToString())
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
@@ -135,11 +140,12 @@ async def fake_stage(
     answers: bool = False,
     loads: bool = True,
     block_size: int = 4,
+    model: str = "fake",
 ) -> AsyncIterator[FakeStage]:
     """Serves one stage on loopback. With `loads`, the stage's rank has loaded its weights
     before."""
     controller = Controller(tp_size=1, place=PipelinePlace(stage_index, n_stages))
-    rank = FakeRank(controller, stage_index, n_stages, answers, block_size)
+    rank = FakeRank(controller, stage_index, n_stages, answers, block_size, model)
     controller.attach([rank])
     rank.tell_traits()
     if loads:

@@ -173,6 +173,7 @@ class Leader:
         try:
             await epoch.engine.start()
             self._open(epoch)
+            former.note_serving()
             await epoch.loop.run()
         except PipelineLost as error:
             loss = error
@@ -199,10 +200,14 @@ class Leader:
     async def _release(self, pipeline: Pipeline) -> None:
         """Ends a pipeline that drains, since the next pipeline takes over some of its members.
         Waits until the pipeline has ended. The wait is limited, since a pipeline that does not
-        return its batches is lost after a time limit."""
+        return its batches is lost after a time limit. A pipeline that has not opened ends at
+        once."""
         for task, epoch in list(self._serving.items()):
             if epoch.pipeline is pipeline:
-                epoch.loop.leave(is_last=True)
+                if epoch.loop in self._fleet.loops:
+                    epoch.loop.leave(is_last=True)
+                else:
+                    task.cancel()
                 await asyncio.wait((task,))
 
     def _begin_drain(

@@ -146,8 +146,8 @@ async def has_loaded(
 
 async def until_end(controller: Controller, stop: asyncio.Event, *, drain_s: float) -> None:
     """Waits until a rank is lost, the leader recalls the worker from its stage, or the process is
-    told to stop. In the last case, waits further until the leader has let go of the stage, but at
-    most `drain_s`."""
+    told to stop. In the last case, waits further until no leader needs the stage (`departure.py`),
+    but at most `drain_s`."""
     recalled = asyncio.create_task(controller.assignment.is_recalled.wait())
     leaving = asyncio.create_task(leave(controller, stop, drain_s=drain_s))
     ends: list[asyncio.Future[Any]] = [recalled, leaving, controller.rank_watch.failure]
@@ -159,8 +159,8 @@ async def until_end(controller: Controller, stop: asyncio.Event, *, drain_s: flo
 
 
 async def leave(controller: Controller, stop: asyncio.Event, *, drain_s: float) -> None:
-    """Waits until the process is told to stop, and then until no pipeline needs the worker any
-    more, but at most `drain_s`."""
+    """Waits until the process is told to stop, and then until no leader has needed the worker for a
+    while, but at most `drain_s`."""
     await stop.wait()
     log.info("told to stop: serving for %g s at most, until its pipeline can do without", drain_s)
     await controller.leave(drain_s)

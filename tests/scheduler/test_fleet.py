@@ -20,7 +20,6 @@ from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.pipeline import forming, joining
 from services.scheduler.pipeline.asked_worker import AskedWorker
 from services.scheduler.pipeline.fit import build_of, traits_of
-from services.scheduler.pipeline.membership import RETRY_S
 from services.scheduler.service import SchedulerService
 from services.scheduler.settings import SchedulerSettings
 from services.worker.settings import PipelinePlace
@@ -304,11 +303,11 @@ async def test_requests_of_a_worker_that_leaves_move_and_no_pipeline_is_lost() -
     async with two_pipelines() as (it, first, second):
         await submitted(it, "a", "b", n_tokens=20)
         await until(lambda: first.rank.plans and second.rank.plans)
-        leaving = asyncio.create_task(first.controller.leave(HANG_S, linger_s=0))
+        departing = asyncio.create_task(first.controller.leave(HANG_S, linger_s=0))
         await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines_draining") == 1)
         for plan in list(first.rank.plans):  # what is in flight is not lost
             first.rank.answer(plan)
-        await asyncio.wait_for(leaving, HANG_S)
+        await asyncio.wait_for(departing, HANG_S)
         second.rank.answers = True
         for plan in list(second.rank.plans):
             second.rank.answer(plan)
@@ -325,14 +324,14 @@ async def test_only_pipeline_serves_until_free_workers_have_formed_another_one()
     async with scene(1) as it, fake_stage(answers=True) as old:
         it.stages.add(old.address)
         await formed(it, 1)
-        leaving = asyncio.create_task(old.controller.leave(HANG_S, linger_s=0))
+        departing = asyncio.create_task(old.controller.leave(HANG_S, linger_s=0))
         await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines_draining") == 1)
         await submitted(it, "a")
         assert (await it.ends(1)).keys() == {"a"}
         async with fake_stage(answers=True, block_size=8) as new:  # another build
             it.stages.add(new.address)
             await formed(it, 2)
-            await asyncio.wait_for(leaving, HANG_S)
+            await asyncio.wait_for(departing, HANG_S)
             await submitted(it, "b")
             assert (await it.ends(1)).keys() == {"b"}
             assert Samples.of(it.registry).sum("orcinus_pipeline_losses_total") == 0
@@ -350,46 +349,73 @@ async def test_stage_that_stays_serves_until_the_replacement_of_the_other_has_lo
         await submitted(it, "a", n_tokens=3)
         await until(lambda: stays.rank.plans)
         [epoch] = set(joined(goes, stays))
-        leaving = asyncio.create_task(goes.controller.leave(HANG_S, linger_s=0))
+        departing = asyncio.create_task(goes.controller.leave(HANG_S, linger_s=0))
         it.stages.add(comes.address)
         await until(lambda: comes.controller.assignment.place is not None)
         stays.rank.answers = True
         for plan in list(stays.rank.plans):
             stays.rank.answer(plan)
-        await asyncio.wait_for(leaving, HANG_S)
+        await asyncio.wait_for(departing, HANG_S)
         await formed(it, 2)
         assert len(set(joined(comes, stays)) - {epoch}) == 1
         assert (await it.ends(1)).keys() == {"a"}
         assert Samples.of(it.registry).sum("orcinus_pipeline_losses_total") == 0
 
 
+@contextlib.asynccontextmanager
+async def leaving(*stages: FakeStage) -> AsyncIterator[None]:
+    """Stages that were told to stop, and say so in each heartbeat."""
+    for one in stages:
+        one.controller.departure.begin(HANG_S)
+
+    async def beat() -> None:
+        while True:
+            for one in stages:
+                left_ms = one.controller.departure.left_ms
+                one.controller.reports.publish_heartbeat(leaves_in_ms=left_ms)
+            await asyncio.sleep(0.05)
+
+    beating = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beating.cancel()
+
+
 async def test_a_new_leader_serves_with_workers_that_leave_until_others_have_loaded() -> None:
     async with (
         fake_stage(0, 2, answers=True) as first,
+        fake_stage(0, 2, answers=True) as spare,
         fake_stage(1, 2, answers=True) as second,
+        leaving(first, spare, second),
         scene(2) as it,
     ):
-        for one in (first, second):
-            one.controller.departure.begin(HANG_S)
-        it.stages.terminate(first.address, second.address)
+        it.stages.terminate(first.address, spare.address, second.address)
         await formed(it, 1)
         await submitted(it, "a")
         assert (await it.ends(1)).keys() == {"a"}
-        first.controller.reports.publish_heartbeat(leaves_in_ms=first.controller.departure.left_ms)
         await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines_draining") == 1)
         async with fake_worker(answers=True) as c, fake_worker(answers=True) as d:
             it.stages.add(c.address, d.address)
-            await formed(it, 2)
+            await formed(it, 2)  # and no more
             await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines") == 1)
             await submitted(it, "b")
             assert (await it.ends(1)).keys() == {"b"}
             assert len(set(joined(c, d))) == 1
-            assert Samples.of(it.registry).sum("orcinus_pipeline_losses_total") == 0
-            # Workers that leave are for the first pipelines only.
-            c.controller.on_exit(0, -signal.SIGKILL)
-            await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines") == 0)
-            await asyncio.sleep(3 * RETRY_S)
-            assert Samples.of(it.registry).sum("orcinus_epochs_formed_total") == 2
+            counted = Samples.of(it.registry)
+            assert counted.sum("orcinus_pipeline_losses_total") == 0
+            assert counted.sum("orcinus_epochs_formed_total") == 2
+
+
+async def test_workers_of_another_model_load_while_all_others_leave() -> None:
+    async with fake_stage(answers=True) as old, leaving(old), scene(1) as it:
+        it.stages.terminate(old.address)
+        await formed(it, 1)
+        async with fake_stage(answers=True, model="another") as new:
+            it.stages.add(new.address)
+            await formed(it, 2)
+            await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines") == 1)
+            assert joined(new) > joined(old)
 
 
 async def test_a_worker_that_leaves_completes_a_pipeline_while_its_replacement_loads() -> None:
@@ -397,9 +423,9 @@ async def test_a_worker_that_leaves_completes_a_pipeline_while_its_replacement_l
         fake_stage(0, 2, answers=True) as leaves,
         fake_stage(1, 2, answers=True) as stays,
         fake_worker(loads=False) as comes,
+        leaving(leaves),
         scene(2) as it,
     ):
-        leaves.controller.departure.begin(HANG_S)
         it.stages.terminate(leaves.address)
         it.stages.add(stays.address, comes.address)
         await formed(it, 1)
@@ -414,12 +440,12 @@ async def test_requests_of_the_only_pipeline_wait_when_the_time_of_its_worker_is
         await formed(it, 1)
         await submitted(it, "a", n_tokens=20)
         await until(lambda: old.rank.plans)
-        leaving = asyncio.create_task(old.controller.leave(0.5))
+        departing = asyncio.create_task(old.controller.leave(0.5))
         await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines_draining") == 1)
         for plan in list(old.rank.plans):
             old.rank.answer(plan)
         assert await it.until_closed() == []
-        await asyncio.wait_for(leaving, HANG_S)
+        await asyncio.wait_for(departing, HANG_S)
         async with fake_stage(answers=True) as new:
             it.stages.add(new.address)
             assert (await it.ends(1)).keys() == {"a"}

@@ -120,7 +120,8 @@ class Former:
             serving=self._free.traits,
             is_serving=self._free.is_serving,
             taken=self._free.processes,
-            may_use_leaving=lambda: self._free.may_use_leaving,
+            may_use_leaving=self._free.may_use_leaving,
+            is_terminating=self._free.is_terminating,
         )
         self._pause_until = 0.0
         self._clock = asyncio.get_running_loop().time
@@ -139,8 +140,9 @@ class Former:
                 self._check_time()
                 await asyncio.sleep(min(pause_s, LOOK_S) if pause_s > 0 else LOOK_S)
             members = await self._complete()
-        for drained in self._free.pipelines_of(members):
+        for drained in self._free.replaced_by(members):
             await self._release(drained)
+            self._free.give_back(drained)
         epoch = await self._term.next_epoch(self._call.newest_epoch)
         number = self._free.next_number()
         pipeline = Pipeline(self._pipeline_id, epoch, tuple(members), number)
@@ -176,6 +178,10 @@ class Former:
         self._call.note_lost(LastPipeline(pipeline.members, loss.gone))
         self._free.give_back(pipeline)
         self._tell_members()
+
+    def note_serving(self) -> None:
+        """Notes that a pipeline serves."""
+        self._free.note_serving()
 
     def note_leaving(self, pipeline: Pipeline, leaving: Collection[str]) -> None:
         """Notes that a pipeline drains, since the workers at the addresses `leaving` are

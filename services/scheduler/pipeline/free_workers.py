@@ -5,14 +5,15 @@ workers, the members of these pipelines that are not leaving are added: together
 for the leaving ones they make the next pipeline, which then takes over these members.
 
 A new leader may find only workers that are leaving, for example while a rollout replaces schedulers
-and workers at the same time. It may use them, until it has a pipeline whose workers stay.
+and workers at the same time. Until a pipeline of it has served, it may use them for one pipeline,
+which drains from the beginning.
 """
 
 from collections.abc import Collection, Sequence
 from itertools import count
 
 from services.scheduler.cluster.stages import WorkerDirectory
-from services.scheduler.pipeline.fit import Traits, traits_of
+from services.scheduler.pipeline.fit import Traits, model_of, traits_of
 from services.scheduler.pipeline.membership import Member, Pipeline
 
 
@@ -23,9 +24,7 @@ class FreeWorkers:
         self._stages = stages
         self._taken: dict[int, Pipeline] = {}
         self._leaving: dict[int, frozenset[str]] = {}  # addresses, by pipelines that drain
-        self.may_use_leaving = True
-        """Whether a pipeline may be formed of workers that are leaving, if no others complete
-        one."""
+        self._has_served = False
 
     @property
     def n_stages(self) -> int:
@@ -53,16 +52,26 @@ class FreeWorkers:
         free = set(self._free())
         yielding = set() if self.n_staying or len(free) >= self.n_stages else self._yielding()
         offered = [it for it in self._stages.addresses() if it in free or it in yielding]
-        if self.may_use_leaving:
-            offered += [it for it in self._stages.leaving() if not self.is_serving(it)]
-        return offered
+        return [*offered, *self._stages.leaving()] if self.may_use_leaving() else offered
+
+    def may_use_leaving(self) -> bool:
+        """Returns whether a pipeline may be formed of workers that are leaving, if no others
+        complete one."""
+        return not (self._has_served or self._taken)
+
+    def is_terminating(self, address: str) -> bool:
+        """Returns whether the worker at an address is about to end, whatever it says itself."""
+        return address in self._stages.leaving()
 
     def is_serving(self, address: str) -> bool:
         """Returns whether the worker at an address is in a pipeline."""
         return any(address in _addresses(pipeline) for pipeline in self._taken.values())
 
     def traits(self) -> Collection[Traits]:
-        """Returns the traits of the workers in pipelines, once for each build."""
+        """Returns the traits of the workers in pipelines, once for each build. If all pipelines
+        drain, workers of another model may take over, so the result is empty."""
+        if not self.n_staying:
+            return set()
         return {traits_of(pipeline.first) for pipeline in self._taken.values()}
 
     def processes(self) -> list[str]:
@@ -92,8 +101,17 @@ class FreeWorkers:
     def take(self, pipeline: Pipeline) -> None:
         """Removes the members of a pipeline from the free workers."""
         self._taken[pipeline.number] = pipeline
-        if not any(member.description.is_leaving for member in pipeline.members):
-            self.may_use_leaving = False
+        leaving = [
+            member.address
+            for member in pipeline.members
+            if member.description.is_leaving or self.is_terminating(member.address)
+        ]
+        if leaving:
+            self.drain(pipeline, leaving)
+
+    def note_serving(self) -> None:
+        """Notes that a pipeline serves."""
+        self._has_served = True
 
     def drain(self, pipeline: Pipeline, leaving: Collection[str]) -> None:
         """Notes that a pipeline drains, because the workers at the addresses `leaving` are
@@ -101,14 +119,22 @@ class FreeWorkers:
         self._leaving[pipeline.number] = frozenset(leaving)
 
     def give_back(self, pipeline: Pipeline) -> None:
-        """Makes the members of a pipeline that has ended free again."""
-        del self._taken[pipeline.number]
-        self._leaving.pop(pipeline.number, None)
+        """Makes the members of a pipeline that has ended free again. Does nothing the second
+        time."""
+        if self._taken.get(pipeline.number) is pipeline:
+            del self._taken[pipeline.number]
+            self._leaving.pop(pipeline.number, None)
 
-    def pipelines_of(self, members: Sequence[Member]) -> list[Pipeline]:
-        """Returns the pipelines in which some of the members are."""
+    def replaced_by(self, members: Sequence[Member]) -> list[Pipeline]:
+        """Returns the pipelines that must end before a pipeline of `members` serves: those in which
+        some of the members are, and those of another model."""
         wanted = {member.address for member in members}
-        return [it for it in self._taken.values() if not wanted.isdisjoint(_addresses(it))]
+        model = model_of(traits_of(members[0].description))
+        return [
+            it
+            for it in self._taken.values()
+            if not wanted.isdisjoint(_addresses(it)) or model_of(traits_of(it.first)) != model
+        ]
 
     def _free(self) -> list[str]:
         return [it for it in self._stages.addresses() if not self.is_serving(it)]

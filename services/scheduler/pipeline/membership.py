@@ -125,12 +125,15 @@ class RollCall:
         is_serving: Callable[[str], bool] = lambda address: False,
         taken: Callable[[], Collection[str]] = tuple,
         may_use_leaving: Callable[[], bool] = lambda: False,
+        is_terminating: Callable[[str], bool] = lambda address: False,
     ) -> None:
         """`n_pipelines` returns the largest number of pipelines to form out of these workers.
         `serving` returns the traits of the workers in the pipelines that serve already, if there
         are any. `is_serving` returns whether the worker at an address is in a pipeline. `taken`
         returns the processes of the workers that the pipelines keep. `may_use_leaving` returns
-        whether workers that are leaving may be members if the others do not complete a pipeline."""
+        whether workers that are leaving may be members if the others do not complete a pipeline.
+        `is_terminating` returns whether the worker at an address is leaving, even if the worker
+        does not know it."""
         self.trouble = ""
         """The latest reason why the workers do not make a pipeline; empty before the first
         attempt."""
@@ -145,6 +148,7 @@ class RollCall:
         self._is_serving = is_serving
         self._taken = taken
         self._may_use_leaving = may_use_leaving
+        self._is_terminating = is_terminating
         self._told: set[str] = set()
         self._has_news = asyncio.Event()
         self._workers: dict[str, AskedWorker] = {}  # by address, in the directory's order
@@ -205,14 +209,18 @@ class RollCall:
         """
         answers = self._answers
         offers = self._offers()
-        staying = [offer for offer in offers if not offer.answer.is_leaving]
+        staying = [offer for offer in offers if not offer.is_leaving]
         found = self._muster(staying)
         shortfall = self._shortfall_of(found, answers)
-        is_settled = all(worker.is_settled for worker in self._workers.values())
+        is_settled = all(
+            worker.is_settled
+            for address, worker in self._workers.items()
+            if not self._is_terminating(address)
+        )
         if is_settled or found.members:
             self._tell(shortfall)
         chosen = found.members
-        if not chosen and is_settled and len(staying) < len(offers) and self._may_use_leaving():
+        if not chosen and is_settled and self._may_use_leaving():
             chosen = self._muster(offers).members
         if found.assignments and is_settled and not found.members:
             epoch = await self._term.next_epoch(self.newest_epoch)
@@ -227,7 +235,11 @@ class RollCall:
             members = [Member(address, answers[address]) for address in chosen]
             check_layers(members)
             return members
-        troubles = [worker.trouble for worker in self._workers.values() if worker.trouble]
+        troubles = [
+            worker.trouble
+            for address, worker in self._workers.items()
+            if worker.trouble and not self._is_terminating(address)
+        ]
         raise Unavailable("; ".join(filter(None, (shortfall.for_operators, *troubles))))
 
     def _muster(self, offers: Sequence[Offer]) -> Muster:
@@ -244,7 +256,11 @@ class RollCall:
         """Returns the workers that are known."""
         known = [worker.offer for worker in self._workers.values()]
         return [
-            replace(offer, is_serving=self._is_serving(offer.address))
+            replace(
+                offer,
+                is_serving=self._is_serving(offer.address),
+                is_leaving=offer.answer.is_leaving or self._is_terminating(offer.address),
+            )
             for offer in known
             if offer is not None
         ]

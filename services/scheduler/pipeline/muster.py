@@ -55,6 +55,9 @@ class Offer:
     is_serving: bool = False
     """Whether the worker is in a pipeline, which drains. Such a worker keeps its stage."""
 
+    is_leaving: bool = False
+    """Whether the worker is about to end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Muster:
@@ -205,6 +208,7 @@ class _Group:
         self._size = len(offers)
         self._newest = max((places[offer.address] for offer in offers), default=-1)
         self._here = {it.address: it.answer for it in offers if it.presence is Presence.HERE}
+        self._leaving = {it.address for it in offers if it.is_leaving}
         self._kept = {it.address for it in offers if it.is_serving or it.answer.is_fixed}
         ended = {
             it.address for it in offers if it.presence is Presence.ENDED and not it.answer.is_fixed
@@ -305,8 +309,8 @@ class _Group:
     def _merit(self, address: str) -> tuple[bool, bool, bool, int, int]:
         answer = self._here[address]
         is_kept = address in self._kept
-        place = self._places[address]
-        return (self._is_ready(address), not answer.is_leaving, is_kept, answer.epoch, place)
+        stays, place = address not in self._leaving, self._places[address]
+        return (self._is_ready(address), stays, is_kept, answer.epoch, place)
 
 
 def _is_free(answer: worker_pb2.DescribeResponse) -> bool:

@@ -154,12 +154,13 @@ class Controller:
         check_place(request, own)
         self._forget_unreached(request.epoch)
         self.epoch.advance(request)
-        await self.close()
-        self.epoch.check(request.epoch)  # a newer epoch may have been claimed during the wait,
-        self._refuse_if_ending()  # and a rank may have been lost
-        if self._tracer is not None:
-            self._tracer.joined(request.epoch)
-        await self.epoch.join_ranks(request)
+        with self.reports.expecting():
+            await self.close()
+            self.epoch.check(request.epoch)  # a newer epoch may have been claimed during the wait,
+            self._refuse_if_ending()  # and a rank may have been lost
+            if self._tracer is not None:
+                self._tracer.joined(request.epoch)
+            await self.epoch.join_ranks(request)
         self.plans.open(request)
 
     async def leave(self, limit_s: float, *, linger_s: float = LINGER_S) -> None:

@@ -9,9 +9,9 @@ the next leader may need it. A worker that is in no pipeline ends at once.
 import asyncio
 import math
 
-LINGER_S = 5.0
-"""Seconds that another leader has to take over the stage of a worker that is leaving. A killed
-leader is replaced after 2 to 5 s (`docs/operations/lose-a-node.md`)."""
+LINGER_S = 15.0
+"""Seconds that another leader has to take over the stage of a worker that is leaving. A leader that
+hangs is replaced 8 s after it renewed its lease last."""
 
 
 class Departure:

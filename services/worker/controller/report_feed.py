@@ -22,6 +22,7 @@ class ReportFeed:
     def __init__(self, epoch: Epoch) -> None:
         self._epoch = epoch
         self._watchers: list[asyncio.Queue[bytes | None]] = []  # None ends a watcher's stream
+        self._n_expected = 0  # watchers that will come, since their leader is making the stage join
         self._is_watched = asyncio.Event()
         self._is_unwatched = asyncio.Event()
         self._is_unwatched.set()
@@ -61,17 +62,27 @@ class ReportFeed:
         self._epoch.check(epoch)
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._watchers.append(queue)
-        self._is_unwatched.clear()
-        self._is_watched.set()
+        self._note_watchers()
         try:
             yield self._reports(queue, epoch)
         finally:
             self._remove(queue)
 
+    @contextlib.contextmanager
+    def expecting(self) -> Iterator[None]:
+        """Counts as a watcher inside the `with` block."""
+        self._n_expected += 1
+        self._note_watchers()
+        try:
+            yield
+        finally:
+            self._n_expected -= 1
+            self._note_watchers()
+
     async def until_unwatched(self, *, for_s: float) -> None:
         """Waits until there has been no watcher for `for_s` seconds. Returns at once if there is
         none when it is called."""
-        while self._watchers:
+        while self._is_watched.is_set():
             await self._is_unwatched.wait()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(for_s):
@@ -86,7 +97,13 @@ class ReportFeed:
     def _remove(self, queue: "asyncio.Queue[bytes | None]") -> None:
         if queue in self._watchers:
             self._watchers.remove(queue)
-        if not self._watchers:
+        self._note_watchers()
+
+    def _note_watchers(self) -> None:
+        if self._watchers or self._n_expected:
+            self._is_unwatched.clear()
+            self._is_watched.set()
+        else:
             self._is_watched.clear()
             self._is_unwatched.set()
 

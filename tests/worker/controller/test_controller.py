@@ -370,25 +370,23 @@ async def test_a_worker_that_was_told_to_stop_says_so_until_nothing_watches_it()
         await asyncio.wait_for(leaving, HANG_S)
 
 
-async def test_a_worker_that_was_told_to_stop_stays_if_another_leader_takes_its_stage() -> None:
-    async with fake_stage() as stage, rpc.connect(stage.address) as channel:
-        leaving: asyncio.Task[None] | None = None
-        for epoch in (1, 2):
-            await join([stage], epoch=epoch)
-            watch = stub_of(channel).WatchStage(
-                worker_pb2.WatchStageRequest(), metadata=rpc.epoch_metadata(epoch)
-            )
-            await watch.wait_for_connection()
-            leaving = leaving or asyncio.create_task(
-                stage.controller.leave(3600, linger_s=10 * HANG_S)
-            )
-            await asyncio.sleep(0)
-            stage.controller.reports.end()  # as when the leader is lost
-            await asyncio.sleep(0)
-            assert leaving is not None
-            assert not leaving.done()
-            watch.cancel()
-        leaving.cancel()
+async def test_a_worker_that_was_told_to_stop_stays_while_another_leader_takes_its_stage() -> None:
+    linger_s = 0.05
+    async with fake_stage() as stage:
+        reports = stage.controller.reports
+        await join([stage], epoch=1)
+        with reports.watch(1):
+            leaving = asyncio.create_task(stage.controller.leave(3600, linger_s=linger_s))
+            await asyncio.sleep(2 * linger_s)
+            stage.rank.joins = False
+            joining = asyncio.create_task(join([stage], epoch=2))
+            while stage.controller.describe().epoch == 1:
+                await asyncio.sleep(0)
+        await asyncio.sleep(5 * linger_s)  # the join takes longer than a worker lingers
+        assert not leaving.done()
+        joining.cancel()
+        await asyncio.wait((joining,))
+        await asyncio.wait_for(leaving, HANG_S)
 
 
 async def test_a_worker_leaves_at_once_if_it_is_in_no_pipeline_and_else_after_its_time() -> None:
