@@ -52,6 +52,14 @@ CASES: dict[str, tuple[Readers, str, Said]] = {
         f'<tool_call>{{"arguments": {FIND}, "name": "find"}}</tool_call>after',
         Said(content="after", calls=[["find", FIND]]),
     ),
+    "hermes-arguments-twice": (
+        HERMES,
+        f'<tool_call>{{"arguments": {{"a": 1}}, "name": "find", "arguments": {FIND}}}</tool_call>',
+        Said(
+            content=f'<tool_call>{{"arguments": {{"a": 1}}, "name": "find", "arguments": {FIND}}}'
+            "</tool_call>"
+        ),
+    ),
     "hermes-arguments-as-text": (
         HERMES,
         f'<tool_call>{{"name": "find", "arguments": {json.dumps(FIND)}}}</tool_call>',

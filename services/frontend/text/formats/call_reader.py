@@ -324,6 +324,8 @@ class ToolCallReader(ABC):
         first = yield from text.peek()
         if call.has_begun and key not in MARGINAL:
             return False
+        if key in ARGUMENTS and call.arguments:  # only one could be passed on
+            return False
         if key in ARGUMENTS and first == "{" and call.name and not call.has_begun:
             self._begin(call.name)
             call.has_begun = True
