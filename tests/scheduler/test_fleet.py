@@ -418,6 +418,25 @@ async def test_workers_of_another_model_load_while_all_others_leave() -> None:
             assert joined(new) > joined(old)
 
 
+async def test_workers_of_another_model_stay_out_while_a_worker_of_the_pipeline_stays() -> None:
+    async with (
+        scene(2) as it,
+        fake_stage(0, 2, answers=True) as goes,
+        fake_stage(1, 2, answers=True) as stays,
+        fake_stage(0, 2, model="another") as other,
+        fake_stage(1, 2, model="another") as another,
+    ):
+        it.stages.add(goes.address, stays.address)
+        await formed(it, 1)
+        it.stages.add(other.address, another.address)
+        async with leaving(goes), fake_worker(answers=True) as comes:
+            await until(lambda: Samples.of(it.registry).sum("orcinus_pipelines_draining") == 1)
+            it.stages.add(comes.address)
+            await formed(it, 2)
+            assert joined(comes) == joined(stays)
+            assert joined(other, another) == [0, 0]
+
+
 async def test_a_worker_that_leaves_completes_a_pipeline_while_its_replacement_loads() -> None:
     async with (
         fake_stage(0, 2, answers=True) as leaves,

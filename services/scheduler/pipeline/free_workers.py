@@ -68,9 +68,9 @@ class FreeWorkers:
         return any(address in _addresses(pipeline) for pipeline in self._taken.values())
 
     def traits(self) -> Collection[Traits]:
-        """Returns the traits of the workers in pipelines, once for each build. If all pipelines
-        drain, workers of another model may take over, so the result is empty."""
-        if not self.n_staying:
+        """Returns the traits of the workers in pipelines, once for each build. If all of these
+        workers are leaving, workers of another model may take over, so the result is empty."""
+        if all(_addresses(self._taken[it]) <= self._leaving.get(it, set()) for it in self._taken):
             return set()
         return {traits_of(pipeline.first) for pipeline in self._taken.values()}
 
