@@ -8,11 +8,13 @@ cache that cannot be read or written is logged and otherwise does nothing.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +30,9 @@ from services.worker.models.packed_file import (
 )
 
 log = logging.getLogger(__name__)
+
+LOCKED_S = 60.0
+"""Seconds without a change after which a file that is not finished and not locked is removed."""
 
 _SUFFIX = ".packed"
 _OWN = re.compile(r"[0-9a-f]{32}\.packed(\.\w+)?")
@@ -93,11 +98,16 @@ class WeightCache:
         log.info("packed weights are kept in %s: %d bytes", path, n_bytes)
 
     def _make_room(self, n_bytes: int) -> None:
-        """Removes the oldest files until `n_bytes` more fit."""
+        """Removes files that will never be finished, and then the oldest files until `n_bytes` more
+        fit."""
         files = []
         for path in self._directory.iterdir():
             with suppress(FileNotFoundError):  # another rank has renamed or removed it
-                if _OWN.fullmatch(path.name):
+                if not _OWN.fullmatch(path.name):
+                    continue
+                if path.suffix != _SUFFIX and _is_abandoned(path):
+                    path.unlink()
+                else:
                     files.append((path, path.stat()))
         total = sum(stat.st_size for _, stat in files) + n_bytes
         for path, stat in sorted(files, key=lambda entry: entry[1].st_mtime_ns):
@@ -108,8 +118,8 @@ class WeightCache:
 
 
 def in_background(write: Callable[[], None]) -> None:
-    """Runs a function in a thread. A process that ends does not wait for the thread, and what it
-    leaves unfinished is removed when room is needed."""
+    """Runs a function in a thread. A process that ends does not wait for the thread, and a later
+    writer removes what it leaves unfinished."""
     threading.Thread(target=write, name="weight cache", daemon=True).start()
 
 
@@ -151,8 +161,23 @@ def _replace(path: Path, matrices: Mapping[str, StoredMatrix]) -> None:
     with NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}.", delete=False) as file:
         unfinished = Path(file.name)
         try:
+            with suppress(OSError):  # the file system has no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
             write_packed(file, matrices)
             file.flush()
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Returns whether no process writes a file any more. A writer holds a lock until its end, and
+    has it soon after it has made the file."""
+    if time.time() - path.stat().st_mtime < LOCKED_S:
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True

@@ -1,5 +1,6 @@
 """Quantised matrices that are kept in a directory, and mapped at the next load."""
 
+import fcntl
 import os
 import socket
 import threading
@@ -189,6 +190,25 @@ def test_the_files_unused_for_longest_make_room(checkpoint: Path, directory: Pat
     assert set(directory.iterdir()) == {first, third}
     fourth = keep("fourth", size * 3 // 2)
     assert set(directory.iterdir()) == {fourth}
+
+
+@needs_int8
+def test_unfinished_files_are_removed_once_their_writers_have_ended(
+    checkpoint: Path, directory: Path
+) -> None:
+    directory.mkdir(parents=True)
+    abandoned = directory / f"{'a' * 32}.packed.tmp1"
+    written = directory / f"{'b' * 32}.packed.tmp2"
+    new = directory / f"{'c' * 32}.packed.tmp3"
+    with written.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for path in (abandoned, new):
+            path.touch()
+        for path in (abandoned, written):
+            os.utime(path, (0, 0))
+        load(checkpoint, quantization="int4", cache=cache_in(directory))
+        assert {written, new} < set(directory.iterdir())
+    assert abandoned not in directory.iterdir()
 
 
 @needs_int8
