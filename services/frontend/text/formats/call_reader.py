@@ -322,9 +322,8 @@ class ToolCallReader(ABC):
         text.take(1)
         yield from text.run(SPACES)
         first = yield from text.peek()
-        if call.has_begun and key not in MARGINAL:
-            return False
-        if key in ARGUMENTS and call.arguments:  # only one could be passed on
+        has_others = key in ARGUMENTS and call.arguments  # only these could be passed on
+        if has_others or (call.has_begun and key not in MARGINAL):
             return False
         if key in ARGUMENTS and first == "{" and call.name and not call.has_begun:
             self._begin(call.name)
