@@ -111,6 +111,8 @@ class LiteralReader:
         self._pass_on = pass_on
         self._to_json = to_json
         self._open: list[_Level] = []
+        self._owes_comma = False
+        self._last = ": "  # what was passed on last; a value must follow
 
     def read(self) -> Steps[bool]:
         """Reads the value. Returns False if the text ends inside the value or directly after a
@@ -138,22 +140,31 @@ class LiteralReader:
         JSON is closed before this part, and the rest of the text is not read."""
         is_read = yield from self.read()
         if not is_read and not self._text.is_read:
+            self._owes_comma = False
+            if self._last.endswith(": "):
+                self._put("null")
             while self._open:
-                self._pass_on("}" if self._open.pop().is_object else "]")
+                self._put("}" if self._open.pop().is_object else "]")
         return is_read
+
+    def _put(self, text: str) -> None:
+        """Passes on a part of the JSON, after the comma between members if one is due."""
+        self._last = f", {text}" if self._owes_comma else text
+        self._owes_comma = False
+        self._pass_on(self._last)
 
     def _begin(self, bracket: str) -> None:
         self._text.take(1)
         level = _Level(_OPENING[bracket])
         self._open.append(level)
-        self._pass_on("{" if level.is_object else "[")
+        self._put("{" if level.is_object else "[")
 
     def _close(self, bracket: str) -> bool:
         """Moves past a closing bracket. Returns False if another character comes next."""
         if bracket != self._open[-1].closing:
             return False
         self._text.take(1)
-        self._pass_on("}" if self._open.pop().is_object else "]")
+        self._put("}" if self._open.pop().is_object else "]")
         return True
 
     def _begin_member(self) -> Steps[bool]:
@@ -161,7 +172,7 @@ class LiteralReader:
         has none."""
         level = self._open[-1]
         if level.n_members:
-            self._pass_on(", ")
+            self._owes_comma = True
         level.n_members += 1
         if not level.is_object:
             return True
@@ -173,12 +184,14 @@ class LiteralReader:
             word = yield from self._text.run(_WORD)
             if not word or self._text.is_read:
                 return False
-            self._pass_on(json.dumps(word, ensure_ascii=False))
+            self._put(json.dumps(word, ensure_ascii=False))
         yield from self._text.run(SPACES)
         if not (yield from self._text.begins_with(":")):
+            if not self._text.is_read:
+                self._put(": ")
             return False
         self._text.take(1)
-        self._pass_on(": ")
+        self._put(": ")
         yield from self._text.run(SPACES)
         return True
 
@@ -214,7 +227,7 @@ class LiteralReader:
         value = self._to_json(word) if word and not self._text.is_read else None
         if value is None:
             return False
-        self._pass_on(value)
+        self._put(value)
         return True
 
     def _read_string(self, quote: str) -> Steps[bool]:
@@ -222,18 +235,18 @@ class LiteralReader:
         string."""
         text = self._text
         text.take(len(quote))
-        self._pass_on('"')
+        self._put('"')
         if quote == GEMMA_QUOTE:
             is_whole = bool((yield from text.until(quote, self._pass_on_escaped, _drop)))
         else:
             is_whole = yield from self._read_escaped(quote)
         if is_whole:
             text.take(len(quote))
-            self._pass_on('"')
+            self._put('"')
         return is_whole
 
     def _pass_on_escaped(self, text: str) -> None:
-        self._pass_on(escaped(text))
+        self._put(escaped(text))
 
     def _read_escaped(self, quote: str) -> Steps[bool]:
         text = self._text
@@ -267,7 +280,7 @@ class LiteralReader:
             text.take(1)
             n_digits = _N_HEX_DIGITS[kind]
             digits = yield from self._digits(_HEX, n_digits)
-            self._pass_on(_character(kind, digits, n_digits))
+            self._put(_character(kind, digits, n_digits))
             return len(digits) == n_digits or bool((yield from text.peek()))
         else:
             self._pass_on_escaped("\\")

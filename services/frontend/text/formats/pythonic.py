@@ -149,8 +149,10 @@ class PythonicReader(ToolCallReader):
         n_read = 0
         while True:
             yield from text.run(SPACES)
+            if n_read and not _NAME.match((yield from text.peek())):
+                return True
             if not (yield from self._read_named(is_marked=is_marked)):
-                return n_read > 0
+                return False
             n_read += 1
             self._is_in_line = False
             text.keep()

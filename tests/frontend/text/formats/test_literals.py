@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.frontend.text.formats.call_reader import CallRules
 from services.frontend.text.formats.literals import MAX_DEPTH, literal_as_json
 from services.frontend.text.formats.parameters import text_as_json, types_of
+from services.frontend.text.formats.pythonic import Pythonic
+from tests.frontend.text.formats.said import read
 
 VALUES = st.recursive(
     st.none()
@@ -91,3 +94,29 @@ PLACE = {"$defs": {"Place": {"type": ["object", "null"]}, "Loop": {"$ref": "#/$d
 )
 def test_texts_get_the_types_of_their_schema(schema: Any, text: str, value: Any) -> None:
     assert json.loads(text_as_json(text, types_of(schema, PLACE))) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "content"),
+    [
+        ("[find(,x)]", {"a": None}, ",x)]"),
+        ("[find(a=,b=2)]", {"a": None}, ",b=2)]"),
+        ("[find(a={'k': =})]", {"a": {"k": None}}, "=})]"),
+        ("[find(a={'k' =1})]", {"a": {"k": None}}, "=1})]"),
+        ("[find(a={'k': 1, =})]", {"a": {"k": 1}}, "=})]"),
+        ("[find(a=[1, =])]", {"a": [1]}, "=])]"),
+        ("[find(a=1), other] x", {"a": 1}, ", other] x"),
+        ("[find(a=1), ]", {"a": 1}, ""),
+    ],
+)
+def test_calls_that_break_off_have_arguments_in_json_and_the_rest_is_content(
+    text: str, arguments: object, content: str
+) -> None:
+    schema = '{"type": "object", "properties": {"a": {}, "b": {}}}'
+    rules = CallRules(new_id="id-{}".format, tools={"find": schema})
+    for pieces in ((text,), tuple(text)):
+        said = read(lambda: Pythonic().reader(rules), *pieces)
+        assert [(name, json.loads(written)) for name, written in said.calls] == [
+            ("find", arguments)
+        ]
+        assert said.content == content
