@@ -200,8 +200,10 @@ class RollCall:
         }
 
     async def _members(self) -> list[Member]:
-        """Returns the members if each stage has a ready worker. Otherwise assigns the missing
-        stages, once every worker has answered or failed to answer, and raises.
+        """Returns the members if each stage has a ready worker. Workers that are leaving are
+        members only if the others do not complete a pipeline and `may_use_leaving` allows it. Where
+        the others do not complete one, the missing stages are assigned to them, once each has
+        answered or failed to answer. Raises if there is no pipeline.
 
         Raises:
             Unavailable: a stage has no ready worker. The error names the stage, and the workers
