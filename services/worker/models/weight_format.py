@@ -21,10 +21,9 @@ layout."""
 
 Bits = Literal[2, 3, 4, 5, 6, 8]
 
-Order = Literal["neighbours", "stored", "required"]
-"""Which inputs share a scale. "neighbours": always neighbouring inputs. "stored": the inputs that a
-tensor of the file says, or neighbours if the tensor is missing. "required": the inputs that this
-tensor says; it must exist."""
+Order = Literal["stored", "required"]
+"""Which inputs share a scale. "stored": the inputs that a tensor of the file says, or neighbours if
+the tensor is missing. "required": the inputs that this tensor says; it must exist."""
 
 EVERY_MATRIX = "Linear"
 """The target that matches the matrices of all linear layers."""

@@ -32,7 +32,8 @@ class Refusal:
     @property
     def is_about_values(self) -> bool:
         """Whether only reading weights, or only the prompt, shows the reason."""
-        return "not finite" in self.reason or "for the prompt" in self.reason
+        of_values = ("not finite", "for the prompt", "has zero points")
+        return any(text in self.reason for text in of_values)
 
     @property
     def names_a_file(self) -> bool:

@@ -464,6 +464,10 @@ def test_groups_of_modules_have_forms_of_their_own(tmp_path: Path) -> None:
     assert last_logits(quantised).equal(last_logits(plain))
 
 
+def filled(value: int, *shape: int) -> torch.Tensor:
+    return torch.full(shape, value, dtype=torch.int32)
+
+
 @pytest.mark.parametrize(
     ("scheme", "changes", "named"),
     [
@@ -488,6 +492,9 @@ def test_groups_of_modules_have_forms_of_their_own(tmp_path: Path) -> None:
         ("fp8-blocks", {"weight_scale_inv": torch.full((2, 3), torch.nan)}, "not finite"),
         ("gptq-4-groups", {"scales": torch.full((3, 48), torch.nan).half()}, "not finite"),
         ("packed-groups", {"weight_scale": torch.full((48, 3), torch.nan)}, "not finite"),
+        ("gptq-4-groups", {"qzeros": filled(0x12345678, 3, 6)}, "q_proj.qzeros has zero points"),
+        ("packed-groups", {"weight_zero_point": filled(5, 6, 3)}, "zero_point has zero points"),
+        ("int8-channels", {"weight_zero_point": torch.ones(48, 1)}, "zero_point has zero points"),
     ],
 )
 def test_files_that_are_not_as_promised_are_refused(
@@ -502,6 +509,13 @@ def test_files_that_are_not_as_promised_are_refused(
     with pytest.raises(CheckpointError, match=named) as caught:
         load(quantised)
     assert f"{quantised}/model.safetensors" in str(caught.value)
+
+
+def test_groups_of_awq_must_be_whole(tmp_path: Path, written: Written) -> None:
+    quantised = shutil.copytree(written("awq")[1], tmp_path / "quantised")
+    edit_config(quantised, quantization_config={**SCHEMES["awq"].config, "group_size": 17})
+    with pytest.raises(CheckpointError, match="groups of 17 do not divide 48 inputs"):
+        load(quantised)
 
 
 def change(directory: Path, changes: dict[str, torch.Tensor | None]) -> None:
@@ -522,10 +536,6 @@ def test_an_input_of_a_group_that_is_not_there_is_refused(
         load(quantised)
 
 
-def filled(value: int, *shape: int) -> torch.Tensor:
-    return torch.full(shape, value, dtype=torch.int32)
-
-
 EIGHTS, MINUS_ONES = as_words([8] * 8, 4)[0], filled(-1, 48)
 
 
@@ -534,10 +544,13 @@ EIGHTS, MINUS_ONES = as_words([8] * 8, 4)[0], filled(-1, 48)
     [
         # A symmetric zero point is the middle, although the format's version stores one less.
         ("gptq-4-groups", {}, {"qzeros": filled(EIGHTS, 2, 6)}),
+        ("gptq-4-groups", {}, {"qzeros": filled(EIGHTS, 3, 6)}),
         ("gptq-4-groups", {}, {"qzeros": None}),
+        ("int8-channels", {}, {"weight_zero_point": torch.zeros(48, 1)}),
         ("gptq-4-groups", {"checkpoint_format": "gptq_v2"}, {}),
         ("packed-groups", {}, {"weight_zero_point": filled(EIGHTS, 6, 3)}),
-        # Without an order, groups are neighbours, whatever a tensor of the file says.
+        # An order that is not set leaves groups of neighbours; one that is set counts.
+        ("gptq-4-asymmetric-ordered", {"desc_act": False}, {}),
         ("gptq-4-groups", {"desc_act": False}, {"g_idx": filled(0, 48)}),
         ("gptq-4-groups", {"desc_act": False}, {"g_idx": MINUS_ONES}),
         ("gptq-4-groups", {"desc_act": None}, {"g_idx": filled(0, 48)}),

@@ -3,9 +3,10 @@
 `qweight` has the quantised numbers. `qzeros` [n_groups, n_out / n] and `scales` [n_groups, n_out]
 have the zero points and scales of groups of inputs, where `n` is the count of numbers in a word;
 32 numbers of 3 bits are in three words, one after the other.
-Symmetric matrices have the middle of the range as zero point, whatever `qzeros` has: some writers
-store it without the offset of the format's version. The tensor `g_idx` [n_in], if it counts, gives
-the group of each input.
+Symmetric matrices have the middle of the range as zero point. Their `qzeros` may be missing, or
+have the middle with or without the offset of the first version, since some writers confuse the
+versions. Other zero points are refused, since such a matrix is not symmetric. The tensor `g_idx`
+[n_in], if it counts, gives the group of each input.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class InputsFirst(QuantisedMatrix):
 
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
         yield from self.wrong_numbers()
-        bits, run = self.form.bits, run_of(self.form.bits)
+        run = run_of(self.form.bits)
         if self.n_out % run:
             yield f"{self._module}: {self.n_out} outputs do not fill words, which need {run}"
         if self.form.has_zeros:
-            yield from self.wrong("qzeros", (self.n_groups, self.n_out * bits // WORD_BITS))
+            yield from self.wrong("qzeros", self._zeros_shape)
         yield from self.wrong("scales", (self.n_groups, self.n_out), FLOATS)
         yield from self.wrong_order("g_idx")
 
@@ -83,9 +84,16 @@ class InputsFirst(QuantisedMatrix):
         `rows`, [n_groups, n_rows] each."""
         scales = self.tensor("scales", groups, rows).float()
         if not self.form.has_zeros:
+            if not any(self.wrong("qzeros", self._zeros_shape)):
+                zeros = self.unpacked("qzeros", groups, rows)
+                self.check_symmetric("qzeros", zeros, self.middle, self.middle - 1)
             return scales, torch.full_like(scales, self.middle)
         zeros = self.unpacked("qzeros", groups, rows) + self.form.zero_offset
         return scales, zeros & (1 << self.form.bits) - 1
+
+    @property
+    def _zeros_shape(self) -> tuple[int, int]:
+        return self.n_groups, self.n_out * self.form.bits // WORD_BITS
 
     def unpacked(self, suffix: str, rows: range, columns: range) -> Tensor:
         """Returns numbers from the tensor `suffix`, whose words are packed along the second
@@ -122,6 +130,8 @@ class AwqMatrix(InputsFirst):
     """A matrix of AWQ. Its words contain the numbers of several outputs, in a permuted order."""
 
     def wrong_numbers(self) -> Iterator[str]:
+        if self.n_in % self.group_size:  # AutoAWQ has whole groups only
+            yield f"{self._module}: groups of {self.group_size} do not divide {self.n_in} inputs"
         yield from self.wrong("qweight", (self.n_in, self.n_out // self.per_word))
 
     def numbers(self, rows: range, columns: range) -> Tensor:

@@ -104,13 +104,26 @@ class QuantisedMatrix(GroupedTensor):
     def _header(self, suffix: str) -> Header | None:
         return self._files.header(f"{self._module}.{suffix}") if self.has(suffix) else None
 
+    def check_symmetric(self, suffix: str, zeros: Tensor, *allowed: int) -> None:
+        """Checks the zero points that the tensor named `suffix` has, though the settings say that
+        the matrix is symmetric. `allowed` are the numbers that stand for the middle of the range.
+
+        Raises:
+            CheckpointError: a zero point is another number.
+        """
+        if not torch.isin(zeros, torch.tensor(allowed, dtype=zeros.dtype)).all():
+            raise CheckpointError(
+                f"{self._files}: {self._module}.{suffix} has zero points beside the middle, though "
+                "the quantization_config says that the matrix is symmetric"
+            )
+
     def wrong_order(self, suffix: str) -> Iterator[str]:
         """Yields a description of the problem if the tensor named `suffix`, which gives the group
         of each input, is wrong.
 
         The tensor may be missing unless the format requires it.
         """
-        if self.form.order == "required" or self._has_order(suffix):
+        if self.form.order == "required" or self.has(suffix):
             yield from self.wrong(suffix, (self.n_in,), INT32 | {"I64"})
 
     def groups(self, columns: range, suffix: str) -> Tensor:
@@ -135,10 +148,6 @@ class QuantisedMatrix(GroupedTensor):
         in_order = torch.arange(self.n_in) // self.group_size
         return torch.equal(self.tensor(suffix, range(self.n_in)).long(), in_order)
 
-    def _has_order(self, suffix: str) -> bool:
-        """Returns whether the format allows the tensor named `suffix`, and the files have it."""
-        return self.form.order != "neighbours" and self.has(suffix)
-
     def _order_counts(self, suffix: str) -> bool:
         """Returns whether the tensor named `suffix` really gives the group of each input.
 
@@ -147,7 +156,7 @@ class QuantisedMatrix(GroupedTensor):
         """
         if self.form.order == "required":
             return True
-        if not self._has_order(suffix):
+        if not self.has(suffix):
             return False
         groups = self.tensor(suffix, range(self.n_in))
         return bool(groups.numel()) and bool((groups > 0).any() or self.n_groups == 1)

@@ -34,8 +34,7 @@ class PackedMatrix(QuantisedMatrix):
         yield from self.wrong("weight_packed", (self.n_out, packed_in))
         yield from self.wrong("weight_scale", n_scales, FLOATS)
         if self.form.has_zeros:
-            packed_out = -(-n_scales[0] // self.per_word)
-            yield from self.wrong("weight_zero_point", (packed_out, *n_scales[1:]))
+            yield from self.wrong("weight_zero_point", self._zeros_shape())
         yield from self.wrong_order("weight_g_idx")
         wrong = list(self.wrong("weight_shape", (2,), frozenset(("I64", "I32"))))
         yield from wrong
@@ -46,6 +45,10 @@ class PackedMatrix(QuantisedMatrix):
 
     def _scales_shape(self) -> tuple[int, ...]:
         return (1,) if self.form.block[0] is None else (self.n_out, self.n_groups)
+
+    def _zeros_shape(self) -> tuple[int, ...]:
+        n_rows, *n_groups = self._scales_shape()
+        return -(-n_rows // self.per_word), *n_groups
 
     def read(self, spans: Spans) -> Tensor:
         rows, columns = spans
@@ -72,9 +75,8 @@ class PackedMatrix(QuantisedMatrix):
         used = range_of(groups)
         groups = groups - used.start
         scales = self.tensor("weight_scale", rows, used).float()[:, groups]
-        if not self.form.has_zeros:
-            return scales, None
-        return scales, (self.middle - self._zeros(rows, used)[:, groups]) * scales
+        zeros = self._zeros(rows, used)[:, groups]
+        return scales, (self.middle - zeros) * scales if self.form.has_zeros else None
 
     def _numbers(self, rows: range, columns: range) -> Tensor:
         """Returns the unsigned numbers as stored, [n_rows, n_columns]."""
@@ -84,7 +86,10 @@ class PackedMatrix(QuantisedMatrix):
     def _zeros(self, rows: range, groups: range) -> Tensor:
         """Returns the zero points as unsigned numbers, [n_rows, n_groups]. Like the numbers, they
         include `middle`."""
-        if not self.form.has_zeros:
+        if not self.form.has_zeros and any(self.wrong("weight_zero_point", self._zeros_shape())):
             return torch.full((len(rows), len(groups)), self.middle, dtype=torch.int32)
         words = self.tensor("weight_zero_point", words_of(rows, self.form.bits), groups)
-        return numbers_of(unpack(words.t(), self.form.bits), rows, self.form.bits).t()
+        zeros = numbers_of(unpack(words.t(), self.form.bits), rows, self.form.bits).t()
+        if not self.form.has_zeros:
+            self.check_symmetric("weight_zero_point", zeros, self.middle)
+        return zeros

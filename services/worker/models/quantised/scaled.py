@@ -28,7 +28,10 @@ class ScaledMatrix(QuantisedMatrix):
         yield from self.wrong("weight", shape, _FLOAT if self.form.is_float else _WHOLE)
         yield from self._wrong_scales(self._scale_name, FLOATS)
         if self.form.has_zeros:
-            yield from self._wrong_scales("weight_zero_point", frozenset(("I8", "I32")) | FLOATS)
+            yield from self._wrong_zeros()
+
+    def _wrong_zeros(self) -> Iterator[str]:
+        return self._wrong_scales("weight_zero_point", frozenset(("I8", "I32")) | FLOATS)
 
     def _wrong_scales(self, suffix: str, elements: frozenset[str]) -> Iterator[str]:
         header = self._header(suffix)
@@ -66,7 +69,7 @@ class ScaledMatrix(QuantisedMatrix):
     def read(self, spans: Spans) -> Tensor:
         rows, columns = spans
         weight = self.tensor("weight", rows, columns).float()
-        if self.form.has_zeros:
+        if self._has_zeros(rows, columns):
             weight -= self._spread("weight_zero_point", rows, columns)
         return weight.mul_(self._scales(rows, columns))
 
@@ -84,10 +87,22 @@ class ScaledMatrix(QuantisedMatrix):
         rows, columns = spans
         shape = len(rows), form.n_groups(len(columns))
         scales = self._scales(rows, columns)[:, :: form.size].expand(shape)
-        if not self.form.has_zeros:
+        if not self._has_zeros(rows, columns):
             return scales, None
         zeros = self._spread("weight_zero_point", rows, columns)[:, :: form.size]
         return scales, -zeros * scales
+
+    def _has_zeros(self, rows: range, columns: range) -> bool:
+        """Returns whether zero points count. Checks the zero points that a symmetric matrix may
+        have.
+
+        Raises:
+            CheckpointError: a symmetric matrix has a zero point other than 0.
+        """
+        if not self.form.has_zeros and not any(self._wrong_zeros()):
+            zeros = self._spread("weight_zero_point", rows, columns)
+            self.check_symmetric("weight_zero_point", zeros, 0)
+        return self.form.has_zeros
 
     def _scales(self, rows: range, columns: range) -> Tensor:
         """Returns the scale of each element, in a shape that broadcasts to [n_rows, n_columns]."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -14,7 +13,7 @@ from services.worker.models.quantization_config.settings import (
     Settings,
     inputs_of_group,
 )
-from services.worker.models.weight_format import EVERY_MATRIX, MatrixFormat, Order, WeightFormat
+from services.worker.models.weight_format import EVERY_MATRIX, MatrixFormat, WeightFormat
 
 _NOT, _ALSO = "-:", "+:"
 """Prefixes of regular expressions in `dynamic`. `-:` marks modules that are not quantised, and `+:`
@@ -49,11 +48,6 @@ AUTO_ROUND = frozenset((
 
 # The files say which modules are quantised, so lists of quantised modules are not needed.
 LISTS = frozenset(("block_name_to_quantize", "lm_head", "modules_in_block_to_quantize"))
-
-
-_ORDERS: Mapping[bool | None, Order] = {True: "required", False: "neighbours", None: "stored"}
-"""Which inputs share a scale, for each value of the key `desc_act`. None stands for a missing key.
-"""
 
 
 class _Own(Settings):
@@ -99,6 +93,7 @@ class Gptq(Method):
         common settings."""
         version = self.checkpoint_format or self.format or "gptq"
         size = self.group_size if own.group_size is None else own.group_size
+        desc_act = self.desc_act if own.desc_act is None else own.desc_act
         return MatrixFormat(
             layout="gptq",
             bits=own.bits or self.bits,
@@ -106,6 +101,6 @@ class Gptq(Method):
             has_zeros=not (self.sym if own.sym is None else own.sym),
             # The first version stores zero points minus one.
             zero_offset=1 if version == "gptq" else 0,
-            order=_ORDERS[self.desc_act if own.desc_act is None else own.desc_act],
+            order="required" if desc_act else "stored",
             targets=(target,),
         )
