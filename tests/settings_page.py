@@ -38,7 +38,7 @@ UNITS: Mapping[str, str] = {
     r"_batch_size|requests|rate": "requests",
     r"pipeline_depth": "batches",
     r"pipelines": "pipelines",
-    r"_workers": "workers",
+    r"_workers|spares": "workers",
     r"_port": "port",
     r"stages|stage_index": "stages",
     r"tp|tp_size|max_ranks": "ranks",

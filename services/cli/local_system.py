@@ -38,6 +38,7 @@ def serving(options: Sequence[str]) -> Iterator[str]:
             "--http-port=0",
             "--grpc-port=0",
             "--log-level=ERROR",
+            "--spares=0",
             *options,
         ],
         stdout=subprocess.PIPE,

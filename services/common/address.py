@@ -89,6 +89,18 @@ def loopback() -> str:
     return _here(LOOPBACKS)[0]
 
 
+def free_address(host: str) -> Address:
+    """Returns an address of this machine with a port that is free now, for a server that starts
+    later. `host` is an IP address. Another process may take the port before the server does.
+
+    Raises:
+        OSError: the machine does not have the address `host`.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listener:
+        return Address(host, listener.getsockname()[1])
+
+
 def own_ip(host: str) -> str:
     """Returns the IP address of this machine that a setting names, which other processes use to
     connect to this machine. `localhost` means the loopback address.

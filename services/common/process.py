@@ -73,6 +73,17 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def wait_for_turn(fd: int | None) -> None:
+    """Waits until the launcher lets this spare process serve. Returns at once if `fd` is None. Ends
+    the process if the launcher closes the pipe, of which `fd` is the read end."""
+    if fd is None:
+        return
+    is_called = bool(os.read(fd, 1))
+    os.close(fd)
+    if not is_called:
+        sys.exit(0)
+
+
 def raise_descriptor_limit() -> None:
     """Raises the limit of open files and connections to the system's maximum. The usual limit of
     1,024 is too low."""

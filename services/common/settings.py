@@ -149,6 +149,10 @@ class ServerSettings(ServiceSettings):
     """File descriptor on which a local launcher waits for progress and addresses; the process ends
     with its launcher. Only `services.local` sets it."""
 
+    turn_fd: int | None = None
+    """File descriptor on which a spare process waits, when it has started, until a local launcher
+    lets it serve. Only `services.local` sets it."""
+
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe messages that are logged."""
 

@@ -45,13 +45,20 @@ class Child:
     """A service that runs as a child of this process."""
 
     def __init__(
-        self, name: str, process: asyncio.subprocess.Process, on_message: OnMessage
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        on_message: OnMessage,
+        *,
+        turn_fd: int | None = None,
     ) -> None:
+        """`turn_fd` is the write end of the pipe on which a spare waits for its turn."""
         self.name = name
         self.said: dict[str, Any] = {}
         """All fields of the messages that the service has sent so far. A later value replaces an
         earlier one."""
         self._process = process
+        self._turn_fd = turn_fd
         self._on_message = on_message
         self._n_messages = 0
         self._is_hung = False
@@ -67,29 +74,35 @@ class Child:
         arguments: Sequence[str],
         *,
         on_message: OnMessage = lambda _: None,
+        is_spare: bool = False,
     ) -> "Child":
         """Starts `python -m module` in a session of its own, so that Ctrl-C reaches only the
-        launcher."""
+        launcher. A spare starts, and then waits for `begin` before it does anything."""
         read_fd, write_fd = os.pipe()
+        passed = {"ready-fd": write_fd}
+        turn_fd = None
+        if is_spare:
+            passed["turn-fd"], turn_fd = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 module,
                 *arguments,
-                f"--ready-fd={write_fd}",
-                pass_fds=[write_fd],
+                *(f"--{option}={fd}" for option, fd in passed.items()),
+                pass_fds=list(passed.values()),
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
                 env=_environment(),
             )
         finally:
-            os.close(write_fd)
+            for fd in passed.values():
+                os.close(fd)
         lines = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(read_fd, "rb")
         )
-        child = cls(name, process, on_message)
+        child = cls(name, process, on_message, turn_fd=turn_fd)
         child._reading = asyncio.create_task(child._read(lines))
         return child
 
@@ -97,6 +110,23 @@ class Child:
     def pid(self) -> int:
         """Id of the service's process."""
         return self._process.pid
+
+    def begin(self) -> bool:
+        """Lets a spare serve. Returns whether it will: False if it has ended."""
+        fd, self._turn_fd = self._turn_fd, None
+        if fd is None or self._process.returncode is not None:
+            return False
+        try:
+            os.write(fd, b"1")
+        except BrokenPipeError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    async def wait_for_end(self) -> None:
+        """Waits until the process of the service has ended."""
+        await self._process.wait()
 
     async def wait_for(self, key: str) -> Any:
         """Waits until the service reports a value under `key`, and returns the value.
@@ -146,6 +176,9 @@ class Child:
             self._process.kill()
             await self._process.wait()
         self._reading.cancel()
+        if self._turn_fd is not None:
+            os.close(self._turn_fd)
+            self._turn_fd = None
 
     async def _read(self, lines: asyncio.StreamReader) -> None:
         """Reads the messages of the service until the service closes the pipe."""

@@ -2,22 +2,24 @@
 
 The workers start first, then the scheduler of each model, which needs the addresses of the model's
 workers, and then the one frontend, which needs the schedulers' addresses. A service reports its
-address before it is ready, so that the services load side by side. Once all of them serve, a
-service that dies or hangs is started again. If a service of one of several models cannot be started
-any more, the other models are still served.
+address before it is ready, so that the services load side by side. Spare workers start once all
+services serve, so that they delay no other start. From then on, a service that dies or hangs is
+started again. If a service of one of several models cannot be started any more, the other models
+are still served.
 """
 
 import asyncio
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
-from services.common.address import Address, loopback, parse, reachable
+from services.common.address import Address, free_address, loopback, parse, reachable
 from services.common.cpus import usable_cpus
-from services.local.child import STOP_TIMEOUT_S, Child, OnMessage
+from services.local.child import STOP_TIMEOUT_S, Child, ChildDied, OnMessage
 from services.local.settings import LocalSettings
 from services.local.supervisor import RestartLimit, Supervisor
 
@@ -26,6 +28,10 @@ DRAIN_S = 5
 
 The value is below the timeout after which `Child.stop` kills a service. The frontend's own setting
 is set to that timeout.
+"""
+HEAD_START_S = 1.0
+"""Seconds that a spare worker has to load the weights of a lost worker, before the lost one is
+started again: a process that starts takes the time of the processors.
 """
 OnProgress = Callable[[int, int, int], None]
 """A function of a worker's index, its loaded bytes and its total bytes."""
@@ -81,34 +87,53 @@ class Launcher:
             ChildDied: a service ended before. `death` has the reason.
         """
         self._waves = [[], [], []]
-        workers = [
-            await self._start_worker(index, on_progress)
-            for index in range(self._settings.n_workers)
+        settings = self._settings
+        indices = range(settings.n_workers)
+        spares = {it: free_address(self._host) for it in indices if settings.is_spare(it)}
+        workers = {
+            it: await self._start_worker(it, on_progress) for it in indices if it not in spares
+        }
+        of_workers = [
+            str(spares[it]) if it in spares else await workers[it].wait_for("address")
+            for it in indices
         ]
-        n_each = self._settings.n_workers_each
-        by_model = [workers[first : first + n_each] for first in range(0, len(workers), n_each)]
+        n_each = settings.n_workers_each
         schedulers = [
-            await self._start_scheduler(model, [await one.wait_for("address") for one in its])
-            for model, its in enumerate(by_model)
+            await self._start_scheduler(model, of_workers[model * n_each : (model + 1) * n_each])
+            for model in range(len(settings.model))
         ]
         addresses = [await scheduler.wait_for("address") for scheduler in schedulers]
         frontend = await self._start_frontend(addresses)
         await asyncio.gather(
-            *(child.wait_for("ready") for child in (*workers, *schedulers)),
+            *(child.wait_for("ready") for child in (*workers.values(), *schedulers)),
             frontend.wait_for("http"),
         )
         self._has_started = True
-        for service in (service for wave in self._waves for service in wave):
-            service.restarts = not self._settings.fail_fast
+        if not settings.fail_fast:
+            for service in (service for wave in self._waves for service in wave):
+                service.begin_restarts()
+        for index, address in spares.items():
+            workers[index] = await self._start_worker(index, on_progress, address=address)
+            if settings.metrics:
+                with contextlib.suppress(ChildDied):  # it is started again
+                    await workers[index].wait_for("address")
+        return self._addresses(workers, schedulers, frontend)
+
+    def _addresses(
+        self, workers: Mapping[int, Child], schedulers: Sequence[Child], frontend: Child
+    ) -> LocalAddresses:
+        """Returns what the services have reported. `workers` are keyed by their index."""
         metrics = {
             child.name: child.said["metrics"]
-            for child in (*workers, *schedulers, frontend)
-            if child.said["metrics"] is not None
+            for child in (*workers.values(), *schedulers, frontend)
+            if child.said.get("metrics") is not None
         }
         http, grpc = (str(reachable(parse(frontend.said[api]))) for api in ("http", "grpc"))
+        names, n_each = self._settings.model_names, self._settings.n_workers_each
         reports = {
-            name: [(about, text) for about, text in its[0].said.get("checkpoint", [])]
-            for name, its in zip(self._settings.model_names, by_model, strict=True)
+            names[index // n_each]: worker.said["checkpoint"]
+            for index, worker in workers.items()
+            if "checkpoint" in worker.said  # the first stage of each pipeline
         }
         return LocalAddresses(http, grpc, metrics, frontend.said["can_chat"], reports)
 
@@ -120,12 +145,14 @@ class Launcher:
         options: dict[str, object],
         *,
         model: int | None = None,
-        ready_key: str = "ready",
+        ready_keys: Collection[str] = ("ready",),
         on_message: OnMessage = lambda _: None,
+        limit: RestartLimit | None = None,
+        has_spare: bool = False,
     ) -> Child:
         """Starts a service that belongs to a wave: the services of a wave start together. `model`
-        is the index of the model to which the service belongs, or None. `ready_key` is the key that
-        the service reports when it is ready."""
+        is the index of the model to which the service belongs, or None. The service is ready when
+        it has reported a value for one of `ready_keys`."""
         if model is not None and len(self._settings.model) > 1:
             name = f"{self._settings.model_names[model]}: {name}"
         service = Supervisor(
@@ -136,13 +163,16 @@ class Launcher:
                 "metrics-address": self._free_address if self._settings.metrics else None,
                 "log-level": self._settings.log_level,
             },
-            ready_key=ready_key,
+            ready_keys=ready_keys,
             on_message=on_message,
             tell=_complain,
             give_up=self._note_death if model is None else partial(self._lose_model, model),
-            limit=RestartLimit(),
+            limit=limit or RestartLimit(),
+            has_spare=has_spare,
         )
         child = await service.start()
+        if self._has_started and not self._settings.fail_fast:
+            service.begin_restarts()
         self._waves[wave].append(service)
         return child
 
@@ -160,16 +190,22 @@ class Launcher:
         else:
             self._note_death(reason)
 
-    async def _start_worker(self, index: int, on_progress: OnProgress) -> Child:
+    async def _start_worker(
+        self, index: int, on_progress: OnProgress, *, address: Address | None = None
+    ) -> Child:
+        """Starts a worker, which listens at `address` if it is given, or at a free port."""
+        options = self.worker_options(index)
         model, number = divmod(index, self._settings.n_workers_each)
         name = f"stage {number}" if self._has_fixed_stages else f"worker {number}"
         return await self._start(
             0,
             name,
             self.worker_module,
-            self.worker_options(index),
+            options if address is None else {**options, "address": address},
             model=model,
+            ready_keys=("ready", "waiting"),  # a spare waits for a stage
             on_message=partial(_follow_loading, index, on_progress),
+            limit=RestartLimit(ready_pause_s=HEAD_START_S if self._has_spares else 0),
         )
 
     def worker_options(self, index: int) -> dict[str, object]:
@@ -194,19 +230,31 @@ class Launcher:
             "transfer-timeout-s": settings.iteration_limit_s,
             "profile-dir": settings.profile_dir,
             "n-threads": n_threads,
-            "cpus": ",".join(str(cpu) for cpu in cpus[index]) if cpus else None,
+            "cpus": ",".join(str(cpu) for cpu in cpus[index]) or None,
             **dict(settings.worker),
         }
 
     @property
+    def _has_spares(self) -> bool:
+        return self._settings.n_spares_each > 0
+
+    @property
     def _has_fixed_stages(self) -> bool:
-        """Whether each worker is told its stage at start. With several pipelines the scheduler
-        assigns the stages, since a worker may have to take the stage of a lost worker."""
-        return self._settings.pipelines == 1
+        """Whether each worker is told its stage at start. With several pipelines or spare workers,
+        the scheduler assigns the stages, since a worker may have to take the stage of a lost
+        worker."""
+        return self._settings.pipelines == 1 and not self._has_spares
 
     async def _start_scheduler(self, model: int, workers: list[str]) -> Child:
         options = self.scheduler_options(workers)
-        return await self._start(1, "scheduler", self.scheduler_module, options, model=model)
+        return await self._start(
+            1,
+            "scheduler",
+            self.scheduler_module,
+            options,
+            model=model,
+            has_spare=self._has_spares,
+        )
 
     def scheduler_options(self, workers: list[str]) -> dict[str, object]:
         """Returns the settings of the scheduler of a model, keyed by option of its command line.
@@ -219,6 +267,7 @@ class Launcher:
             "address": self._free_address,
             "stages": ",".join(workers),
             "n-stages": settings.stages,
+            "max-pipelines": settings.pipelines,
             "max-batch-size": settings.max_batch_size,
             "max-batch-tokens": settings.max_batch_tokens,
             "policy": settings.policy,
@@ -233,7 +282,14 @@ class Launcher:
 
     async def _start_frontend(self, schedulers: Sequence[str]) -> Child:
         options = self.frontend_options(*schedulers)
-        return await self._start(2, "frontend", "services.frontend", options, ready_key="http")
+        return await self._start(
+            2,
+            "frontend",
+            "services.frontend",
+            options,
+            ready_keys=("http",),
+            has_spare=self._has_spares,
+        )
 
     def frontend_options(self, *schedulers: str) -> dict[str, object]:
         """Returns the settings of the frontend, keyed by option of its command line.
@@ -271,17 +327,22 @@ def share_cpus(
 ) -> tuple[int, list[list[int]]]:
     """Returns the number of compute threads of each rank, and the CPUs of each worker's threads.
 
-    Each thread is bound to a CPU only if the threads of all ranks use all CPUs. Otherwise the list
-    of CPUs is empty, since another system on this machine would choose equal CPUs. `n_usable` is
-    the number of CPUs whose time this process may use. A quota can make it smaller than the number
-    of `cpus`.
+    Each thread is bound to a CPU only if the threads of all ranks use all CPUs. Otherwise the lists
+    of CPUs are empty, since another system on this machine would choose equal CPUs. Spare workers
+    are not counted, and are bound only if one worker uses all CPUs: its spare may use them, too.
+    `n_usable` is the number of CPUs whose time this process may use. A quota can make it smaller
+    than the number of `cpus`.
     """
-    n_threads = settings.threads or max(1, n_usable // (settings.n_workers * settings.tp))
+    n_computing = len(settings.model) * settings.n_computing_each
+    n_threads = settings.threads or max(1, n_usable // (n_computing * settings.tp))
     per_worker = settings.tp * n_threads
-    if not settings.n_workers * per_worker == n_usable == len(cpus):
-        return n_threads, []
-    firsts = range(0, n_usable, per_worker)
-    return n_threads, [list(cpus[first : first + per_worker]) for first in firsts]
+    if not n_computing * per_worker == n_usable == len(cpus):
+        return n_threads, [[]] * settings.n_workers
+    shares = [list(cpus[first : first + per_worker]) for first in range(0, n_usable, per_worker)]
+    of_spares = [shares[0] if n_computing == 1 else []] * settings.n_spares_each
+    n_each = settings.n_computing_each
+    by_model = (shares[first : first + n_each] for first in range(0, n_computing, n_each))
+    return n_threads, [cpus for its in by_model for cpus in (*its, *of_spares)]
 
 
 def _follow_loading(index: int, on_progress: OnProgress, message: dict[str, Any]) -> None:

@@ -51,6 +51,13 @@ class LocalSettings(ServiceSettings):
     model take their requests from one queue. With more than one, the scheduler assigns the stages
     to the workers, as in a cluster."""
 
+    spares: int | None = Field(default=None, ge=0)
+    """Number of spare workers of each model. A spare worker has started, and takes the stage of a
+    lost worker at once. Unless the number is 0, each scheduler and the frontend have a spare, too:
+    a process that takes over when the first one ends. So clients do not wait for the start of a
+    process. A spare worker takes about 200 MiB, the others 40 MiB each. When not set, there is one;
+    with `fail_fast` or on a GPU there is none."""
+
     tp: int = Field(default=1, ge=1)
     """Ranks that share each layer of a stage (tensor parallelism)."""
 
@@ -162,13 +169,30 @@ class LocalSettings(ServiceSettings):
 
     @property
     def n_workers(self) -> int:
-        """Number of workers of all models."""
+        """Number of workers of all models, with their spares."""
         return len(self.model) * self.n_workers_each
 
     @property
     def n_workers_each(self) -> int:
-        """Number of workers of each model, in all its pipelines."""
+        """Number of workers of each model, with its spares."""
+        return self.n_computing_each + self.n_spares_each
+
+    @property
+    def n_computing_each(self) -> int:
+        """Number of workers of each model in all its pipelines. They compute, and spares wait."""
         return self.pipelines * self.stages
+
+    @property
+    def n_spares_each(self) -> int:
+        """Number of spare workers of each model."""
+        if self.spares is not None:
+            return self.spares
+        return 0 if self.fail_fast or dict(self.worker).get("device", "cpu") != "cpu" else 1
+
+    def is_spare(self, index: int) -> bool:
+        """Returns whether a worker starts as a spare. `index` counts the workers of all models. The
+        workers of a model have consecutive numbers, and its spares come last."""
+        return index % self.n_workers_each >= self.n_computing_each
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -1,14 +1,19 @@
 """Keeps a service running: starts a new child process when the present one dies or hangs.
 
 The new child gets the addresses of the former child, which the other services know. A child that
-was ready is replaced at once. If a service ends again and again before it is ready, something is
-wrong with it: the pauses before the next starts grow, and at last it is not started any more.
+was ready is replaced at once, or after a pause in which a spare takes its place undisturbed. If a
+service ends again and again before it is ready, something is wrong with it: the pauses before the
+next starts grow, and at last it is not started any more.
+
+A spare of a service is a process that has started and waits. It takes over when the child ends, so
+that clients do not wait for a process to start.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from services.common.process import happens_before
 from services.local.child import Child, OnMessage
 
 MAX_RESTARTS = 5
@@ -18,6 +23,10 @@ FIRST_PAUSE_S = 0.5
 """Seconds of pause before the second restart of a service that has not become ready.
 
 The first restart has no pause. The pause before each later restart is twice the previous one.
+"""
+SPARE_PAUSE_S = 1.0
+"""Seconds between two looks whether a spare is to be started. A child that has just taken over has
+the processors for itself in this time.
 """
 ADDRESS_OPTIONS = {
     "address": "address",
@@ -33,10 +42,12 @@ class RestartLimit:
     """Counts the restarts of a service that does not become ready, and chooses the pauses before
     them."""
 
-    def __init__(self, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
+    def __init__(self, *, first_pause_s: float = FIRST_PAUSE_S, ready_pause_s: float = 0.0) -> None:
+        """`ready_pause_s` is the pause after a child that was ready."""
         self.n_failed = 0
         """Number of children in a row that have ended before they were ready."""
         self._first_pause_s = first_pause_s
+        self._ready_pause_s = ready_pause_s
 
     def pause_s(self, *, was_ready: bool) -> float | None:
         """Returns the seconds to pause before the next restart, or None if there is none.
@@ -45,7 +56,7 @@ class RestartLimit:
         """
         if was_ready:
             self.n_failed = 0
-            return 0.0
+            return self._ready_pause_s
         self.n_failed += 1
         if self.n_failed > MAX_RESTARTS:
             return None
@@ -61,23 +72,25 @@ class Supervisor:
         module: str,
         options: Mapping[str, object],
         *,
-        ready_key: str,
+        ready_keys: Collection[str],
         on_message: OnMessage,
         tell: Callable[[str], None],
         give_up: Callable[[str], None],
         limit: RestartLimit,
+        has_spare: bool = False,
     ) -> None:
+        """A child is ready while a value that it has reported for one of `ready_keys` is true. With
+        `has_spare`, another process starts when a child serves, and takes over when it ends."""
         self.child: Child
-        self.restarts = False
-        """Whether a new child is started when the present child ends.
-
-        The launcher sets this once all services serve. A child that ends earlier would fail
-        to start again.
-        """
+        self._restarts = False
+        self._has_spare = has_spare
+        self._spare: Child | None = None
+        self._is_spare_used = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
         self._name = name
         self._module = module
         self._options = dict(options)
-        self._ready_key = ready_key
+        self._ready_keys = ready_keys
         self._on_message = on_message
         self._tell = tell
         self._give_up = give_up
@@ -91,20 +104,62 @@ class Supervisor:
         self._task = asyncio.create_task(self._keep_running(), name=self._name)
         return self.child
 
+    def begin_restarts(self) -> None:
+        """Starts a new child whenever the present one ends from now on. The launcher calls this
+        once all services serve: a child that ends earlier would fail to start again."""
+        self._restarts = True
+        if self._has_spare:
+            self._keeping = asyncio.create_task(self._keep_spare(), name=f"spare {self._name}")
+
     async def stop(self) -> None:
         """Ends the present child without starting another one."""
         self._stopping.set()
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait((self._keeping,))
+        if self._spare is not None:
+            await self._spare.stop()
         await self.child.stop()
         await self._task
         await self.child.stop()  # a child that was being started meanwhile
 
     async def _start_child(self) -> None:
+        self.child = await self._new_child()
+
+    async def _new_child(self, *, is_spare: bool = False) -> Child:
         arguments = [
             _argument(key, value) for key, value in self._options.items() if value is not None
         ]
-        self.child = await Child.start(
-            self._name, self._module, arguments, on_message=self._note_message
+        return await Child.start(
+            self._name,
+            self._module,
+            arguments,
+            on_message=self._note_message,
+            is_spare=is_spare,
         )
+
+    async def _keep_spare(self) -> None:
+        """Starts a spare whenever there is none and the present child has served for a moment."""
+        while True:
+            await asyncio.sleep(SPARE_PAUSE_S)
+            if self._is_ready:
+                self._is_spare_used.clear()
+                self._spare = await self._new_child(is_spare=True)
+                ending = asyncio.create_task(self._spare.wait_for_end())
+                await happens_before(ending, self._is_spare_used)
+
+    def _take_spare(self) -> bool:
+        """Makes the spare the present child. Returns False if there is no spare."""
+        spare, self._spare = self._spare, None
+        self._is_spare_used.set()
+        if spare is None or not spare.begin():
+            return False
+        self.child = spare
+        return True
+
+    @property
+    def _is_ready(self) -> bool:
+        return any(self.child.said.get(key) for key in self._ready_keys)
 
     def _note_message(self, message: dict[str, Any]) -> None:
         """Remembers the addresses that a child reports, for its successor."""
@@ -120,10 +175,14 @@ class Supervisor:
             reason = await self._end_of_child()
             if self._stopping.is_set():
                 return
-            if not self.restarts:
+            if not self._restarts:
                 self._give_up(reason)
                 return
-            pause_s = self._limit.pause_s(was_ready=self._ready_key in self.child.said)
+            was_ready = self._is_ready
+            if was_ready and self._take_spare():
+                self._tell(f"{reason}; its spare takes over")
+                continue
+            pause_s = self._limit.pause_s(was_ready=was_ready)
             if pause_s is None:
                 self._give_up(f"{reason} after {MAX_RESTARTS} restarts")
                 return

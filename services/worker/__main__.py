@@ -49,6 +49,7 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
     try:
         place = await place_of(controller, endpoints, tasks[0])
         if place is not None:
+            pipe.report({"waiting": False})
             tracer = StageTracer(traces.tracer, place.stage_index) if traces.is_on else None
             controller.attach(ranks, tracer=tracer)
             place_ranks(place, ranks)
@@ -79,9 +80,13 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
 def controller_of(
     settings: WorkerSettings, pipe: process.ReadyPipe, plan_relay: type[PlanRelay]
 ) -> Controller:
-    """Returns the controller of a worker. The controller reports the checkpoint and the progress of
-    loading to the launcher through `pipe`."""
-    return Controller(
+    """Returns the controller of a worker. The controller reports to the launcher through `pipe`
+    whether it waits for a stage, the checkpoint, and the progress of loading."""
+
+    def note_started() -> None:
+        pipe.report({"waiting": controller.assignment.place is None})
+
+    controller = Controller(
         tp_size=settings.tp_size,
         place=settings.place,
         connect=tls.connector(settings.tls_dir, role=tls.WORKER),
@@ -90,8 +95,10 @@ def controller_of(
             {"loaded_bytes": n_done, "total_bytes": n_total}
         ),
         on_checkpoint=lambda rows: pipe.report({"checkpoint": rows}),
+        on_started=note_started,
         plan_relay=plan_relay,
     )
+    return controller
 
 
 def name_of(address: str) -> str:
@@ -184,6 +191,7 @@ def main(rank_module: str = RANK_MODULE, plan_relay: type[PlanRelay] = PlanRelay
     configure_logging(name, settings.log_level, log_format=settings.log_format)
     if settings.ready_fd is not None:
         process.die_with_parent()
+    process.wait_for_turn(settings.turn_fd)
     try:
         return process.run(serve(settings, rank_module, plan_relay), ready_fd=settings.ready_fd)
     except OSError as error:

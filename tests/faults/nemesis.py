@@ -8,7 +8,7 @@ or a frontend.
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from random import Random
 from typing import Literal, get_args
@@ -22,6 +22,7 @@ Kind = Literal[
 Phase = Literal["prefill", "decode", "draining", "joining", "during recovery"]
 PROCESS_FAULTS: list[Kind] = ["kill", "kill", "kill", "stop 3 s", "stop 12 s"]
 LINK_FAULTS: list[Kind] = ["cut 3 s", "silence 3 s", "silence 12 s"]
+ALL_KINDS = sorted({*PROCESS_FAULTS, *LINK_FAULTS})
 PHASES: list[Phase] = list(get_args(Phase))
 ROLES: list[Role] = list(get_args(Role))
 
@@ -59,17 +60,37 @@ class Injected:
     """Whether the phase came in time."""
 
 
-def draw_faults(random: Random, n_faults: int, shape: Shape) -> list[Fault]:
-    """Returns random faults, divided evenly among all phases and roles."""
+def draw_faults(
+    random: Random,
+    n_faults: int,
+    shape: Shape,
+    *,
+    kinds: Collection[str] = ALL_KINDS,
+    phases: Collection[str] = PHASES,
+) -> list[Fault]:
+    """Returns random faults of some kinds and phases, divided evenly among the phases and among the
+    roles that have such faults.
+
+    Raises:
+        ValueError: there is no fault of these kinds, or no such phase.
+    """
+    of_roles = {
+        role: [kind for kind in (LINK_FAULTS if role in LINKS else PROCESS_FAULTS) if kind in kinds]
+        for role in ROLES
+    }
+    roles = [role for role in ROLES if of_roles[role]]
+    drawn_phases = [phase for phase in PHASES if phase in phases]
+    if not roles or not drawn_phases:
+        raise ValueError(f"kinds are {ALL_KINDS}, and phases are {PHASES}")
     faults = []
     for number in range(n_faults):
-        role = ROLES[number % len(ROLES)]
+        role = roles[number % len(roles)]
         faults.append(
             Fault(
                 role,
                 random.randrange(shape.n_of(role)),
-                random.choice(LINK_FAULTS if role in LINKS else PROCESS_FAULTS),
-                PHASES[(number + number // len(ROLES)) % len(PHASES)],
+                random.choice(of_roles[role]),
+                drawn_phases[(number + number // len(roles)) % len(drawn_phases)],
             )
         )
     random.shuffle(faults)
@@ -184,8 +205,8 @@ class Nemesis:
         self._tree.signal(pid, signal.SIGCONT)
 
     async def _until_recovered(self) -> None:
-        """Waits until all processes are there, all pipelines serve and all streams that have begun
-        go on.
+        """Waits until all processes are there, all pipelines serve, spares wait, and all streams
+        that have begun go on.
 
         Raises:
             NoRecovery: it takes too long.
@@ -199,7 +220,12 @@ class Nemesis:
             await asyncio.sleep(0.2)
             epoch = await asyncio.to_thread(self._tree.epoch)
             oldest_s = min(self._log.decoding.values(), default=0.0)
-            if epoch is not None and oldest_s > since_s and self._tree.has_all_processes():
+            if (
+                epoch is not None
+                and oldest_s > since_s
+                and self._tree.has_all_processes()
+                and await asyncio.to_thread(self._tree.has_all_workers)
+            ):
                 self.epochs.append(epoch)
                 return
             if time.monotonic() > deadline:

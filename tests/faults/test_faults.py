@@ -2,6 +2,7 @@
 changes, nothing comes twice.
 
     make test-faults FAULTS_N=200 FAULTS_SEED=7
+    FAULTS_KINDS=kill FAULTS_PHASES=decode FAULTS_STREAMS=16 make test-faults FAULTS_N=20
 
 Faults, their order and the requests follow from the seed; what the machine makes of them does not.
 """
@@ -18,7 +19,7 @@ from tests.faults import report as reports
 from tests.faults.checker import check
 from tests.faults.client import Clients, Log
 from tests.faults.crowd import MAX_PAUSE_S, Crowd, answers_of
-from tests.faults.nemesis import Nemesis, NoRecovery, draw_faults
+from tests.faults.nemesis import ALL_KINDS, PHASES, Nemesis, NoRecovery, draw_faults
 from tests.faults.report import Run
 from tests.faults.tree import Shape, Tree, growing
 from tests.faults.workload import Question, draw_questions
@@ -29,7 +30,16 @@ N_FAULTS = int(os.environ.get("FAULTS_N") or 8)
 SEED = int(os.environ.get("FAULTS_SEED") or SystemRandom().randrange(10**6))
 OUT = Path(os.environ.get("FAULTS_OUT") or ROOT / "build" / "faults.json")
 
-N_STREAMS = 64
+N_STREAMS = int(os.environ.get("FAULTS_STREAMS") or 64)
+
+
+def _listed(variable: str) -> list[str]:
+    return list(filter(None, os.environ.get(variable, "").split(",")))
+
+
+KINDS, DRAWN_PHASES = _listed("FAULTS_KINDS") or ALL_KINDS, _listed("FAULTS_PHASES") or PHASES
+"""Kinds and phases of the faults, separated by commas in the variables; all when not set."""
+
 FINISH_S = 180.0
 """Seconds for the requests that still run when the last fault is over."""
 
@@ -44,7 +54,7 @@ async def disturbed(tree: Tree, clients: Clients, questions: list[Question]) -> 
     asking = [asyncio.create_task(crowd.ask_all_the_time()) for _ in range(N_STREAMS)]
     nemesis = Nemesis(tree, log, random)
     try:
-        faults = draw_faults(random, N_FAULTS, tree.shape)
+        faults = draw_faults(random, N_FAULTS, tree.shape, kinds=KINDS, phases=DRAWN_PHASES)
         await nemesis.run(faults, tell=lambda line: print(line, flush=True))
     except (NoRecovery, OSError) as error:
         print(f"no recovery: {error}\n{''.join(tree.stack.output[-50:])}", flush=True)
@@ -81,7 +91,7 @@ def settled_leftovers(tree: Tree, timeout_s: float = 10.0) -> dict[str, float]:
 @pytest.mark.parametrize(
     "shape",
     [
-        pytest.param(Shape(n_pipelines=1, n_stages=2, tp_size=2), id="1-pipeline"),
+        pytest.param(Shape(n_pipelines=1, n_stages=2, tp_size=2, n_spares=1), id="1-pipeline"),
         pytest.param(Shape(n_pipelines=2, n_stages=2, tp_size=1), id="2-pipelines"),
     ],
 )

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import grpc
 import httpx
 import psutil
+from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
 from tests.exposition import Samples
 from tests.faults import linked_tree
@@ -25,7 +27,9 @@ MODULES: dict[Role, str] = {
     "frontend": "services.frontend",
 }
 LINKS: tuple[Role, ...] = ("link to scheduler", "link to worker")
-RESTART = re.compile(r"orcinus: (.*?) (?:was killed|exited|hung).*starting it again")
+RESTART = re.compile(
+    r"orcinus: (.*?) (?:was killed|exited|hung).*(?:starting it again|its spare takes over)"
+)
 SCRAPE_TIMEOUT_S = 2.0
 
 
@@ -36,15 +40,18 @@ class Shape:
     n_pipelines: int
     n_stages: int
     tp_size: int
+    n_spares: int = 0
 
     def n_of(self, role: Role) -> int:
-        """Returns how many members have a role."""
-        n_workers = self.n_pipelines * self.n_stages
+        """Returns how many members have a role, spares included."""
+        n_workers = self.n_pipelines * self.n_stages + self.n_spares
         match role:
             case "rank":
                 return n_workers * self.tp_size
             case "controller" | "link to worker":
                 return n_workers
+            case "scheduler" | "frontend":
+                return 2 if self.n_spares else 1
             case _:
                 return 1
 
@@ -101,6 +108,10 @@ class Tree:
             return None
         return int(samples.sum("orcinus_pipeline_epoch"))
 
+    def has_all_workers(self) -> bool:
+        """Returns whether each worker serves its stage, or has started and waits as a spare."""
+        return all(map(_is_of_use, self.stack.stage_addresses()))
+
     def has_all_processes(self) -> bool:
         """Returns whether each role is there as often as it should."""
         with contextlib.suppress(psutil.Error):
@@ -132,6 +143,15 @@ class Tree:
         return {name: value for name, value in found.items() if value != 0}
 
 
+def _is_of_use(worker: str) -> bool:
+    with grpc.insecure_channel(worker) as channel, contextlib.suppress(grpc.RpcError):
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        found = stub.Describe(worker_pb2.DescribeRequest(), timeout=SCRAPE_TIMEOUT_S)
+        is_spare = found.state == worker_pb2.WORKER_STATE_FREE and bool(found.traits)
+        return is_spare or found.state == worker_pb2.WORKER_STATE_READY
+    return False
+
+
 def n_serving(scheduler: Samples) -> int:
     """Returns the number of pipelines that serve, by the metrics of the scheduler."""
     return int(scheduler.sum("orcinus_pipelines"))
@@ -148,6 +168,7 @@ def growing(model: Path, shape: Shape, directory: Path) -> Iterator[Tree]:
         pipelines=shape.n_pipelines,
         stages=shape.n_stages,
         tp=shape.tp_size,
+        spares=shape.n_spares,
         fail_fast=False,
         metrics=True,
         max_batch_size=32,

@@ -34,8 +34,10 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", required=True)
     parser.add_argument("--ready-fd", type=int, required=True)
+    parser.add_argument("--turn-fd", type=int)
     parser.add_argument("--then", choices=("serve", "die", "give-up", "hang"), required=True)
     arguments = parser.parse_args()
+    process.wait_for_turn(arguments.turn_fd)
     return process.run(serve(arguments), ready_fd=arguments.ready_fd)
 
 

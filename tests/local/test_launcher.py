@@ -19,17 +19,27 @@ from services.scheduler.settings import SchedulerSettings
 @pytest.mark.parametrize(
     ("options", "n_usable", "cpus", "expected"),
     [
-        pytest.param({}, 2, [0, 1], (2, [[0, 1]]), id="one-rank-has-all"),
-        pytest.param({"stages": 2}, 2, [4, 6], (1, [[4], [6]]), id="one-for-each-stage"),
         pytest.param(
-            {"stages": 2, "tp": 2}, 8, list(range(8)), (2, [[0, 1, 2, 3], [4, 5, 6, 7]]), id="even"
+            {}, 2, [0, 1], (2, [[0, 1]] * 2), id="a-spare-uses-the-cpus-of-the-only-worker"
         ),
-        pytest.param({"stages": 3}, 4, [0, 1, 2, 3], (1, []), id="some-left-over"),
-        pytest.param({"stages": 3}, 2, [0, 1], (1, []), id="more-ranks-than-cpus"),
-        pytest.param({"threads": 1}, 2, [0, 1], (1, []), id="fewer-wanted"),
-        pytest.param({}, 2, [0, 1, 2, 3], (2, []), id="a-quota"),
+        pytest.param({"stages": 2}, 2, [4, 6], (1, [[4], [6], []]), id="one-for-each-stage"),
         pytest.param(
-            {"stages": 2, "pipelines": 2}, 4, [0, 1, 2, 3], (1, [[0], [1], [2], [3]]), id="several"
+            {"stages": 2, "tp": 2, "spares": 0},
+            8,
+            list(range(8)),
+            (2, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+            id="even",
+        ),
+        pytest.param({"stages": 3}, 4, [0, 1, 2, 3], (1, [[]] * 4), id="some-left-over"),
+        pytest.param({"stages": 3}, 2, [0, 1], (1, [[]] * 4), id="more-ranks-than-cpus"),
+        pytest.param({"threads": 1}, 2, [0, 1], (1, [[]] * 2), id="fewer-wanted"),
+        pytest.param({}, 2, [0, 1, 2, 3], (2, [[]] * 2), id="a-quota"),
+        pytest.param(
+            {"stages": 2, "pipelines": 2, "spares": 2},
+            4,
+            [0, 1, 2, 3],
+            (1, [[0], [1], [2], [3], [], []]),
+            id="several",
         ),
     ],
 )
@@ -112,8 +122,31 @@ async def test_the_workers_of_several_pipelines_have_no_stage_of_their_own() -> 
     settings = SchedulerSettings.load("scheduler", given)
     directory = StaticStages(settings.stage_addresses, settings.n_stages)
     assert (len(directory.addresses()), directory.n_stages) == (6, 2)
-    one = Launcher(LocalSettings(model=for_all(Path("model")), stages=2))
+    one = Launcher(LocalSettings(model=for_all(Path("model")), stages=2, spares=0))
     assert [one.worker_options(index)["stage-index"] for index in (0, 1)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], 1),
+        (["--spares=2"], 2),
+        (["--spares=0"], 0),
+        (["--fail-fast"], 0),
+        (["--worker=device=cuda"], 0),
+        (["--worker=device=cuda", "--spares=1"], 1),
+    ],
+)
+async def test_spares_get_no_stage_and_do_not_make_another_pipeline(
+    arguments: list[str], expected: int
+) -> None:
+    settings = LocalSettings.load("local", ["--model=model", "--stages=2", *arguments])
+    assert settings.n_workers == 2 + expected
+    assert [settings.is_spare(it) for it in range(settings.n_workers)].count(True) == expected
+    launcher = Launcher(settings)
+    stages = [launcher.worker_options(it)["stage-index"] for it in range(settings.n_workers)]
+    assert stages == ([None] * (2 + expected) if expected else [0, 1])
+    assert launcher.scheduler_options([])["max-pipelines"] == 1
 
 
 def test_the_numbers_of_pipelines_and_stages_are_printed() -> None:
@@ -134,7 +167,7 @@ def test_a_further_setting_without_name_or_value_is_refused(option: str) -> None
 
 
 async def test_each_of_several_models_has_workers_of_its_own() -> None:
-    arguments = ["--model=a=/a", "--model=b=/b", "--stages=2"]
+    arguments = ["--model=a=/a", "--model=b=/b", "--stages=2", "--spares=0"]
     settings = LocalSettings.load("local", arguments)
     launcher = Launcher(settings)
     options = [launcher.worker_options(index) for index in range(settings.n_workers)]

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import psutil
@@ -25,18 +25,21 @@ class Heard:
 
 
 @asynccontextmanager
-async def supervised(then: str) -> AsyncIterator[tuple[Supervisor, Heard]]:
+async def supervised(
+    then: str, *, has_spare: bool = False
+) -> AsyncIterator[tuple[Supervisor, Heard]]:
     """A fake service that is looked after."""
     heard = Heard()
     supervisor = Supervisor(
         "fake",
         "tests.local.fake_service",
         {"address": "127.0.0.1:0", "then": then, "unset": None},
-        ready_key="ready",
+        ready_keys=("ready",),
         on_message=lambda _: None,
         tell=heard.lines.append,
         give_up=heard.end.set_result,
         limit=RestartLimit(first_pause_s=0.01),
+        has_spare=has_spare,
     )
     await supervisor.start()
     try:
@@ -56,7 +59,7 @@ async def next_child(supervisor: Supervisor, last: Child) -> Child:
 
 async def test_a_child_that_is_killed_comes_back_at_its_address() -> None:
     async with supervised("serve") as (supervisor, heard):
-        supervisor.restarts = True
+        supervisor.begin_restarts()
         first = supervisor.child
         address = await first.wait_for("address")
         await first.wait_for("ready")
@@ -67,6 +70,49 @@ async def test_a_child_that_is_killed_comes_back_at_its_address() -> None:
         assert heard.lines == ["fake was killed by SIGKILL; starting it again"]
         assert not heard.end.done()
     assert not psutil.pid_exists(second.said["pid"])
+
+
+async def test_a_spare_takes_over_at_the_address_and_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.local.supervisor.SPARE_PAUSE_S", 0.05)
+    async with supervised("serve", has_spare=True) as (supervisor, heard):
+        supervisor.begin_restarts()
+        address = await supervisor.child.wait_for("address")
+        used: list[int] = []
+        for _ in range(2):
+            first, spare = supervisor.child, await next_spare(supervisor, used)
+            await first.wait_for("ready")
+            os.kill(first.pid, signal.SIGKILL)
+            second = await next_child(supervisor, first)
+            assert (second.pid, second.said["address"]) == (spare, address)
+            used.append(spare)
+        assert heard.lines == ["fake was killed by SIGKILL; its spare takes over"] * 2
+        last = await next_spare(supervisor, used)
+    assert not psutil.pid_exists(last)
+
+
+async def test_a_spare_that_ends_is_replaced_and_is_no_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.local.supervisor.SPARE_PAUSE_S", 0.05)
+    async with supervised("serve", has_spare=True) as (supervisor, heard):
+        supervisor.begin_restarts()
+        first = await next_spare(supervisor, [])
+        os.kill(first, signal.SIGKILL)
+        second = await next_spare(supervisor, [first])
+        os.kill(supervisor.child.pid, signal.SIGKILL)
+        await next_child(supervisor, supervisor.child)
+        assert supervisor.child.pid == second
+        assert heard.lines == ["fake was killed by SIGKILL; its spare takes over"]
+
+
+async def next_spare(supervisor: Supervisor, known: Sequence[int]) -> int:
+    """Waits for a spare that is none of the `known` processes, and returns its process."""
+    async with asyncio.timeout(HANG_S):
+        while (spare := supervisor._spare) is None or spare.pid in known:
+            await asyncio.sleep(0.02)
+    return spare.pid
 
 
 @pytest.mark.parametrize(
@@ -81,7 +127,7 @@ async def test_a_child_that_hangs_is_ended_and_comes_back(
 ) -> None:
     monkeypatch.setattr("services.local.child.MAX_MISSED_BEATS", 5)
     async with supervised("serve" if stops_process else "hang") as (supervisor, heard):
-        supervisor.restarts = True
+        supervisor.begin_restarts()
         first = supervisor.child
         pid = await first.wait_for("pid")
         await first.wait_for("ready")
@@ -108,7 +154,7 @@ async def test_a_child_says_last_why_it_ends() -> None:
 
 async def test_a_child_that_dies_as_often_as_it_serves_comes_back_each_time() -> None:
     async with supervised("serve") as (supervisor, heard):
-        supervisor.restarts = True
+        supervisor.begin_restarts()
         child = supervisor.child
         for _ in range(MAX_RESTARTS + 1):
             await child.wait_for("ready")
@@ -120,7 +166,7 @@ async def test_a_child_that_dies_as_often_as_it_serves_comes_back_each_time() ->
 
 async def test_a_child_that_never_becomes_ready_stays_dead() -> None:
     async with supervised("die") as (supervisor, heard):
-        supervisor.restarts = True
+        supervisor.begin_restarts()
         reason = await asyncio.wait_for(heard.end, HANG_S)
         assert reason == "fake exited with status 3 after 5 restarts"
         assert heard.lines == [

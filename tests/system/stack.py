@@ -198,6 +198,7 @@ def serving(
         "kv_memory": "16MiB",
         "threads": 1,
         "fail_fast": True,
+        "spares": 0,  # stages stay with their workers
         "weight_cache": "off",  # tests leave nothing in the user's cache
         **options,
     }

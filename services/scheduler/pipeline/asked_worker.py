@@ -2,7 +2,9 @@
 stage."""
 
 import asyncio
+import contextlib
 import logging
+import math
 from collections.abc import Callable
 
 import grpc
@@ -19,6 +21,14 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
 """Seconds between two questions to one worker for its description."""
+
+SOON_S = 0.03
+"""Seconds between two questions to a worker that was assigned a stage a moment ago. The worker may
+take the place of a lost one and find its weights in memory; then it loads in a fraction of a
+second."""
+
+MOMENT_S = 2.0
+"""Seconds after an assignment in which the worker is asked every SOON_S."""
 
 DESCRIBE_TIMEOUT_S = 3.0
 """Seconds after which a worker that does not answer counts as absent, so that a stage that no other
@@ -57,6 +67,8 @@ class AskedWorker:
         self._on_news = on_news
         self._outage = OutageLog.of_peer(log, f"the worker at {address}")
         self._order: worker_pb2.AssignStageRequest | None = None
+        self._has_order = asyncio.Event()
+        self._ordered_at = -math.inf
         # What the worker answered or was ordered last, and until when it may still be that.
         self._last: worker_pb2.DescribeResponse | None = None
         self._last_until = 0.0
@@ -81,7 +93,8 @@ class AskedWorker:
         """Assigns a stage to the worker. The worker is not settled until it has answered again with
         a description."""
         log.info("stage %d is assigned to %s", order.stage_index, self.address)
-        self._order = order
+        self._order, self._ordered_at = order, asyncio.get_running_loop().time()
+        self._has_order.set()
         last = worker_pb2.DescribeResponse()
         if self.description is not None:
             last.CopyFrom(self.description)
@@ -99,6 +112,7 @@ class AskedWorker:
     async def _ask_on(self) -> None:
         while True:
             order, self._order = self._order, None
+            self._has_order.clear()
             try:
                 if order is not None:
                     await self._stub.AssignStage(order, timeout=DESCRIBE_TIMEOUT_S)
@@ -115,7 +129,11 @@ class AskedWorker:
                 self._outage.worked()
                 self._has_ended = False
                 self._take(answer, "")
-            await asyncio.sleep(RETRY_S)
+            is_soon = asyncio.get_running_loop().time() < self._ordered_at + MOMENT_S
+            # Not `asyncio.wait_for`, which may swallow a cancellation that comes with the order.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SOON_S if is_soon else RETRY_S):
+                    await self._has_order.wait()
 
     def _take(self, answer: worker_pb2.DescribeResponse | None, trouble: str) -> None:
         if self._order is not None:

@@ -7,6 +7,7 @@ formed beside it, if there are enough workers.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from services.common import rpc
@@ -25,7 +26,8 @@ from services.scheduler.pipeline.membership import (
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
 
 PAUSE_S = 0.2
-"""Seconds between the loss of a pipeline and the attempt to form the next one."""
+"""Seconds between the loss of a pipeline that never served and the attempt to form the next one.
+The pause doubles with each further loss of this kind."""
 
 MAX_PAUSE_S = 5.0
 """Largest number of seconds between two attempts that fail."""
@@ -70,13 +72,13 @@ class FormingTimeout:
         self._since, self._trouble = self._clock(), ""
 
     def note_loss(self, loss: PipelineLost, *, was_open: bool) -> None:
-        """Notes that a pipeline was lost. If it was open, the time starts anew. If it never opened,
-        the next pause is longer."""
+        """Notes that a pipeline was lost. If it was open, the time starts anew, and there is no
+        pause. If it never opened, the next pause is longer."""
         self._trouble = loss.message
         if was_open:
-            self.pause_s, self._since = PAUSE_S, self._clock()
+            self.pause_s, self._since = 0.0, self._clock()
         else:
-            self.pause_s = min(2 * self.pause_s, MAX_PAUSE_S)
+            self.pause_s = min(max(2 * self.pause_s, PAUSE_S), MAX_PAUSE_S)
 
 
 class Former:
@@ -124,6 +126,7 @@ class Former:
             is_terminating=self._free.is_terminating,
         )
         self._pause_until = 0.0
+        self._has_ended = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
 
     async def next(self) -> Pipeline:
@@ -138,7 +141,7 @@ class Former:
         while members is None:
             while (pause_s := self._pause_s()) > 0 or not self._may_form():
                 self._check_time()
-                await asyncio.sleep(min(pause_s, LOOK_S) if pause_s > 0 else LOOK_S)
+                await self._look(min(pause_s, LOOK_S) if pause_s > 0 else LOOK_S)
             members = await self._complete()
         for drained in self._free.replaced_by(members):
             await self._release(drained)
@@ -150,6 +153,13 @@ class Former:
         self._tell_members()
         await self._call.refresh()
         return pipeline
+
+    async def _look(self, timeout_s: float) -> None:
+        """Waits until a pipeline is lost or has left, but at most `timeout_s`."""
+        self._has_ended.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._has_ended.wait()
 
     async def _complete(self) -> list[Member] | None:
         """Waits until the free workers make a pipeline, and returns its members. Returns None if
@@ -178,6 +188,7 @@ class Former:
         self._call.note_lost(LastPipeline(pipeline.members, loss.gone))
         self._free.give_back(pipeline)
         self._tell_members()
+        self._has_ended.set()
 
     def note_serving(self) -> None:
         """Notes that a pipeline serves."""
@@ -194,6 +205,7 @@ class Former:
         Members that are not leaving may form another pipeline at once."""
         self._free.give_back(pipeline)
         self._tell_members()
+        self._has_ended.set()
 
     async def close(self) -> None:
         """Stops asking the workers."""

@@ -17,7 +17,7 @@ The controller never decodes a plan and never waits for a rank to compute.
 import asyncio
 import contextlib
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 from orcinus.v1 import worker_pb2
@@ -61,10 +61,12 @@ class Controller:
         profile_orders: ProfileOrders | None = None,
         on_progress: OnProgress | None = None,
         on_checkpoint: OnCheckpoint | None = None,
+        on_started: Callable[[], None] = lambda: None,
         plan_relay: type[PlanRelay] = PlanRelay,
     ) -> None:
         """If `place` is None, the worker has no stage until a leader assigns one. `on_progress` is
         called while the ranks load, and `on_checkpoint` with the report about the checkpoint.
+        `on_started` is called when the ranks have started, and can load a stage.
         Benchmarks pass another class as `plan_relay`."""
         self.name = ""
         """Name of the worker in logs and messages."""
@@ -77,7 +79,9 @@ class Controller:
         )
         self.departure = Departure()
         self.rank_watch = RankWatch(tp_size, on_alive=self._on_alive, on_lost=self._on_lost)
-        self.traits = RankTraits(tp_size, on_difference=self.rank_watch.lose)
+        self.traits = RankTraits(
+            tp_size, on_difference=self.rank_watch.lose, on_complete=on_started
+        )
         self.loading = Loading(tp_size, on_progress=on_progress, on_checkpoint=on_checkpoint)
         self.profile_orders = profile_orders or ProfileOrders(None)
         self.grammar_orders = GrammarOrders(self.epoch)

@@ -12,10 +12,18 @@ from orcinus.v1 import worker_pb2
 class RankTraits:
     """The traits that the ranks of a worker have reported."""
 
-    def __init__(self, tp_size: int, *, on_difference: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        tp_size: int,
+        *,
+        on_difference: Callable[[str], None],
+        on_complete: Callable[[], None] = lambda: None,
+    ) -> None:
         """`on_difference` is called with the reason if two ranks of the worker report different
-        traits. Such a worker cannot serve a stage."""
+        traits. Such a worker cannot serve a stage. `on_complete` is called when all ranks have
+        reported equal traits."""
         self._on_difference = on_difference
+        self._on_complete = on_complete
         self._tp_size = tp_size
         self._told: dict[int, dict[str, str]] = {}  # by tp_rank
 
@@ -31,6 +39,8 @@ class RankTraits:
                     )
                     return
         self._told[tp_rank] = traits
+        if len(self._told) == self._tp_size:
+            self._on_complete()
 
     @property
     def all(self) -> Mapping[str, str]:

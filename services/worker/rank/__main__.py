@@ -19,6 +19,7 @@ from typing import NoReturn
 import torch
 from orcinus.v1 import worker_pb2
 
+from kernels import native_ops
 from services.common import process
 from services.common.address import Address
 from services.common.cannot_start import CannotStart
@@ -124,6 +125,8 @@ def main(
     try:
         told = worker_pb2.DescribeResponse(traits=traits(free))
         channel.send(MessageKind.TRAITS, told.SerializeToString())
+        if free.device == "cpu":
+            native_ops()  # loads the library now: a spare may wait for its stage for long
         settings = free.at(given_place(channel))
         name = f"rank {settings.stage_index}.{settings.tp_rank}"
         configure_logging(name, settings.log_level, log_format=settings.log_format)
