@@ -16,7 +16,7 @@ from tests.environments import AUTHORITY, PROXIES
 # Speed is measured in `benchmarks/`; a busy machine must not fail a test of behaviour. A property
 # has few examples, and `EXAMPLES` in the thorough tests, by default as many as Hypothesis makes.
 N_EXAMPLES = int(os.environ.get("EXAMPLES", "100"))
-settings.register_profile("orcinus", deadline=None, max_examples=15)
+settings.register_profile("orcinus", deadline=None, max_examples=10)
 settings.register_profile("thorough", deadline=None, max_examples=N_EXAMPLES)
 settings.load_profile("orcinus")
 
