@@ -24,7 +24,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+logging.disable_progress_bar()
 
 # Threads that wait for each other cost more than all the arithmetic of these models.
 torch.set_num_threads(1)
