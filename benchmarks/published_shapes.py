@@ -55,7 +55,7 @@ def write_checkpoint(directory: Path, fields: Mapping[str, Any]) -> None:
     """Writes a checkpoint into `directory`, which is created if it is missing."""
     torch.manual_seed(SEED)
     config = AutoConfig.for_model(**{**fields, **TOKENS})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(directory)
     tokenizer_of(config.vocab_size).save(str(directory / "tokenizer.json"))
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import settings
 
 from tests.case_sample import drawn_cases, group_of
-from tests.environments import PROXIES
+from tests.environments import AUTHORITY, PROXIES
 
 # Speed is measured in `benchmarks/`; a busy machine must not fail a test of behaviour. A property
 # has few examples, and `EXAMPLES` in the thorough tests, by default as many as Hypothesis makes.
 N_EXAMPLES = int(os.environ.get("EXAMPLES", "100"))
-settings.register_profile("orcinus", deadline=None, max_examples=15)
+settings.register_profile("orcinus", deadline=None, max_examples=10)
 settings.register_profile("thorough", deadline=None, max_examples=N_EXAMPLES)
 settings.load_profile("orcinus")
 
@@ -36,6 +36,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Clients of tests reach servers on this machine, also where the way out of it is a proxy.
 for name in PROXIES:
     os.environ.pop(name, None)
+
+os.environ["SSL_CERT_FILE"] = str(AUTHORITY)
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would all processes of tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -92,7 +92,7 @@ def continuous(
 ) -> tuple[int, float]:
     """Serves requests with transformers' continuous batching, each with its own output length. Time
     counts after memory is allocated and the model has warmed up."""
-    config: Any = GenerationConfig(  # type: ignore[no-untyped-call]
+    config: Any = GenerationConfig(
         max_new_tokens=max(request.n_output for request in requests),
         do_sample=False,
         eos_token_id=-1,

@@ -22,6 +22,7 @@ from benchmarks.gpu.runners import Steps, random_model, runner_of
 from benchmarks.gpu.section import SECTIONS, Outcome, Section, outcome_of
 from benchmarks.gpu.shapes import LLAMA_8B, TINY
 from benchmarks.workload import Lengths, mixed_lengths
+from tests.limits import HANG_S
 
 CPU = torch.device("cpu")
 
@@ -134,7 +135,10 @@ def test_a_section_that_is_not_there_is_refused() -> None:
 
 
 @pytest.mark.thorough
-def test_a_section_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_a_section_runs_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SECTIONS, "limits", Section("benchmarks.gpu.limits", HANG_S))
     rows = tmp_path / "rows"
     assert section.in_process("limits", rows, device=CPU, is_tiny=True) is None
     found = Limits.of(outcome_of(section.read(rows), None))
@@ -152,7 +156,7 @@ def test_a_section_is_ended_at_its_limit(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_failure_keeps_what_was_measured_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(SECTIONS, "failing", Section("tests.benchmarks.failing_section", 60))
+    monkeypatch.setitem(SECTIONS, "failing", Section("tests.benchmarks.failing_section", HANG_S))
     outcome = section.run("failing", tmp_path / "rows", device=CPU, is_tiny=True)
     assert (outcome.status, outcome.error) == ("failed", "ZeroDivisionError: division by zero")
     assert [row["case"] for row in outcome.rows] == ["before"]

@@ -72,6 +72,7 @@ def test_storage_without_etags_is_read_all_the_same(s3: FakeS3, tmp_path: Path) 
     assert content(tmp_path / "m") == {name: checkpoint(SMALL)[name] for name in SERVED}
 
 
+@pytest.mark.thorough  # the same code as the hub's, in `test_fetching.py`
 def test_a_claim_stays_what_it_was_when_it_was_filled(s3: FakeS3, tmp_path: Path) -> None:
     assert fetch(s3, tmp_path / "m").returncode == 0
     s3.buckets["models"][KEY] = Stored(b"newer")
@@ -134,6 +135,7 @@ def test_lost_connections_are_gone_on_from(s3: FakeS3, tmp_path: Path) -> None:
     assert max(begin for _, begin, _ in s3.reads) == 2 << 20
 
 
+@pytest.mark.thorough  # the same code as the hub's, in `test_fetching.py`
 def test_processes_at_once_fetch_it_once(s3: FakeS3, tmp_path: Path) -> None:
     environment = s3.environment(tmp_path / "home")
     running = [subprocess.Popen(command(tmp_path / "m"), env=environment) for _ in range(3)]
@@ -141,6 +143,7 @@ def test_processes_at_once_fetch_it_once(s3: FakeS3, tmp_path: Path) -> None:
     assert len(s3.reads) == len(SERVED)
 
 
+@pytest.mark.thorough  # the same code as the hub's, in `test_fetching.py`
 def test_who_waits_asks_nobody(s3: FakeS3, tmp_path: Path) -> None:
     late = fetch(s3, tmp_path / "m", "--wait", "--wait-s", "0.1")
     assert late.returncode == 1

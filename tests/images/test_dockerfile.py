@@ -5,6 +5,8 @@ import importlib.metadata
 import re
 import sys
 import tomllib
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,7 @@ def copied_packages(service: str) -> list[str]:
     return sorted(source for source in sources if (ROOT / source).is_dir())
 
 
+@cache
 def imports_of(package: str) -> set[str]:
     """Every absolute name that the package's modules import."""
     names = set()
@@ -49,6 +52,7 @@ def imports_of(package: str) -> set[str]:
     return names
 
 
+@cache
 def installed_for(service: str) -> set[str]:
     """Names of all distributions that the service's requirements lead to."""
     waiting = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"][service]]
@@ -238,9 +242,16 @@ def test_an_image_holds_its_service_and_all_that_it_imports(service: str) -> Non
                 assert any(name == one or name.startswith(f"{one}.") for one in known), name
 
 
+@pytest.fixture(scope="module")
+def distributions() -> Mapping[str, list[str]]:
+    """Returns the distributions that each package comes from."""
+    return importlib.metadata.packages_distributions()
+
+
 @pytest.mark.parametrize("service", SETTINGS)
-def test_requirements_cover_what_is_imported(service: str) -> None:
-    distributions = importlib.metadata.packages_distributions()
+def test_requirements_cover_what_is_imported(
+    service: str, distributions: Mapping[str, list[str]]
+) -> None:
     installed = installed_for(service)
     # PyTorch's build for GPUs brings Triton, and without it `kernels.triton` is not imported.
     own = {"services", "kernels", "orcinus", "triton"}

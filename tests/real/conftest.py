@@ -12,6 +12,7 @@ import pytest
 
 from models import smollm2
 from tests.checkpoints import Oracle
+from tests.environments import OUTSIDE
 from tests.system.stack import ROOT, Stack, serving
 
 HERE = Path(__file__).parent
@@ -45,7 +46,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def checkpoint() -> Path:
     """The checkpoint in the user's cache, which is made once, and checked by its digest."""
-    return smollm2.fetch(smollm2.default_directory())
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv("SSL_CERT_FILE")
+        for name, value in OUTSIDE.items():
+            environment.setenv(name, value)
+        return smollm2.fetch(smollm2.default_directory())
 
 
 @pytest.fixture(scope="session")

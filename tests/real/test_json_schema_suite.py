@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from services.frontend.request.json_schema.client_schema import AdditionalProperties
+from tests.environments import OUTSIDE
 from tests.frontend.request.json_schema.engine import CannotCompile, accepts, client_schema
 
 PACKAGE = "jsonschema==4.26.0"
@@ -28,7 +29,7 @@ def fetch_suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("suite")
     fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     fetch += ["--no-binary", "jsonschema", "--dest", str(directory), PACKAGE]
-    subprocess.run(fetch, check=True)
+    subprocess.run(fetch, check=True, env=OUTSIDE)
     (archive,) = directory.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
         packed.extractall(directory, filter="data")

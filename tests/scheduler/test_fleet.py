@@ -29,10 +29,10 @@ from tests.limits import HANG_S
 from tests.scheduler.leading import LIMIT_S, MovingStages, Scene, scene
 
 
-async def until(condition: object) -> None:
+async def until(condition: object, *, pause_s: float = 0.01) -> None:
     async with asyncio.timeout(LIMIT_S):
         while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(pause_s)
 
 
 def joined(*stages: FakeStage) -> list[int]:
@@ -42,7 +42,10 @@ def joined(*stages: FakeStage) -> list[int]:
 
 async def formed(it: Scene, count: int) -> None:
     """Waits until as many pipelines have formed, lost ones included."""
-    await until(lambda: Samples.of(it.registry).sum("orcinus_epochs_formed_total") == count)
+    # All metrics are written out and read each time, which takes some milliseconds.
+    await until(
+        lambda: Samples.of(it.registry).sum("orcinus_epochs_formed_total") == count, pause_s=0.1
+    )
 
 
 @contextlib.asynccontextmanager

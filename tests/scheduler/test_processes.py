@@ -170,6 +170,7 @@ async def test_a_leader_keeps_a_lease_that_was_deleted_and_hands_over_when_it_is
     assert await asyncio.wait_for(leader.wait(), LIMIT_S) == 0
 
 
+@pytest.mark.thorough  # in one process, `cluster/test_leader_watch.py` has it by default
 async def test_a_new_scheduler_does_not_wait_for_a_leader_whose_pod_is_gone(site: Site) -> None:
     leader = await site.start("scheduler-0")
     await site.until(lambda: site.term == 1)

@@ -74,7 +74,9 @@ def check_mixed_requests(stack: Stack, model: Path, random: Random) -> None:
         choices = list(threads.map(ask, requests))
     oracle = Oracle(model)
     for (prompt, max_tokens, repetition), choice in zip(requests, choices, strict=True):
-        expected = oracle.generate(prompt, max_tokens, repetition_penalty=repetition)
+        expected = oracle.generate(
+            prompt, max_tokens, repetition_penalty=repetition, guess=choice["token_ids"]
+        )
         assert choice["token_ids"] == expected, prompt
         is_stopped = expected[-1] == 1
         assert choice["finish_reason"] == ("stop" if is_stopped else "length")

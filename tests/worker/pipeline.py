@@ -81,12 +81,16 @@ class RankGroup:
         self.size = size
         self._barrier = threading.Barrier(size, timeout=HANG_S)
         self._parts: list[tuple[str, Tensor]] = [("", torch.empty(0))] * size
+        self._ranks = [ThreadRank(self, rank) for rank in range(size)]
+        # Threads are kept from one iteration to the next, since to start them takes as long as to
+        # compute one. They end with this object.
+        self._threads = ThreadPoolExecutor(size)
 
     def run(self, work: Callable[["ThreadRank"], T]) -> list[T]:
         """Lets all ranks do `work` at once; the result of each."""
-        with ThreadPoolExecutor(self.size) as threads:
-            ranks = [ThreadRank(self, rank) for rank in range(self.size)]
-            return list(threads.map(lambda rank: self._guarded(work, rank), ranks))
+        if self.size == 1:
+            return [work(self._ranks[0])]
+        return list(self._threads.map(lambda rank: self._guarded(work, rank), self._ranks))
 
     def exchange(self, rank: int, what: str, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, which must all do the same."""

@@ -20,7 +20,6 @@ from services.worker.models.config_file import (
     read_gguf_header,
 )
 from services.worker.models.directory_files import DirectoryFiles, files_digest
-from services.worker.models.gguf_file import GgufFile
 from services.worker.models.registry import build_stage
 from services.worker.models.stage import StageModel
 from services.worker.models.stored_head import EMBEDDING, stored_head
@@ -114,6 +113,9 @@ def open_checkpoint(
     """
     files: TensorFiles
     if is_gguf(model):
+        # The package `gguf` takes up to a second to import, which other checkpoints do not need.
+        from services.worker.models.gguf_file import GgufFile
+
         header = read_gguf_header(model)
         read = read_gguf_config(header, max_model_len)
         files = GgufFile(header, read.config)

@@ -23,7 +23,6 @@ from kernels.steps import Expert, ExpertMatrices, Gated
 from kernels.weights.gated_in_two import GatedMatrix
 from kernels.weights.groups import LONGEST, GroupedMatrix, GroupForm, joined
 from kernels.weights.linear import Activations, Gate, LinearWeight, Quantization, TableWeight
-from services.worker.models.gguf_file import GgufFile
 from services.worker.models.quantised.find import find_stored
 from services.worker.models.stored_tensor import GroupedTensor, Spans, StoredTensor
 from services.worker.models.tensor_files import CheckpointError, TensorFiles, enumerate_problems
@@ -298,7 +297,7 @@ def _stored_tensors(
     if missing:
         raise CheckpointError(f"{files} lacks {enumerate_problems(missing)}")
     # Of the ranks that share a layer, the first reads all biases.
-    unread = files.unread_biases() if isinstance(files, GgufFile) and not wanted.tp_rank else []
+    unread = [] if wanted.tp_rank else files.unread_biases()
     if unread:
         raise CheckpointError(
             f"{files} has biases that are not computed: {enumerate_problems(unread)}"

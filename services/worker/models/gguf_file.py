@@ -74,6 +74,10 @@ class GgufFile(TensorFiles):
     def __del__(self) -> None:
         self.close()
 
+    @property
+    def is_gguf(self) -> bool:
+        return True
+
     def find(self, name: str) -> str | None:
         view = self._view_of(name)
         if view is None:
@@ -151,8 +155,6 @@ class GgufFile(TensorFiles):
         return self._rows_of(view, rows, self._stored_rows)
 
     def unread_biases(self) -> list[str]:
-        """Returns the biases in the file that were never looked up, although another tensor of
-        their layer was."""
         found = {stored.name for view in self._views.values() for stored in view.sources}
         layers = {name.rsplit(".", 2)[0] for name in found if name.startswith("blk.")}
         return [

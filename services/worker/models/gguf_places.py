@@ -3,13 +3,14 @@
 The tensors of a file must follow each other in the order of the header, each at the next multiple
 of the alignment. llama.cpp requires this as well. A file with other offsets has been damaged, and
 the bytes of one tensor would be read as another tensor.
+
+The package `gguf` takes up to a second to import. Every worker imports this module, also for
+checkpoints of other formats, so the package is imported where a GGUF file is read.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from services.common.gguf.header import GgufHeader, TensorPlace
 from services.worker.models.config import UnsupportedModel
@@ -43,6 +44,8 @@ def types_in_words(header: GgufHeader) -> str:
 
 
 def _name_of(kind: int) -> str:
+    from gguf.constants import GGMLQuantizationType
+
     try:
         return GGMLQuantizationType(kind).name
     except ValueError:
@@ -52,6 +55,8 @@ def _name_of(kind: int) -> str:
 def _n_bytes(place: TensorPlace) -> int | None:
     """Returns the number of bytes of a tensor, or None if its type is unknown or it does not
     consist of whole blocks."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
     try:
         n_per_block, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(place.type)]
     except (ValueError, KeyError):

@@ -53,6 +53,16 @@ class TensorFiles(Protocol):
     def paths(self) -> Collection[Path]:
         """Returns the files that hold the tensors."""
 
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the files are a `GgufFile`."""
+        return False
+
+    def unread_biases(self) -> list[str]:
+        """Returns the biases in the files that were never looked up, although another tensor of
+        their layer was. The result is empty for files that are not searched for biases."""
+        return []
+
     def close(self) -> None:
         """Releases the memory of tensors that were read. The files are opened again at the next
         read."""

@@ -17,7 +17,7 @@ from services.worker.models import ModelConfig, UnsupportedModel
 from services.worker.models.config_file import parse_config
 from services.worker.models.registry import FAMILIES
 
-logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+logging.set_verbosity_error()
 
 # Types of architectures that several types have.
 _TYPES = {

@@ -354,7 +354,7 @@ SHAPES: dict[str, PreTrainedConfig] = {
         },
     ),
     "starcoder2": Starcoder2Config(**LLAMA_LIKE, sliding_window=7),
-    "starcoder2-variants": Starcoder2Config(  # type: ignore[call-arg]
+    "starcoder2-variants": Starcoder2Config(
         **{**LLAMA_LIKE, "num_key_value_heads": 6, "hidden_act": "gelu"},
         activation_function="relu",  # which nothing reads
         norm_epsilon=0.1,

@@ -58,18 +58,15 @@ from tests.worker.pipeline import Pipeline, Span, load, needs_int8
 N_ROWS = 5
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-# Of each family one shape, and of each kind of layers one that is divided; the others where there
-# is time.
+# Of each kind of layers one family, whole and divided; the others where there is time. The
+# library's logits of every family are also compared with the oracle's, in `test_registry.py`.
 EVERY = [  # config, dtype, ranks that share each layer
     pytest.param(
         config,
         dtype,
         tp_size,
         id=f"{name}-{dtype}-{tp_size}",
-        marks=()
-        if (name in BASIC and (dtype, tp_size) == ("float32", 1))
-        or (name in KINDS and (dtype, tp_size) == ("bfloat16", 2))
-        else pytest.mark.thorough,
+        marks=() if name in KINDS else pytest.mark.thorough,
     )
     for name, config in SHAPES.items()
     for dtype, tp_size in (("float32", 1), ("bfloat16", 2))
@@ -231,18 +228,32 @@ def test_every_stage_runs_its_own_layers(tmp_path: Path) -> None:
     assert_equal_interpreted(tmp_path, n_stages=2)
 
 
+# Each family with one of the ways to divide and to quantise, the other ways where there is time.
+QUANTISED = {
+    "gpt2": ("int8", 1),
+    "gemma3": ("int4", 2),
+    "cohere2": ("int8", 2),
+    "granite-biases": ("int4", 1),
+    "qwen2_moe": ("int4", 2),
+    "deepseek_v3": ("int8", 1),
+    "qwen3_5": ("int4", 2),
+}
+
+
 @needs_int8
 @pytest.mark.parametrize(
-    ("quantization", "tp_size"),
+    ("family", "quantization", "tp_size"),
     [
-        pytest.param("int8", 1, id="int8-one rank"),
-        pytest.param("int4", 2, id="int4-two ranks"),
-        pytest.param("int8", 2, id="int8-two ranks", marks=pytest.mark.thorough),
-        pytest.param("int4", 1, id="int4-one rank", marks=pytest.mark.thorough),
+        pytest.param(
+            family,
+            quantization,
+            tp_size,
+            marks=() if often == (quantization, tp_size) else pytest.mark.thorough,
+        )
+        for family, often in QUANTISED.items()
+        for quantization in ("int8", "int4")
+        for tp_size in (1, 2)
     ],
-)
-@pytest.mark.parametrize(
-    "family", ["gpt2", "gemma3", "cohere2", "granite-biases", "qwen2_moe", "deepseek_v3", "qwen3_5"]
 )
 def test_the_library_runs_programs_of_quantised_weights(
     tmp_path: Path, family: str, tp_size: int, quantization: Quantization

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.worker.models.gguf_file import GgufFile
 from services.worker.models.quantised.bitsandbytes import MARK, BlockwiseMatrix, RowsMatrix
 from services.worker.models.quantised.fp4 import Fp4Matrix, PackedFp4Matrix, PowersFp4Matrix
-from services.worker.models.quantised.gguf_matrix import GgufMatrix
-from services.worker.models.quantised.gguf_stack import GgufStack
 from services.worker.models.quantised.inputs_first import AwqMatrix, GptqMatrix
 from services.worker.models.quantised.matrix import QuantisedMatrix
 from services.worker.models.quantised.mlx import MlxMatrix, MlxMxfp4Matrix, MlxNvfp4Matrix
@@ -56,8 +53,11 @@ def find_stored(
     The files determine whether the tensor is quantised, and `weight_format` determines the layout.
     MXFP4 is used only if the family requests it.
     """
-    if isinstance(files, GgufFile):
-        return _find_in_gguf(part, files)
+    if files.is_gguf:
+        # The package `gguf` takes up to a second to import, which other checkpoints do not need.
+        from services.worker.models.quantised.find_in_gguf import find_in_gguf
+
+        return find_in_gguf(part, files)
     if part.is_mxfp4:
         return Mxfp4Tensor(files, part.name)
     name = files.find(part.name)
@@ -75,20 +75,6 @@ def find_stored(
     if files.header(name).element in _QUANTISED or files.find(f"{name}{MARK}") is not None:
         return _matrix(files, part, name, weight_format)
     return _FloatsOfQuantised(files, name)
-
-
-def _find_in_gguf(part: Part, files: GgufFile) -> StoredTensor | None:
-    """Returns the stored tensor of a GGUF file that contains `part`. In GGUF, each tensor has its
-    own quantisation type."""
-    name = files.find(part.name)
-    if name is None:
-        return None
-    if part.is_mxfp4:
-        return GgufStack(files, name)
-    is_matrix = len(part.shape) == 2 and not part.is_transposed
-    if is_matrix and files.is_in_blocks(name):
-        return GgufMatrix(files, name)
-    return PlainTensor(files, name)
 
 
 def _matrix(files: TensorFiles, part: Part, name: str, weight_format: WeightFormat) -> StoredTensor:

@@ -96,7 +96,7 @@ def _tokenizer(directory: Path, *special: str) -> Tokenizer:
     return Tokenizer.from_directory(directory)
 
 
-def _rendered(source: str, n_calls: int, *, is_exact: bool) -> str:
+def _rendered(template: ChatTemplate, n_calls: int, *, is_exact: bool) -> str:
     """Returns what a template writes for a turn with calls, and after the turn. If `is_exact`, the
     text begins where an answer begins; otherwise before the marks of the turn.
 
@@ -109,7 +109,6 @@ def _rendered(source: str, n_calls: int, *, is_exact: bool) -> str:
     )
     turn = ChatMessage("assistant", None, tool_calls=calls)
     answers = tuple(ChatMessage("tool", "ok", tool_call_id=call.id) for call in calls)
-    template = ChatTemplate(source, special_tokens={"bos_token": "<bos>", "eos_token": "<eos>"})
     short, long = (
         template.render(
             Conversation(messages, tools=TOOLS, adds_generation_prompt=is_exact),
@@ -134,13 +133,16 @@ def test_template_has_its_format_and_its_calls_are_read_back(
     assert MessageFormat(_tokenizer(tmp_path, *special), source).tools == parser
     # A template that shows one call in a turn shows further calls in turns of their own.
     family = TOOL_FORMATS[parser]
-    is_parallel = family.has_parallel_calls and ChatTemplate(source).renders_parallel_calls
+    template = ChatTemplate(source, special_tokens={"bos_token": "<bos>", "eos_token": "<eos>"})
+    is_parallel = family.has_parallel_calls and template.renders_parallel_calls
     n_calls = 2 if is_parallel else 1
     reason = SHOW_NO_CALLS.get(path.name.removesuffix(".jinja"))
     if reason is not None:
         with suppress(errors.InvalidRequest):
-            assert "find" not in _rendered(source, n_calls, is_exact=family.has_bare_calls), reason
+            assert "find" not in _rendered(template, n_calls, is_exact=family.has_bare_calls), (
+                reason
+            )
         return
-    text = _rendered(source, n_calls, is_exact=family.has_bare_calls)
+    text = _rendered(template, n_calls, is_exact=family.has_bare_calls)
     calls = [(name, json.loads(arguments)) for name, arguments in read(parser, [text]).calls]
     assert calls == list(CALLS[:n_calls])
