@@ -7,6 +7,8 @@ BIN    := $(VENV)/bin
 CHECKOV := $(VENV)/checkov/bin/checkov
 PHOENIX := $(VENV)/phoenix/bin/phoenix
 UV     := $(VENV)/uv/bin/uv
+# Helm for the tests of the chart; `HELM=/usr/bin/helm` takes one that is there.
+HELM   ?= $(VENV)/helm
 WEBSITE := $(VENV)/website/.installed
 PAGE   := tests/browser
 PAGE_TOOLS := $(PAGE)/node_modules/.installed
@@ -22,7 +24,7 @@ PROTOS := $(wildcard protos/orcinus/v1/*.proto)
 # The public contract, with all that it imports, as it is and as it was when the baseline was written.
 PUBLIC_PROTO   := $(BIN)/buf build --path protos/orcinus/v1/inference.proto
 PROTO_BASELINE := protos/baseline.txtpb
-SOURCES := services simulator kernels benchmarks clients examples models website tests
+SOURCES := services simulator kernels benchmarks clients examples k8s models website tests
 
 # Tests that stand side by side stay in one worker, so that most systems that they share start once. Each worker takes
 # half a minute of a processor to begin.
@@ -116,7 +118,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status $(call workload,frontend) --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-llama-cpp test-llama-cpp-logits test-real real-model check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-chart test-phoenix test-proxy test-browser screenshots test-llama-cpp test-llama-cpp-logits test-real real-model check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model chart images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -138,7 +140,7 @@ test: setup  ## Run the tests, TEST_WORKERS (2) at a time; ARGS goes to pytest
 
 # A sample has no more examples of properties than the default tests.
 test-thorough: native  ## Run more cases of what `make test` holds, or SAMPLE of each test, and EXAMPLES (100) of each property
-	EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m '$(if $(SAMPLE),thorough,(thorough or hypothesis)) and not triton and not gpu and not real and not fuzz' \
+	EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m '$(if $(SAMPLE),thorough,(thorough or hypothesis)) and not triton and not gpu and not real and not fuzz and not helm' \
 	  $(if $(SAMPLE),,--hypothesis-profile=thorough) $(IN_PARALLEL) $(ARGS)
 
 test-system: setup  ## Run only the tests of whole processes
@@ -191,6 +193,9 @@ test-browser: setup page-tools  ## Look at the page in a real browser (Debian: a
 screenshots: setup  ## Take the pictures of the page that the docs show, into docs/images
 	@[ -e build/llama-125m ] || $(BIN)/python -m benchmarks.make_model build/llama-125m
 	$(BIN)/python -m tests.browser.screenshots docs/images
+
+test-chart: setup $(HELM)  ## Render the Helm chart by Helm, and compare it with kustomize; ARGS="-m helm" renders all pairs of components
+	HELM='$(abspath $(HELM))' $(BIN)/python -m pytest -m 'helm and not thorough' tests/k8s/chart $(ARGS)
 
 test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoenix
 	PATH="$$PATH:$(CURDIR)/$(dir $(PHOENIX))" $(BIN)/python -m pytest -m phoenix tests/tracing_backend $(ARGS)
@@ -286,6 +291,9 @@ demo-model: setup  ## Train models/demo anew; ARGS="--minutes N"
 ##@ On Kubernetes
 
 images: $(IMAGES:%=image-%)  ## Build the images as IMAGE_PREFIX/…:TAG, for DEVICE (cpu or cuda)
+
+chart: setup  ## Write the Helm chart into build/chart/orcinus, from the manifests for kustomize, by kubectl
+	@$(BIN)/python -m k8s.chart
 
 # Dated as the commit and not as the build, so that building again changes nothing.
 $(IMAGES:%=image-%): image-%:
@@ -405,6 +413,9 @@ $(FUZZER): pyproject.toml constraints.txt | setup
 $(CHECKOV): | $(UV)
 	$(UV) venv --quiet --clear --python $(PYTHON) $(@D:/bin=)
 	$(UV) pip install --quiet --python $(@D:/bin=) checkov==3.3.30
+
+$(VENV)/helm: | $(BIN)/python
+	$(BIN)/python -m tests.k8s.chart.helm $@
 
 $(UV): | $(BIN)/python
 	$(PYTHON) -m venv $(@D:/bin=)
