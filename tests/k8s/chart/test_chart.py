@@ -14,7 +14,8 @@ from k8s.chart.chart import write
 from k8s.chart.switches import LEFT_OUT, OPTIONAL, SWITCHES
 from tests.k8s.chart.cases import CASES, IMAGES, Case, of_components
 from tests.k8s.chart.helm import helm, run_template, template
-from tests.k8s.manifests import K8S, Manifests, Object, render
+from tests.k8s.manifests import K8S, Manifests, Object, render, render_directory
+from tests.k8s.test_documented_overlay import write_overlay
 from tests.k8s.test_pairs import APART
 from tests.k8s.test_render import FOREIGN, VERSIONS, validate
 
@@ -48,12 +49,26 @@ def test_components_are_the_same(chart: Path, components: tuple[str, ...]) -> No
     assert_equal(chart, of_components(*components))
 
 
+def test_the_values_on_the_page_mean_what_the_overlay_on_its_page_means(
+    chart: Path, tmp_path: Path
+) -> None:
+    page = (K8S.parent / "docs" / "operations" / "helm.md").read_text(encoding="utf-8")
+    [shown] = re.findall(r"has it:\n\n((?:    .*\n)+)", page)
+    overlay = write_overlay(tmp_path)
+    assert_same(template(chart, yaml.safe_load(shown)), render_directory(overlay))
+
+
 def assert_equal(chart: Path, case: Case) -> None:
     """Fails if Helm and kustomize make different objects."""
     values = {**IMAGES, **case.values}
     made = template(chart, values, release=case.release, namespace=case.namespace)
+    assert_same(made, render(case.composition))
+
+
+def assert_same(made: Manifests, text: str) -> None:
+    """Fails if objects differ from those in a text of kustomize."""
     by_helm = compared(made.objects)
-    by_kustomize = compared(list(yaml.load_all(render(case.composition), yaml.CSafeLoader)))
+    by_kustomize = compared(list(yaml.load_all(text, yaml.CSafeLoader)))
     assert by_helm.keys() == by_kustomize.keys()
     for identity, item in by_kustomize.items():
         assert by_helm[identity] == item, identity
