@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import io
+import json
 import os
 import subprocess
 import tarfile
@@ -110,6 +111,9 @@ def list_packages(file: Path, tools: Path) -> None:
         variables = {**os.environ, "PYTHONWARNINGS": "ignore"}
         places = ["--output-file", str(file), str(locked)]
         subprocess.run([*command, *about, *places], env=variables, check=True)
+    listed = json.loads(file.read_text(encoding="utf-8"))
+    listed["metadata"]["component"]["version"] = VERSION  # which pyproject.toml does not say
+    file.write_text(f"{json.dumps(listed, indent=2)}\n", encoding="utf-8")
 
 
 def merged_locks() -> str:
