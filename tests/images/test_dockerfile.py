@@ -55,7 +55,7 @@ def imports_of(package: str) -> set[str]:
 @cache
 def installed_for(service: str) -> set[str]:
     """Names of all distributions that the service's requirements lead to."""
-    waiting = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"][service]]
+    waiting = [*requirements("common"), *requirements(service)]
     found: set[str] = set()
     while waiting:
         requirement = waiting.pop()
@@ -64,6 +64,12 @@ def installed_for(service: str) -> set[str]:
             found.add(name)
             waiting += requires(name)
     return found
+
+
+def requirements(name: str) -> list[str]:
+    """Returns the lines of a file of requirements that name a distribution."""
+    lines = (ROOT / "requirements" / f"{name}.in").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if not line.startswith("#")]
 
 
 def requires(distribution: str) -> list[str]:

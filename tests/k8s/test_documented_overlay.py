@@ -23,16 +23,21 @@ def test_what_pages_give_kubectl_to_read_is_read(page: Path) -> None:
         assert not given.lstrip().startswith("{")  # kubectl would take it for JSON
 
 
-def test_the_settings_of_the_overlay_win_over_those_of_its_components(tmp_path: Path) -> None:
-    (tmp_path / "k8s").mkdir()
+def write_overlay(root: Path) -> Path:
+    """Writes the overlay of the page below `root`, beside the base, and returns its directory."""
+    (root / "k8s").mkdir()
     for name in ("base", "components"):
-        (tmp_path / "k8s" / name).symlink_to(K8S / name)
+        (root / "k8s" / name).symlink_to(K8S / name)
     assert len(FILES) == 2
     for path, text in FILES.items():
-        file = tmp_path / path
+        file = root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(textwrap.dedent(text), encoding="utf-8")
-    made = render_directory(tmp_path / "k8s" / "overlays" / "mine")
+    return root / "k8s" / "overlays" / "mine"
+
+
+def test_the_settings_of_the_overlay_win_over_those_of_its_components(tmp_path: Path) -> None:
+    made = render_directory(write_overlay(tmp_path))
     manifests = Manifests([*yaml.safe_load_all(made)])
     pipeline = manifests.config("orcinus-pipeline")
     assert pipeline["MODEL_SOURCE"] == "s3://my-bucket/llama-3.1-8b"

@@ -84,9 +84,10 @@ struct Attend {
   void run(const Batch& batch) const {
     const Buffer& from = batch.buffers[qkv];
     const LayerKV& kv = batch.kv[layer];
-    // In double and then rounded, as Python does it.
+    // In double and then rounded, to the same float as Python's `head_dim ** -0.5`. The function pow
+    // would need glibc 2.29.
     const float scale =
-        form.scale != 0 ? form.scale : static_cast<float>(std::pow(double(heads.head_dim), -0.5));
+        form.scale != 0 ? form.scale : static_cast<float>(1 / std::sqrt(double(heads.head_dim)));
     const char* values = n_shared == 0 ? kv.values : kv.keys;
     const int64_t value_dim = n_shared == 0 ? heads.head_dim : n_shared;
     check(orcinus_attention(from.element, from.data, from.width, kv.keys, values,

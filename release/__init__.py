@@ -1,0 +1,1 @@
+"""Building what is delivered: the wheel (`backend`), and all files of a release (`release`)."""

@@ -1,0 +1,85 @@
+"""Builds the package: setuptools' build backend, and before a wheel the parts that are no Python.
+
+A wheel contains the native library for every instruction set of its processors, and the code of
+the wire contracts, both made in the source tree by g++ 12 or newer, or the compiler that CXX names.
+So an installation of the wheel needs no compiler. A checkout that is installed with `pip install
+--editable` uses the same folders, which `make` fills.
+
+A wheel for Linux is tagged with the oldest glibc that has all functions which the libraries use.
+Elsewhere wheels have no native library, and PyTorch's operations are used.
+"""
+
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from setuptools import build_meta
+
+build_sdist = build_meta.build_sdist
+build_editable = build_meta.build_editable
+get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
+get_requires_for_build_editable = build_meta.get_requires_for_build_editable
+prepare_metadata_for_build_wheel = build_meta.prepare_metadata_for_build_wheel
+prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_editable
+
+PROTOS = Path("protos")
+GENERATED = PROTOS / "gen"
+LIBRARIES = Path("kernels/native/lib")
+OLDEST = (2, 17)
+"""The oldest glibc that a tag may name, manylinux2014's."""
+
+Settings = Mapping[str, Any] | None
+
+
+def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
+    """Returns what building a wheel needs: the compiler of the wire contracts, in the version that
+    is tested."""
+    lines = Path("constraints.txt").read_text(encoding="utf-8").splitlines()
+    tools = [line for line in lines if line.startswith("grpcio-tools==")]
+    return [*build_meta.get_requires_for_build_wheel(config_settings), *tools]
+
+
+def build_wheel(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
+    """Builds the wheel into `wheel_directory` and returns its name."""
+    generate_protos()
+    tag = build_libraries() if sys.platform == "linux" else "any"
+    # Setuptools copies all files there before: what an earlier wheel had must not be in this one.
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = {
+            **(config_settings or {}),
+            "--global-option": ["build", f"--build-base={scratch}"],
+            "--build-option": [f"--plat-name={tag}"],
+        }
+        name: str = build_meta.build_wheel(wheel_directory, settings, metadata_directory)
+    return name
+
+
+def generate_protos() -> None:
+    """Writes the code of the wire contracts, as `make protos` does."""
+    GENERATED.mkdir(exist_ok=True)
+    options = [f"--{kind}_out={GENERATED}" for kind in ("python", "pyi", "grpc_python")]
+    contracts = [str(path) for path in sorted(PROTOS.glob("orcinus/v1/*.proto"))]
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTOS}", *options, *contracts]
+    subprocess.run(command, check=True)
+
+
+def build_libraries() -> str:
+    """Compiles the native library for every instruction set, and returns the tag of the platforms
+    that can load all of them."""
+    subprocess.run([sys.executable, "kernels/build.py", "all"], check=True)
+    libraries = [path.read_bytes() for path in LIBRARIES.glob("*.so")]
+    major, minor = max(OLDEST, *map(needed_glibc, libraries))
+    return f"manylinux_{major}_{minor}_{platform.machine()}"
+
+
+def needed_glibc(library: bytes) -> tuple[int, int]:
+    """Returns the version of the newest function of glibc that a library uses."""
+    versions = re.findall(rb"\0GLIBC_(\d+)\.(\d+)(?=[.\0])", library)
+    return max((int(major), int(minor)) for major, minor in versions)

@@ -1,0 +1,135 @@
+"""The files of a release, made from the files of one commit."""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from k8s.chart.chart import write as write_chart
+from services.common.version import VERSION
+
+ROOT = Path(__file__).parents[1]
+CHECKSUMS = "SHA256SUMS"
+LOCKS = ("frontend", "scheduler", "worker-cuda")
+"""Files of `requirements` that together have all packages which the wheel needs."""
+DISTRIBUTED = ("*.whl", "*.tgz", "*.cdx.json", CHECKSUMS)
+
+
+class Unreleasable(Exception):
+    """The checkout is not what a release is made of."""
+
+
+def make(directory: Path, tools: Path) -> list[Path]:
+    """Makes the files of a release of the present commit into `directory`, and returns them.
+    Removes the files of earlier releases there. `tools` has the programs that build.
+
+    Raises Unreleasable if files differ from the commit, or a tag of the commit from the version,
+    and CalledProcessError if a program fails.
+    """
+    check_tags(_git("tag", "--points-at", "HEAD", "v*").split())
+    if changed := _git("status", "--porcelain", "--untracked-files=no"):
+        raise Unreleasable(f"files differ from the commit:\n{changed}")
+    date_s = int(_git("log", "-1", "--format=%ct"))
+    directory.mkdir(parents=True, exist_ok=True)
+    for pattern in DISTRIBUTED:
+        for path in directory.glob(pattern):
+            path.unlink()
+    with _exported() as tree:
+        build_wheel(tree, directory, tools, date_s)
+    pack_chart(directory / f"orcinus-{VERSION}.tgz", date_s)
+    list_packages(directory / f"orcinus-{VERSION}.cdx.json", tools)
+    write_checksums(directory)
+    return sorted(path for pattern in DISTRIBUTED for path in directory.glob(pattern))
+
+
+def check_tags(tags: list[str]) -> None:
+    """Raises Unreleasable if the commit has a tag of another version than the files."""
+    if tags and f"v{VERSION}" not in tags:
+        text = f"the commit has the tag {', '.join(tags)}, and services/common/version.py has"
+        raise Unreleasable(f"{text} {VERSION}")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.check_output(["git", *arguments], cwd=ROOT, text=True).strip()
+
+
+@contextmanager
+def _exported() -> Iterator[Path]:
+    """The files of the commit, and no others, dated as the commit."""
+    archive = subprocess.check_output(["git", "archive", "HEAD"], cwd=ROOT)
+    with tempfile.TemporaryDirectory() as made:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(made, filter="data")
+        yield Path(made)
+
+
+def build_wheel(tree: Path, directory: Path, tools: Path, date_s: int) -> None:
+    """Builds the wheel of the sources in `tree`."""
+    python = str(tools.absolute() / "python")
+    command = [python, "-m", "build", "--no-isolation", "--wheel"]
+    variables = {**os.environ, "SOURCE_DATE_EPOCH": str(date_s), "PYTHONHASHSEED": "0"}
+    places = ["--outdir", str(directory.absolute()), str(tree)]
+    subprocess.run([*command, *places], env=variables, check=True)
+
+
+def pack_chart(file: Path, date_s: int) -> None:
+    """Writes the Helm chart as an archive that Helm installs."""
+    with tempfile.TemporaryDirectory() as made:
+        write_chart(Path(made, "orcinus"))
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            for path in sorted(Path(made).rglob("*")):
+                if path.is_file():
+                    _add(archive, path, str(path.relative_to(made)), date_s)
+    file.write_bytes(gzip.compress(packed.getvalue(), mtime=date_s))
+
+
+def _add(archive: tarfile.TarFile, path: Path, name: str, date_s: int) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mtime, entry.mode = path.stat().st_size, date_s, 0o644
+    with path.open("rb") as content:
+        archive.addfile(entry, content)
+
+
+def list_packages(file: Path, tools: Path) -> None:
+    """Writes the packages that the wheel needs, in the versions that were tested, as CycloneDX."""
+    with tempfile.TemporaryDirectory() as made:
+        locked = Path(made, "requirements.txt")
+        locked.write_text(merged_locks(), encoding="utf-8")
+        # Its own validation takes five minutes.
+        command = [str(tools / "cyclonedx-py"), "requirements", "--output-reproducible"]
+        command += ["--no-validate"]
+        about = ["--pyproject", str(ROOT / "pyproject.toml"), "--mc-type", "application"]
+        # It warns that lock files do not say which package is there for which other one.
+        variables = {**os.environ, "PYTHONWARNINGS": "ignore"}
+        places = ["--output-file", str(file), str(locked)]
+        subprocess.run([*command, *about, *places], env=variables, check=True)
+    listed = json.loads(file.read_text(encoding="utf-8"))
+    listed["metadata"]["component"]["version"] = VERSION  # which pyproject.toml does not say
+    file.write_text(f"{json.dumps(listed, indent=2)}\n", encoding="utf-8")
+
+
+def merged_locks() -> str:
+    """Returns each package of the lock files once, by version and without hashes, which differ by
+    the index of PyTorch."""
+    lines: set[str] = set()
+    for name in LOCKS:
+        text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
+        lines |= {line.rstrip(" \\") for line in text.splitlines() if line[:1].isalnum()}
+    return "".join(f"{line}\n" for line in sorted(lines))
+
+
+def write_checksums(directory: Path) -> None:
+    """Writes the digests of all files of the release, as `sha256sum --check` reads them."""
+    files = sorted(
+        path for pattern in DISTRIBUTED if pattern != CHECKSUMS for path in directory.glob(pattern)
+    )
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
+    (directory / CHECKSUMS).write_text("".join(lines), encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Tests of how releases are made, without making one; `tests/install` does."""
