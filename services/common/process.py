@@ -73,11 +73,13 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def wait_for_turn(fd: int | None) -> None:
-    """Waits until the launcher lets this spare process serve. Returns at once if `fd` is None. Ends
-    the process if the launcher closes the pipe, of which `fd` is the read end."""
+def wait_for_turn(fd: int | None, *, ready_fd: int | None) -> None:
+    """Tells the launcher that this process is a spare that waits, and returns when the launcher
+    lets it serve. Returns at once if `fd` is None. Ends the process if the launcher closes the
+    pipe, of which `fd` is the read end."""
     if fd is None:
         return
+    ReadyPipe(ready_fd).report({"spare": True})
     is_called = bool(os.read(fd, 1))
     os.close(fd)
     if not is_called:

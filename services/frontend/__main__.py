@@ -27,7 +27,7 @@ def main() -> int:
     )
     if settings.ready_fd is not None:
         process.die_with_parent()
-    process.wait_for_turn(settings.turn_fd)
+    process.wait_for_turn(settings.turn_fd, ready_fd=settings.ready_fd)
     with tracing.started("orcinus-frontend") as traces:
         return process.run(serve(settings, traces), ready_fd=settings.ready_fd)
 

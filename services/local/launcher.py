@@ -20,8 +20,9 @@ from typing import Any, Self
 from services.common.address import Address, free_address, loopback, parse, reachable
 from services.common.cpus import usable_cpus
 from services.local.child import STOP_TIMEOUT_S, Child, ChildDied, OnMessage
+from services.local.restart_limit import RestartLimit
 from services.local.settings import LocalSettings
-from services.local.supervisor import RestartLimit, Supervisor
+from services.local.supervisor import Supervisor
 
 DRAIN_S = 5
 """Seconds for running requests to finish when the scheduler is stopped.

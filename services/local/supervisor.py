@@ -11,23 +11,13 @@ that clients do not wait for a process to start.
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
-from services.common.process import happens_before
 from services.local.child import Child, OnMessage
+from services.local.restart_limit import MAX_RESTARTS, RestartLimit
+from services.local.spare import Spare
 
-MAX_RESTARTS = 5
-"""Largest number of restarts in a row of a service that does not become ready; then the service
-stays dead."""
-FIRST_PAUSE_S = 0.5
-"""Seconds of pause before the second restart of a service that has not become ready.
-
-The first restart has no pause. The pause before each later restart is twice the previous one.
-"""
-SPARE_PAUSE_S = 1.0
-"""Seconds between two looks whether a spare is to be started. A child that has just taken over has
-the processors for itself in this time.
-"""
 ADDRESS_OPTIONS = {
     "address": "address",
     "http": "http-address",
@@ -36,31 +26,6 @@ ADDRESS_OPTIONS = {
 }
 """Names of the command-line options that set addresses, by the key under which a service reports
 the address."""
-
-
-class RestartLimit:
-    """Counts the restarts of a service that does not become ready, and chooses the pauses before
-    them."""
-
-    def __init__(self, *, first_pause_s: float = FIRST_PAUSE_S, ready_pause_s: float = 0.0) -> None:
-        """`ready_pause_s` is the pause after a child that was ready."""
-        self.n_failed = 0
-        """Number of children in a row that have ended before they were ready."""
-        self._first_pause_s = first_pause_s
-        self._ready_pause_s = ready_pause_s
-
-    def pause_s(self, *, was_ready: bool) -> float | None:
-        """Returns the seconds to pause before the next restart, or None if there is none.
-
-        `was_ready` says whether the child that has ended was ready.
-        """
-        if was_ready:
-            self.n_failed = 0
-            return self._ready_pause_s
-        self.n_failed += 1
-        if self.n_failed > MAX_RESTARTS:
-            return None
-        return self._first_pause_s * 2.0 ** (self.n_failed - 2) if self.n_failed > 1 else 0.0
 
 
 class Supervisor:
@@ -83,10 +48,14 @@ class Supervisor:
         `has_spare`, another process starts when a child serves, and takes over when it ends."""
         self.child: Child
         self._restarts = False
+        self._spare = Spare(
+            name,
+            partial(self._new_child, is_spare=True),
+            is_wanted=lambda: self._is_ready,
+            tell=tell,
+            limit=RestartLimit(first_pause_s=limit.first_pause_s),
+        )
         self._has_spare = has_spare
-        self._spare: Child | None = None
-        self._is_spare_used = asyncio.Event()
-        self._keeping: asyncio.Task[None] | None = None
         self._name = name
         self._module = module
         self._options = dict(options)
@@ -109,16 +78,12 @@ class Supervisor:
         once all services serve: a child that ends earlier would fail to start again."""
         self._restarts = True
         if self._has_spare:
-            self._keeping = asyncio.create_task(self._keep_spare(), name=f"spare {self._name}")
+            self._spare.begin()
 
     async def stop(self) -> None:
         """Ends the present child without starting another one."""
         self._stopping.set()
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.wait((self._keeping,))
-        if self._spare is not None:
-            await self._spare.stop()
+        await self._spare.stop()
         await self.child.stop()
         await self._task
         await self.child.stop()  # a child that was being started meanwhile
@@ -137,25 +102,6 @@ class Supervisor:
             on_message=self._note_message,
             is_spare=is_spare,
         )
-
-    async def _keep_spare(self) -> None:
-        """Starts a spare whenever there is none and the present child has served for a moment."""
-        while True:
-            await asyncio.sleep(SPARE_PAUSE_S)
-            if self._is_ready:
-                self._is_spare_used.clear()
-                self._spare = await self._new_child(is_spare=True)
-                ending = asyncio.create_task(self._spare.wait_for_end())
-                await happens_before(ending, self._is_spare_used)
-
-    def _take_spare(self) -> bool:
-        """Makes the spare the present child. Returns False if there is no spare."""
-        spare, self._spare = self._spare, None
-        self._is_spare_used.set()
-        if spare is None or not spare.begin():
-            return False
-        self.child = spare
-        return True
 
     @property
     def _is_ready(self) -> bool:
@@ -179,7 +125,8 @@ class Supervisor:
                 self._give_up(reason)
                 return
             was_ready = self._is_ready
-            if was_ready and self._take_spare():
+            if was_ready and (spare := self._spare.take()) is not None:
+                self.child = spare
                 self._tell(f"{reason}; its spare takes over")
                 continue
             pause_s = self._limit.pause_s(was_ready=was_ready)

@@ -376,7 +376,7 @@ def main(
     configure_logging("scheduler", settings.log_level, log_format=settings.log_format)
     if settings.ready_fd is not None:
         process.die_with_parent()
-    process.wait_for_turn(settings.turn_fd)
+    process.wait_for_turn(settings.turn_fd, ready_fd=settings.ready_fd)
     try:
         with tracing.started(
             "orcinus-scheduler", decides=True, max_links=settings.max_batch_size

@@ -191,7 +191,7 @@ def main(rank_module: str = RANK_MODULE, plan_relay: type[PlanRelay] = PlanRelay
     configure_logging(name, settings.log_level, log_format=settings.log_format)
     if settings.ready_fd is not None:
         process.die_with_parent()
-    process.wait_for_turn(settings.turn_fd)
+    process.wait_for_turn(settings.turn_fd, ready_fd=settings.ready_fd)
     try:
         return process.run(serve(settings, rank_module, plan_relay), ready_fd=settings.ready_fd)
     except OSError as error:

@@ -35,9 +35,12 @@ def main() -> int:
     parser.add_argument("--address", required=True)
     parser.add_argument("--ready-fd", type=int, required=True)
     parser.add_argument("--turn-fd", type=int)
+    parser.add_argument("--spare", choices=("waits", "dies"), default="waits")
     parser.add_argument("--then", choices=("serve", "die", "give-up", "hang"), required=True)
     arguments = parser.parse_args()
-    process.wait_for_turn(arguments.turn_fd)
+    if arguments.spare == "dies" and arguments.turn_fd is not None:
+        return 4
+    process.wait_for_turn(arguments.turn_fd, ready_fd=arguments.ready_fd)
     return process.run(serve(arguments), ready_fd=arguments.ready_fd)
 
 

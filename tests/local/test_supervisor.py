@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from services.local.child import Child, ChildDied
-from services.local.supervisor import MAX_RESTARTS, RestartLimit, Supervisor
+from services.local.restart_limit import MAX_RESTARTS, RestartLimit
+from services.local.supervisor import Supervisor
 from tests.limits import HANG_S
 
 pytestmark = pytest.mark.system
@@ -26,14 +27,14 @@ class Heard:
 
 @asynccontextmanager
 async def supervised(
-    then: str, *, has_spare: bool = False
+    then: str, *, has_spare: bool = False, spare: str = "waits"
 ) -> AsyncIterator[tuple[Supervisor, Heard]]:
     """A fake service that is looked after."""
     heard = Heard()
     supervisor = Supervisor(
         "fake",
         "tests.local.fake_service",
-        {"address": "127.0.0.1:0", "then": then, "unset": None},
+        {"address": "127.0.0.1:0", "then": then, "spare": spare, "unset": None},
         ready_keys=("ready",),
         on_message=lambda _: None,
         tell=heard.lines.append,
@@ -75,7 +76,7 @@ async def test_a_child_that_is_killed_comes_back_at_its_address() -> None:
 async def test_a_spare_takes_over_at_the_address_and_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.local.supervisor.SPARE_PAUSE_S", 0.05)
+    monkeypatch.setattr("services.local.spare.PAUSE_S", 0.05)
     async with supervised("serve", has_spare=True) as (supervisor, heard):
         supervisor.begin_restarts()
         address = await supervisor.child.wait_for("address")
@@ -95,7 +96,7 @@ async def test_a_spare_takes_over_at_the_address_and_is_replaced(
 async def test_a_spare_that_ends_is_replaced_and_is_no_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.local.supervisor.SPARE_PAUSE_S", 0.05)
+    monkeypatch.setattr("services.local.spare.PAUSE_S", 0.05)
     async with supervised("serve", has_spare=True) as (supervisor, heard):
         supervisor.begin_restarts()
         first = await next_spare(supervisor, [])
@@ -107,11 +108,28 @@ async def test_a_spare_that_ends_is_replaced_and_is_no_loss(
         assert heard.lines == ["fake was killed by SIGKILL; its spare takes over"]
 
 
+async def test_spares_that_end_before_they_wait_are_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.local.spare.PAUSE_S", 0.01)
+    async with supervised("serve", has_spare=True, spare="dies") as (supervisor, heard):
+        supervisor.begin_restarts()
+        async with asyncio.timeout(HANG_S):
+            while not heard.lines:
+                await asyncio.sleep(0.02)
+        assert heard.lines == ["fake has no spare any more, since its spares end before they wait"]
+        first = supervisor.child
+        os.kill(first.pid, signal.SIGKILL)
+        await next_child(supervisor, first)
+        assert heard.lines[1:] == ["fake was killed by SIGKILL; starting it again"]
+
+
 async def next_spare(supervisor: Supervisor, known: Sequence[int]) -> int:
     """Waits for a spare that is none of the `known` processes, and returns its process."""
     async with asyncio.timeout(HANG_S):
-        while (spare := supervisor._spare) is None or spare.pid in known:
+        while (spare := supervisor._spare.waiting) is None or spare.pid in known:
             await asyncio.sleep(0.02)
+        await spare.wait_for("spare")
     return spare.pid
 
 
