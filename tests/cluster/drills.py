@@ -2,12 +2,12 @@
 
     python -m tests.cluster.drills        # `make drills` loads the images before
 
-The demo overlay is deployed on the cluster of KUBECONFIG, and deleted at the end. KILL_POD is a
-command that sends SIGKILL to the first process of the container of a pod, whose name follows: no
-process inside a container can do that. Two kinds of clients run meanwhile: some stream answers, and
-resume their streams where a frontend is lost; the others send one short request after the other.
-The table below the comment `<!-- drills -->` in `docs/operations/lose-a-node.md` has the longest
-waits.
+The demo overlay is deployed on the cluster of KUBECONFIG with one spare worker, and deleted at the
+end. KILL_POD is a command that sends SIGKILL to the first process of the container of a pod, whose
+name follows: no process inside a container can do that. Two kinds of clients run meanwhile: some
+stream answers, and resume their streams where a frontend is lost; the others send one short request
+after the other. The table below the comment `<!-- drills -->` in `docs/operations/lose-a-node.md`
+has the longest waits.
 """
 
 import os
@@ -20,7 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.cluster import FRONTEND, KUBECTL_TIMEOUT_S, NAMESPACE, OVERLAYS, Cluster, Pod
+from services.common import semconv
+from tests.cluster.cluster import (
+    FRONTEND,
+    KUBECTL_TIMEOUT_S,
+    NAMESPACE,
+    OVERLAYS,
+    Cluster,
+    NotYet,
+    Pod,
+)
 from tests.cluster.streams import PROMPT
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "lose-a-node.md"
@@ -39,6 +48,10 @@ NEW_REQUESTS: dict[str, Any] = {
     "pause_s": 0.2,
     "streams": [{"prompt": PROMPT, "max_tokens": 1}],
 }
+
+
+N_SPARES = 1
+METRICS = "localhost:9464"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +97,19 @@ def first(component: str) -> Callable[[Cluster], Pod]:
     return lambda cluster: cluster.pods(component)[0]
 
 
+def serving_worker(cluster: Cluster) -> Pod:
+    """Returns a worker that serves a stage, and not the spare."""
+
+    def look() -> Pod:
+        metrics = ("python", "-m", "services.common.show_metrics", METRICS, semconv.WEIGHTS_LOADED)
+        for pod in cluster.pods("worker"):
+            if cluster.in_namespace("exec", pod.name, "--", *metrics):  # it prints no zeros
+                return pod
+        raise NotYet("no worker has loaded weights")
+
+    return cluster.insist(look)
+
+
 def standby(cluster: Cluster) -> Pod:
     """Returns the scheduler that does not lead."""
     leader = cluster.leading_pod()
@@ -93,8 +119,8 @@ def standby(cluster: Cluster) -> Pod:
 DRILLS = (
     Drill("leading scheduler", Cluster.leading_pod, delete, kill),
     Drill("standby scheduler", standby, delete, kill),
-    Drill("controller, with its ranks", first("worker"), delete, kill),
-    Drill("rank", first("worker"), signal_rank(15), signal_rank(9)),
+    Drill("controller, with its ranks", serving_worker, delete, kill),
+    Drill("rank", serving_worker, signal_rank(15), signal_rank(9)),
     Drill("frontend", first("frontend"), delete, kill),
 )
 
@@ -146,11 +172,13 @@ def table(found: list[tuple[str, Waits, Waits]]) -> str:
 
 @contextmanager
 def deployed() -> Iterator[Cluster]:
-    """Deploys the demo overlay, and deletes it at the end."""
+    """Deploys the demo overlay with a spare worker, and deletes it at the end."""
     cluster, overlay = Cluster(), OVERLAYS / "demo"
     try:
         cluster.apply(overlay)
         cluster.until_answers()
+        n_replicas = cluster.get("deployment/orcinus-worker")["spec"]["replicas"] + N_SPARES
+        cluster.in_namespace("scale", "deployment/orcinus-worker", f"--replicas={n_replicas}")
         yield cluster
     finally:
         cluster.delete(overlay)
