@@ -27,6 +27,10 @@ SOON_S = 0.03
 take the place of a lost one and find its weights in memory; then it loads in a fraction of a
 second."""
 
+OUTAGE_PATIENCE_S = 60.0
+"""Seconds for which a worker that does not answer is not reported. A lost worker starts again, and
+a spare worker starts after all others. While a stage lacks a worker, other messages say so."""
+
 MOMENT_S = 2.0
 """Seconds after an assignment in which the worker is asked every SOON_S."""
 
@@ -65,7 +69,9 @@ class AskedWorker:
         self._channel = connect(address, rpc.RECONNECT_OPTIONS)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._on_news = on_news
-        self._outage = OutageLog.of_peer(log, f"the worker at {address}")
+        self._outage = OutageLog.of_peer(
+            log, f"the worker at {address}", patience_s=OUTAGE_PATIENCE_S
+        )
         self._order: worker_pb2.AssignStageRequest | None = None
         self._has_order = asyncio.Event()
         self._ordered_at = -math.inf
