@@ -13,7 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from k8s.chart.kustomize import Unrendered
 from release.release import Unreleasable, make
 
 
@@ -30,7 +29,7 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         made = make(arguments.directory, arguments.tools)
-    except (Unreleasable, Unrendered) as error:
+    except Unreleasable as error:
         sys.exit(f"no release was made: {error}")
     except FileNotFoundError as error:
         sys.exit(f"no release was made: {error.filename} is missing")

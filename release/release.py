@@ -6,13 +6,13 @@ import io
 import json
 import os
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from k8s.chart.chart import write as write_chart
 from services.common.version import VERSION
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +43,7 @@ def make(directory: Path, tools: Path) -> list[Path]:
             path.unlink()
     with _exported() as tree:
         build_wheel(tree, directory, tools, date_s)
-    pack_chart(directory / f"orcinus-{VERSION}.tgz", date_s)
+        pack_chart(tree, directory / f"orcinus-{VERSION}.tgz", date_s)
     list_packages(directory / f"orcinus-{VERSION}.cdx.json", tools)
     write_checksums(directory)
     return sorted(path for pattern in DISTRIBUTED for path in directory.glob(pattern))
@@ -79,10 +79,11 @@ def build_wheel(tree: Path, directory: Path, tools: Path, date_s: int) -> None:
     subprocess.run([*command, *places], env=variables, check=True)
 
 
-def pack_chart(file: Path, date_s: int) -> None:
-    """Writes the Helm chart as an archive that Helm installs."""
+def pack_chart(tree: Path, file: Path, date_s: int) -> None:
+    """Writes the Helm chart of the sources in `tree` as an archive that Helm installs."""
     with tempfile.TemporaryDirectory() as made:
-        write_chart(Path(made, "orcinus"))
+        command = [sys.executable, "-m", "k8s.chart", str(Path(made, "orcinus"))]
+        subprocess.run(command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, check=True)
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
             for path in sorted(Path(made).rglob("*")):

@@ -174,7 +174,8 @@ class Values(Group):
     pipelines: int = Field(1, ge=0)
     """Number of pipelines, unless `components.pipelineAutoscaling` is on."""
     spares: int = Field(0, ge=0)
-    """Number of workers beyond those of all pipelines, which replace lost ones at once."""
+    """Number of workers beyond those of all pipelines, which replace lost ones at once. They form
+    no pipeline, however many they are."""
     listenHost: str
     """Address at which each process listens."""
     frontend: Frontend

@@ -89,16 +89,20 @@ def loopback() -> str:
     return _here(LOOPBACKS)[0]
 
 
-def free_address(host: str) -> Address:
-    """Returns an address of this machine with a port that is free now, for a server that starts
-    later. `host` is an IP address. Another process may take the port before the server does.
+def reserve_port(host: str) -> socket.socket:
+    """Returns a socket that keeps a free port from others until it is closed, for a server that
+    starts later. `host` is an IP address. Connections to the port are refused meanwhile.
 
     Raises:
         OSError: the machine does not have the address `host`.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as listener:
-        return Address(host, listener.getsockname()[1])
+    reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        reserved.bind((host, 0))
+    except OSError:
+        reserved.close()
+        raise
+    return reserved
 
 
 def own_ip(host: str) -> str:

@@ -50,12 +50,7 @@ class OutageLog:
 
     @classmethod
     def of_peer(
-        cls,
-        logger: logging.Logger,
-        peer: str,
-        *,
-        patience_s: float = PEER_PATIENCE_S,
-        clock: Callable[[], float] = time.monotonic,
+        cls, logger: logging.Logger, peer: str, *, clock: Callable[[], float] = time.monotonic
     ) -> "OutageLog":
         """Returns an outage log for failures to reach a peer. `peer` is a noun for messages, such
         as `the worker at 10.0.0.7:50053`."""
@@ -64,7 +59,7 @@ class OutageLog:
             failing=f"{peer} cannot be reached",
             works=f"{peer} answers",
             counted="attempts failed",
-            patience_s=patience_s,
+            patience_s=PEER_PATIENCE_S,
             clock=clock,
         )
 

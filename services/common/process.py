@@ -79,7 +79,8 @@ def wait_for_turn(fd: int | None, *, ready_fd: int | None) -> None:
     pipe, of which `fd` is the read end."""
     if fd is None:
         return
-    ReadyPipe(ready_fd).report({"spare": True})
+    with contextlib.suppress(BrokenPipeError):  # then the launcher has ended, as `read` shows
+        ReadyPipe(ready_fd).report({"waits_for_turn": True})
     is_called = bool(os.read(fd, 1))
     os.close(fd)
     if not is_called:

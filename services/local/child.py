@@ -77,33 +77,31 @@ class Child:
         is_spare: bool = False,
     ) -> "Child":
         """Starts `python -m module` in a session of its own, so that Ctrl-C reaches only the
-        launcher. A spare starts, and then waits for `begin` before it does anything."""
-        read_fd, write_fd = os.pipe()
-        passed = {"ready-fd": write_fd}
-        turn_fd = None
-        if is_spare:
-            passed["turn-fd"], turn_fd = os.pipe()
-        try:
+        launcher. A spare starts, and then waits for `let_serve` before it serves.
+
+        Raises:
+            OSError: the process cannot be started.
+        """
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as passed:
+            report_fd, ready_fd = _pipe(ours, passed)
+            options = {"ready-fd": ready_fd}
+            turn_fd = None
+            if is_spare:
+                options["turn-fd"], turn_fd = _pipe(passed, ours)
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 module,
                 *arguments,
-                *(f"--{option}={fd}" for option, fd in passed.items()),
-                pass_fds=list(passed.values()),
+                *(f"--{option}={fd}" for option, fd in options.items()),
+                pass_fds=list(options.values()),
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
                 env=_environment(),
             )
-        finally:
-            for fd in passed.values():
-                os.close(fd)
-        lines = asyncio.StreamReader()
-        await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(read_fd, "rb")
-        )
+            ours.pop_all()
         child = cls(name, process, on_message, turn_fd=turn_fd)
-        child._reading = asyncio.create_task(child._read(lines))
+        child._reading = asyncio.create_task(child._read(report_fd))
         return child
 
     @property
@@ -111,17 +109,16 @@ class Child:
         """Id of the service's process."""
         return self._process.pid
 
-    def begin(self) -> bool:
-        """Lets a spare serve. Returns whether it will: False if it has ended."""
-        fd, self._turn_fd = self._turn_fd, None
-        if fd is None or self._process.returncode is not None:
+    def let_serve(self) -> bool:
+        """Gives a spare its turn. Returns whether it will serve: False if it has ended."""
+        if self._turn_fd is None or self._process.returncode is not None:
             return False
         try:
-            os.write(fd, b"1")
+            os.write(self._turn_fd, b"1")
         except BrokenPipeError:
             return False
         finally:
-            os.close(fd)
+            self._close_turn()
         return True
 
     async def wait_for_end(self) -> None:
@@ -166,22 +163,30 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
-    async def stop(self) -> None:
-        """Ends the service with SIGTERM, or with SIGKILL after a timeout."""
+    async def stop(self, *, limit_s: float = STOP_TIMEOUT_S) -> None:
+        """Ends the service with SIGTERM, or with SIGKILL after `limit_s`."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
-            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+            await asyncio.wait_for(self._process.wait(), limit_s)
         except TimeoutError:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
             await self._process.wait()
         self._reading.cancel()
+        self._close_turn()
+
+    def _close_turn(self) -> None:
         if self._turn_fd is not None:
             os.close(self._turn_fd)
             self._turn_fd = None
 
-    async def _read(self, lines: asyncio.StreamReader) -> None:
+    async def _read(self, fd: int) -> None:
         """Reads the messages of the service until the service closes the pipe."""
+        lines = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(fd, "rb")
+        )
         try:
             while line := await lines.readline():
                 self._n_messages += 1
@@ -190,12 +195,22 @@ class Child:
                     self._on_message(message)
                     await self._tell_waiters()
         finally:
+            transport.close()
             self._is_silent = True
             await self._tell_waiters()
 
     async def _tell_waiters(self) -> None:
         async with self._has_news:
             self._has_news.notify_all()
+
+
+def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
+    """Returns the read end and the write end of a new pipe. Each end is closed by the owner that is
+    given for it."""
+    read_fd, write_fd = os.pipe()
+    reader.callback(os.close, read_fd)
+    writer.callback(os.close, write_fd)
+    return read_fd, write_fd
 
 
 def _environment() -> dict[str, str]:

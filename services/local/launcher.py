@@ -9,17 +9,17 @@ are still served.
 """
 
 import asyncio
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
-from services.common.address import Address, free_address, loopback, parse, reachable
+from services.common.address import Address, loopback, parse, reachable, reserve_port
 from services.common.cpus import usable_cpus
-from services.local.child import STOP_TIMEOUT_S, Child, ChildDied, OnMessage
+from services.local.child import STOP_TIMEOUT_S, Child, OnMessage
 from services.local.restart_limit import RestartLimit
 from services.local.settings import LocalSettings
 from services.local.supervisor import Supervisor
@@ -31,9 +31,11 @@ The value is below the timeout after which `Child.stop` kills a service. The fro
 is set to that timeout.
 """
 HEAD_START_S = 1.0
-"""Seconds that a spare worker has to load the weights of a lost worker, before the lost one is
-started again: a process that starts takes the time of the processors.
+"""Seconds between the loss of a worker and its restart, in a system with spare workers. A spare
+loads the weights of the lost worker meanwhile, and has the processors for itself.
 """
+ADDRESS_LIMIT_S = 10.0
+"""Seconds for which the addresses of the spare workers' metrics are waited for."""
 OnProgress = Callable[[int, int, int], None]
 """A function of a worker's index, its loaded bytes and its total bytes."""
 
@@ -73,6 +75,7 @@ class Launcher:
         self._waves: list[list[Supervisor]] = []  # each wave starts and stops together
         self._has_started = False
         self._lost_models: set[int] = set()
+        self._n_lost_workers: Counter[int] = Counter()  # by model
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,12 +93,13 @@ class Launcher:
         self._waves = [[], [], []]
         settings = self._settings
         indices = range(settings.n_workers)
-        spares = {it: free_address(self._host) for it in indices if settings.is_spare(it)}
+        ports = {it: reserve_port(self._host) for it in indices if settings.is_spare(it)}
         workers = {
-            it: await self._start_worker(it, on_progress) for it in indices if it not in spares
+            it: await self._start_worker(it, on_progress) for it in indices if it not in ports
         }
+        of_spares = {it: Address(self._host, ports[it].getsockname()[1]) for it in ports}
         of_workers = [
-            str(spares[it]) if it in spares else await workers[it].wait_for("address")
+            str(of_spares[it]) if it in of_spares else await workers[it].wait_for("address")
             for it in indices
         ]
         n_each = settings.n_workers_each
@@ -113,11 +117,14 @@ class Launcher:
         if not settings.fail_fast:
             for service in (service for wave in self._waves for service in wave):
                 service.begin_restarts()
-        for index, address in spares.items():
-            workers[index] = await self._start_worker(index, on_progress, address=address)
-            if settings.metrics:
-                with contextlib.suppress(ChildDied):  # it is started again
-                    await workers[index].wait_for("address")
+        for index, address in of_spares.items():
+            ports[index].close()
+            try:
+                workers[index] = await self._start_worker(index, on_progress, address=address)
+            except OSError as error:
+                _complain(f"worker {index} cannot be started as a spare: {error}")
+        if settings.metrics:
+            await _until_known(workers.values())
         return self._addresses(workers, schedulers, frontend)
 
     def _addresses(
@@ -150,10 +157,12 @@ class Launcher:
         on_message: OnMessage = lambda _: None,
         limit: RestartLimit | None = None,
         has_spare: bool = False,
+        give_up: Callable[[str], None] | None = None,
     ) -> Child:
         """Starts a service that belongs to a wave: the services of a wave start together. `model`
         is the index of the model to which the service belongs, or None. The service is ready when
-        it has reported a value for one of `ready_keys`."""
+        it has reported a value for one of `ready_keys`. `give_up` is called when it is not started
+        any more; without it, the model is lost."""
         if model is not None and len(self._settings.model) > 1:
             name = f"{self._settings.model_names[model]}: {name}"
         service = Supervisor(
@@ -167,7 +176,8 @@ class Launcher:
             ready_keys=ready_keys,
             on_message=on_message,
             tell=_complain,
-            give_up=self._note_death if model is None else partial(self._lose_model, model),
+            give_up=give_up
+            or (self._note_death if model is None else partial(self._lose_model, model)),
             limit=limit or RestartLimit(),
             has_spare=has_spare,
         )
@@ -191,6 +201,15 @@ class Launcher:
         else:
             self._note_death(reason)
 
+    def _lose_worker(self, model: int, reason: str) -> None:
+        """Notes that a worker of a model is not restarted. The model is served as long as it has no
+        fewer workers than its pipelines need."""
+        self._n_lost_workers[model] += 1
+        if self._has_started and self._n_lost_workers[model] <= self._settings.n_spares_each:
+            _complain(f"{reason}; there is one spare less")
+        else:
+            self._lose_model(model, reason)
+
     async def _start_worker(
         self, index: int, on_progress: OnProgress, *, address: Address | None = None
     ) -> Child:
@@ -204,9 +223,10 @@ class Launcher:
             self.worker_module,
             options if address is None else {**options, "address": address},
             model=model,
-            ready_keys=("ready", "waiting"),  # a spare waits for a stage
+            ready_keys=("ready", "waits_for_stage"),
             on_message=partial(_follow_loading, index, on_progress),
             limit=RestartLimit(ready_pause_s=HEAD_START_S if self._has_spares else 0),
+            give_up=partial(self._lose_worker, model),
         )
 
     def worker_options(self, index: int) -> dict[str, object]:
@@ -315,6 +335,15 @@ class Launcher:
             **({"hold-s": 0, "resume-s": 0} if settings.fail_fast else {}),
             **dict(settings.frontend),
         }
+
+
+async def _until_known(workers: Iterable[Child]) -> None:
+    """Waits for a while until the workers have reported their addresses. Some may have died."""
+    waiting = [asyncio.create_task(worker.wait_for("address")) for worker in workers]
+    await asyncio.wait(waiting, timeout=ADDRESS_LIMIT_S)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
 
 
 def _by_model(names: Sequence[str], values: Sequence[str]) -> str:

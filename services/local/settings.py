@@ -55,8 +55,9 @@ class LocalSettings(ServiceSettings):
     """Number of spare workers of each model. A spare worker has started, and takes the stage of a
     lost worker at once. Unless the number is 0, each scheduler and the frontend have a spare, too:
     a process that takes over when the first one ends. So clients do not wait for the start of a
-    process. A spare worker takes about 200 MiB, the others 40 MiB each. When not set, there is one;
-    with `fail_fast` or on a GPU there is none."""
+    process. A spare worker takes about 200 MiB, and 160 MiB more for each further rank of a stage;
+    the other spares take 40 MiB each. When not set, there is one; with `fail_fast` or on a GPU
+    there is none."""
 
     tp: int = Field(default=1, ge=1)
     """Ranks that share each layer of a stage (tensor parallelism)."""
@@ -137,8 +138,8 @@ class LocalSettings(ServiceSettings):
 
     fail_fast: bool = False
     """Whether all services end when the first of them dies or hangs. Otherwise that service is
-    started again. All services end when one has been started again five times without becoming
-    ready."""
+    started again. All services end when one that is needed has been started again five times
+    without becoming ready."""
 
     metrics: bool = False
     """Whether each service serves `/metrics`, on a free port of loopback that is printed at start.

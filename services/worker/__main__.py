@@ -49,7 +49,7 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
     try:
         place = await place_of(controller, endpoints, tasks[0])
         if place is not None:
-            pipe.report({"waiting": False})
+            pipe.report({"waits_for_stage": False})
             tracer = StageTracer(traces.tracer, place.stage_index) if traces.is_on else None
             controller.attach(ranks, tracer=tracer)
             place_ranks(place, ranks)
@@ -84,7 +84,7 @@ def controller_of(
     whether it waits for a stage, the checkpoint, and the progress of loading."""
 
     def note_started() -> None:
-        pipe.report({"waiting": controller.assignment.place is None})
+        pipe.report({"waits_for_stage": controller.assignment.place is None})
 
     controller = Controller(
         tp_size=settings.tp_size,

@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 
-from services.common.process import ReadyPipe, run, stop_event
+from services.common.process import ReadyPipe, run, stop_event, wait_for_turn
 from tests.limits import HANG_S
 
 
@@ -33,6 +33,30 @@ def test_a_launcher_that_is_gone_is_an_error_and_none_at_all_is_not() -> None:
         ReadyPipe(write_fd).report({"ready": True})
     os.close(write_fd)
     ReadyPipe(None).report({"ready": True})
+
+
+@pytest.mark.parametrize("has_launcher", [True, False])
+def test_a_spare_ends_quietly_when_its_launcher_ends(has_launcher: bool) -> None:
+    turn_fd, write_turn_fd = os.pipe()
+    report_fd, ready_fd = os.pipe()
+    os.close(write_turn_fd)
+    if not has_launcher:
+        os.close(report_fd)
+    with pytest.raises(SystemExit) as caught:
+        wait_for_turn(turn_fd, ready_fd=ready_fd)
+    assert caught.value.code == 0
+    os.close(ready_fd)
+    if has_launcher:
+        with os.fdopen(report_fd) as lines:
+            assert json.loads(lines.read()) == {"waits_for_turn": True}
+
+
+def test_a_spare_goes_on_when_it_has_its_turn() -> None:
+    turn_fd, write_turn_fd = os.pipe()
+    os.write(write_turn_fd, b"1")
+    wait_for_turn(turn_fd, ready_fd=None)
+    os.close(write_turn_fd)
+    wait_for_turn(None, ready_fd=None)
 
 
 def test_a_service_whose_launcher_died_before_it_began_stops() -> None:

@@ -23,6 +23,9 @@ async def serve(arguments: argparse.Namespace) -> int:
         if arguments.then == "give-up":
             return give_up("address: why\nnot", ready_fd=arguments.ready_fd)
         pipe.report({"ready": True})
+        if arguments.then == "lose":
+            pipe.report({"ready": False})
+            return 5
         if arguments.then == "hang":
             await asyncio.sleep(0.1)
             signal.pause()
@@ -36,7 +39,9 @@ def main() -> int:
     parser.add_argument("--ready-fd", type=int, required=True)
     parser.add_argument("--turn-fd", type=int)
     parser.add_argument("--spare", choices=("waits", "dies"), default="waits")
-    parser.add_argument("--then", choices=("serve", "die", "give-up", "hang"), required=True)
+    parser.add_argument(
+        "--then", choices=("serve", "die", "give-up", "hang", "lose"), required=True
+    )
     arguments = parser.parse_args()
     if arguments.spare == "dies" and arguments.turn_fd is not None:
         return 4

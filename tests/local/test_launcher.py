@@ -220,6 +220,16 @@ def test_models_without_a_name_each_are_refused(arguments: list[str], reason: st
         LocalSettings.load("local", arguments)
 
 
+async def test_a_spare_that_cannot_start_ends_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    launcher = Launcher(LocalSettings.load("local", ["--model=/a", "--spares=1"]))
+    launcher._has_started = True
+    launcher._lose_worker(0, "worker 1 hung after 5 restarts")
+    assert not launcher.death.done()
+    assert "worker 1 hung after 5 restarts; there is one spare less" in capsys.readouterr().err
+    launcher._lose_worker(0, "worker 0 hung after 5 restarts")
+    assert launcher.death.result() == "worker 0 hung after 5 restarts"
+
+
 async def test_a_model_that_is_lost_for_good_ends_the_others_only_if_asked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -127,9 +127,8 @@ async def test_spares_that_end_before_they_wait_are_given_up(
 async def next_spare(supervisor: Supervisor, known: Sequence[int]) -> int:
     """Waits for a spare that is none of the `known` processes, and returns its process."""
     async with asyncio.timeout(HANG_S):
-        while (spare := supervisor._spare.waiting) is None or spare.pid in known:
+        while (spare := supervisor._spare.process) is None or spare.pid in known:
             await asyncio.sleep(0.02)
-        await spare.wait_for("spare")
     return spare.pid
 
 
@@ -190,6 +189,13 @@ async def test_a_child_that_never_becomes_ready_stays_dead() -> None:
         assert heard.lines == [
             f"fake exited with status 3; starting it again ({n} of 5)" for n in range(1, 6)
         ]
+
+
+async def test_a_child_that_is_ready_no_more_when_it_ends_counts_as_failed() -> None:
+    async with supervised("lose") as (supervisor, heard):
+        supervisor.begin_restarts()
+        reason = await asyncio.wait_for(heard.end, HANG_S)
+        assert reason == "fake exited with status 5 after 5 restarts"
 
 
 def test_a_service_that_had_served_is_started_again_at_once_however_often_it_dies() -> None:

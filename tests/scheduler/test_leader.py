@@ -57,10 +57,14 @@ async def test_stages_are_asked_again_where_they_are_now() -> None:
         await it.until_open()
 
 
+def _with_a_long_pause(timeout: forming.FormingTimeout, *_: object, **__: object) -> None:
+    timeout.pause_s = 10 * LIMIT_S
+
+
 async def test_a_leader_that_waits_to_form_the_next_pipeline_stops_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(forming, "PAUSE_S", 10 * LIMIT_S)
+    monkeypatch.setattr(forming.FormingTimeout, "note_loss", _with_a_long_pause)
     async with scene(1) as it, fake_stage() as stage:
         it.stages.place(0, stage.address)
         await it.until_open()

@@ -27,10 +27,6 @@ SOON_S = 0.03
 take the place of a lost one and find its weights in memory; then it loads in a fraction of a
 second."""
 
-OUTAGE_PATIENCE_S = 60.0
-"""Seconds for which a worker that does not answer is not reported. A lost worker starts again, and
-a spare worker starts after all others. While a stage lacks a worker, other messages say so."""
-
 MOMENT_S = 2.0
 """Seconds after an assignment in which the worker is asked every SOON_S."""
 
@@ -69,9 +65,8 @@ class AskedWorker:
         self._channel = connect(address, rpc.RECONNECT_OPTIONS)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._on_news = on_news
-        self._outage = OutageLog.of_peer(
-            log, f"the worker at {address}", patience_s=OUTAGE_PATIENCE_S
-        )
+        self._outage = OutageLog.of_peer(log, f"the worker at {address}")
+        self._has_answered = False
         self._order: worker_pb2.AssignStageRequest | None = None
         self._has_order = asyncio.Event()
         self._ordered_at = -math.inf
@@ -129,11 +124,14 @@ class AskedWorker:
                 is_away = error.code() is grpc.StatusCode.UNAVAILABLE
                 if is_away and await probe(self.address) is ProbeResult.REFUSES:
                     self._has_ended = True
-                self._outage.failed(error.details() or error.code().name)
+                # A worker that has never answered is to start yet: a spare starts last. Where it is
+                # missing, the message about the stages names it.
+                if self._has_answered:
+                    self._outage.failed(error.details() or error.code().name)
                 self._take(None, f"worker at {self.address}: {error.details()}")
             else:
                 self._outage.worked()
-                self._has_ended = False
+                self._has_ended, self._has_answered = False, True
                 self._take(answer, "")
             is_soon = asyncio.get_running_loop().time() < self._ordered_at + MOMENT_S
             # Not `asyncio.wait_for`, which may swallow a cancellation that comes with the order.

@@ -220,6 +220,36 @@ def test_settings_that_change_replace_their_readers_alone(chart: Path) -> None:
     assert {name for name in before if before[name] != after[name]} == {"frontend"}
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"stages": 1, "spares": 1}, {"ORCINUS_MAX_PIPELINES": "1"}),
+        ({"stages": 2, "pipelines": 3, "spares": 2}, {"ORCINUS_MAX_PIPELINES": "3"}),
+        ({"stages": 2, "spares": 1}, {}),
+        (
+            {"stages": 1, "spares": 2, "components": {"pipelineAutoscaling": True}},
+            {"ORCINUS_N_SPARE_WORKERS": "2"},
+        ),
+        (
+            {
+                "stages": 1,
+                "spares": 1,
+                "settings": {"scheduler": {"ORCINUS_MAX_PIPELINES": 2}},
+            },
+            {"ORCINUS_MAX_PIPELINES": "2"},
+        ),
+    ],
+)
+def test_spares_form_no_pipeline(
+    chart: Path, values: Mapping[str, Any], expected: dict[str, str]
+) -> None:
+    data = template(chart, values).get("ConfigMap", "orcinus-scheduler-settings")["data"]
+    without = template(chart, {**values, "spares": 0, "settings": {}}).get(
+        "ConfigMap", "orcinus-scheduler-settings"
+    )["data"]
+    assert dict(data.items() - without.items()) == expected
+
+
 def test_a_claim_that_is_there_is_used(chart: Path) -> None:
     made = template(chart, {"model": {"from": "claim", "claim": {"existing": "mine"}}})
     assert not made.of("PersistentVolumeClaim")

@@ -551,6 +551,7 @@ EIGHTS, MINUS_ONES = as_words([8] * 8, 4)[0], filled(-1, 48)
         ("packed-groups", {}, {"weight_zero_point": filled(EIGHTS, 6, 3)}),
         # An order that is not set leaves groups of neighbours; one that is set counts.
         ("gptq-4-asymmetric-ordered", {"desc_act": False}, {}),
+        ("gptq-4-groups", {"desc_act": False}, {"g_idx": torch.zeros(0, dtype=torch.int32)}),
         ("gptq-4-groups", {"desc_act": False}, {"g_idx": filled(0, 48)}),
         ("gptq-4-groups", {"desc_act": False}, {"g_idx": MINUS_ONES}),
         ("gptq-4-groups", {"desc_act": None}, {"g_idx": filled(0, 48)}),

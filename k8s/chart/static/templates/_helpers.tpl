@@ -33,6 +33,13 @@
 {{- else }}
 {{- $given = index $root.Values.settings $part }}
 {{- end }}
+{{- if and (eq $part "scheduler") $root.Values.spares }}
+{{- if $root.Values.components.pipelineAutoscaling }}
+{{- $_ := set $data "ORCINUS_N_SPARE_WORKERS" (int $root.Values.spares) }}
+{{- else if ge (int $root.Values.spares) (int $root.Values.stages) }}
+{{- $_ := set $data "ORCINUS_MAX_PIPELINES" (int $root.Values.pipelines) }}
+{{- end }}
+{{- end }}
 {{- range $name, $value := mergeOverwrite $data $given }}
 {{ $name }}: {{ include "orcinus.text" $value | quote }}
 {{- end }}

@@ -86,7 +86,8 @@ class InputsFirst(QuantisedMatrix):
         if not self.form.has_zeros:
             if not any(self.wrong("qzeros", self._zeros_shape)):
                 zeros = self.unpacked("qzeros", groups, rows)
-                self.check_symmetric("qzeros", zeros, self.middle, self.middle - 1)
+                is_middle = (zeros == self.middle) | (zeros == self.middle - 1)
+                self.check_symmetric("qzeros", is_middle)
             return scales, torch.full_like(scales, self.middle)
         zeros = self.unpacked("qzeros", groups, rows) + self.form.zero_offset
         return scales, zeros & (1 << self.form.bits) - 1

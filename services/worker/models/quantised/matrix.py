@@ -104,14 +104,14 @@ class QuantisedMatrix(GroupedTensor):
     def _header(self, suffix: str) -> Header | None:
         return self._files.header(f"{self._module}.{suffix}") if self.has(suffix) else None
 
-    def check_symmetric(self, suffix: str, zeros: Tensor, *allowed: int) -> None:
+    def check_symmetric(self, suffix: str, is_middle: Tensor) -> None:
         """Checks the zero points that the tensor named `suffix` has, though the settings say that
-        the matrix is symmetric. `allowed` are the numbers that stand for the middle of the range.
+        the matrix is symmetric. `is_middle` says of each whether it is the middle of the range.
 
         Raises:
             CheckpointError: a zero point is another number.
         """
-        if not torch.isin(zeros, torch.tensor(allowed, dtype=zeros.dtype)).all():
+        if not is_middle.all():
             raise CheckpointError(
                 f"{self._files}: {self._module}.{suffix} has zero points beside the middle, though "
                 "the quantization_config says that the matrix is symmetric"
@@ -123,7 +123,7 @@ class QuantisedMatrix(GroupedTensor):
 
         The tensor may be missing unless the format requires it.
         """
-        if self.form.order == "required" or self.has(suffix):
+        if self.form.order == "required" or self._has_order(suffix):
             yield from self.wrong(suffix, (self.n_in,), INT32 | {"I64"})
 
     def groups(self, columns: range, suffix: str) -> Tensor:
@@ -156,10 +156,15 @@ class QuantisedMatrix(GroupedTensor):
         """
         if self.form.order == "required":
             return True
-        if not self.has(suffix):
+        if not self._has_order(suffix):
             return False
-        groups = self.tensor(suffix, range(self.n_in))
-        return bool(groups.numel()) and bool((groups > 0).any() or self.n_groups == 1)
+        return bool((self.tensor(suffix, range(self.n_in)) > 0).any())
+
+    def _has_order(self, suffix: str) -> bool:
+        """Returns whether the files have numbers in the tensor named `suffix`. Some writers leave
+        it empty."""
+        header = self._header(suffix)
+        return header is not None and header.shape != (0,)
 
     @abstractmethod
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]: ...

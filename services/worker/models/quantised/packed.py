@@ -91,5 +91,5 @@ class PackedMatrix(QuantisedMatrix):
         words = self.tensor("weight_zero_point", words_of(rows, self.form.bits), groups)
         zeros = numbers_of(unpack(words.t(), self.form.bits), rows, self.form.bits).t()
         if not self.form.has_zeros:
-            self.check_symmetric("weight_zero_point", zeros, self.middle)
+            self.check_symmetric("weight_zero_point", zeros == self.middle)
         return zeros

@@ -101,7 +101,7 @@ class ScaledMatrix(QuantisedMatrix):
         """
         if not self.form.has_zeros and not any(self._wrong_zeros()):
             zeros = self._spread("weight_zero_point", rows, columns)
-            self.check_symmetric("weight_zero_point", zeros, 0)
+            self.check_symmetric("weight_zero_point", zeros == 0)
         return self.form.has_zeros
 
     def _scales(self, rows: range, columns: range) -> Tensor:
