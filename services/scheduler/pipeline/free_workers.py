@@ -1,8 +1,8 @@
 """The workers from which the next pipeline may be formed.
 
-These are the workers that are in no pipeline. If all pipelines drain and there are too few such
-workers, the members of these pipelines that are not leaving are added: together with replacements
-for the leaving ones they make the next pipeline, which then takes over these members.
+These are the workers that are in no pipeline. If all pipelines drain, the members of these
+pipelines that are not leaving are added: together with replacements for the leaving ones they can
+make the next pipeline, which then takes over these members.
 
 A new leader may find only workers that are leaving, for example while a rollout replaces schedulers
 and workers at the same time. Until a pipeline of it has served, it may use them for one pipeline,
@@ -50,7 +50,7 @@ class FreeWorkers:
         """Returns the addresses of the workers from which the next pipeline may be formed, older
         ones first."""
         free = set(self._free())
-        yielding = set() if self.n_staying or len(free) >= self.n_stages else self._yielding()
+        yielding = set() if self.n_staying else self._yielding()
         offered = [it for it in self._stages.addresses() if it in free or it in yielding]
         return [*offered, *self._stages.leaving()] if self.may_use_leaving() else offered
 

@@ -201,9 +201,11 @@ class RollCall:
 
     async def _members(self) -> list[Member]:
         """Returns the members if each stage has a ready worker. Workers that are leaving are
-        members only if the others do not complete a pipeline and `may_use_leaving` allows it. Where
-        the others do not complete one, the missing stages are assigned to them, once each has
-        answered or failed to answer. Raises if there is no pipeline.
+        members only if the others do not complete a pipeline and `may_use_leaving` allows it.
+        Workers of a pipeline that drains are members only if there are too few others, since that
+        pipeline must end before they are in another one. Where the others do not complete one, the
+        missing stages are assigned to them, once each has answered or failed to answer. Raises if
+        there is no pipeline.
 
         Raises:
             Unavailable: a stage has no ready worker. The error names the stage, and the workers
@@ -212,7 +214,9 @@ class RollCall:
         answers = self._answers
         offers = self._offers()
         staying = [offer for offer in offers if not offer.is_leaving]
-        found = self._muster(staying)
+        found = self._muster([offer for offer in staying if not offer.is_serving])
+        if not found.can_complete:
+            found = self._muster(staying)
         shortfall = self._shortfall_of(found, answers)
         is_settled = all(
             worker.is_settled

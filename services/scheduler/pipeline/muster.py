@@ -76,6 +76,9 @@ class Muster:
     missing: tuple[int, ...] = ()
     """Stages without a worker."""
 
+    can_complete: bool = False
+    """Whether there are enough workers for a pipeline."""
+
     unfit: Mapping[str, str] = field(default_factory=dict)
     """For each worker that stays out of the pipeline because it does not fit, how the worker
     differs, by its address. If no group has enough workers and there are several groups, the
@@ -135,6 +138,7 @@ def muster(
         assignments={k: v for group in assigning for k, v in group.assignments.items()},
         loading=best.loading,
         missing=best.missing,
+        can_complete=best.can_complete,
         unfit=_unfit(offers, faults, fitting),
     )
 

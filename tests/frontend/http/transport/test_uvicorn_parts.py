@@ -1,7 +1,8 @@
 """The undocumented parts of uvicorn that the HTTP server uses; a new version may change them.
 
 Where one of these tests fails after an upgrade, compare `httptools_impl.py` and `flow_control.py`
-of both versions, run `make test-hostile`, and only then name the new version in `pyproject.toml`.
+of both versions, run `make test-hostile`, and only then name the new version in
+`requirements/frontend.in`.
 """
 
 import asyncio
