@@ -3,6 +3,7 @@ changes, nothing comes twice.
 
     make test-faults FAULTS_N=200 FAULTS_SEED=7
     FAULTS_KINDS=kill FAULTS_PHASES=decode FAULTS_STREAMS=16 make test-faults FAULTS_N=20
+    FAULTS_SPARES=0 make test-faults FAULTS_N=200    # without the spares of one pipeline
 
 Faults, their order and the requests follow from the seed; what the machine makes of them does not.
 """
@@ -30,6 +31,7 @@ N_FAULTS = int(os.environ.get("FAULTS_N") or 8)
 SEED = int(os.environ.get("FAULTS_SEED") or SystemRandom().randrange(10**6))
 OUT = Path(os.environ.get("FAULTS_OUT") or ROOT / "build" / "faults.json")
 
+N_SPARES = int(os.environ.get("FAULTS_SPARES") or 1)
 N_STREAMS = int(os.environ.get("FAULTS_STREAMS") or 64)
 
 
@@ -91,7 +93,9 @@ def settled_leftovers(tree: Tree, timeout_s: float = 10.0) -> dict[str, float]:
 @pytest.mark.parametrize(
     "shape",
     [
-        pytest.param(Shape(n_pipelines=1, n_stages=2, tp_size=2, n_spares=1), id="1-pipeline"),
+        pytest.param(
+            Shape(n_pipelines=1, n_stages=2, tp_size=2, n_spares=N_SPARES), id="1-pipeline"
+        ),
         pytest.param(Shape(n_pipelines=2, n_stages=2, tp_size=1), id="2-pipelines"),
     ],
 )
