@@ -15,7 +15,7 @@ Components = frozenset[str]
 Rendering = tuple[Components, Any]
 
 ABSENT = object()
-"""What a part is in renderings that have it not."""
+"""The value of a part in a rendering that lacks the part."""
 
 KEYS = ("name", "mountPath", "key")
 """Fields by which elements of a list are the same element in two renderings."""
@@ -23,7 +23,8 @@ KEYS = ("name", "mountPath", "key")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a part is if all of the components are used, and no later rule says otherwise."""
+    """The value that a part of the chart has if all `components` are used. If several rules of a
+    part apply, the last of them counts."""
 
     components: Components
     value: Any
@@ -31,7 +32,8 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A part without parts. The first rule counts whatever is used."""
+    """A number, a text or another value that is not divided further. The components of its first
+    rule are empty, so one rule always applies."""
 
     rules: Sequence[Rule]
 
