@@ -42,8 +42,12 @@ SAMPLE      ?=
 SAMPLE_SEED ?= $(shell git rev-parse --short HEAD)
 ifneq ($(SAMPLE),)
 export SAMPLE
-export SAMPLE_SEED
 endif
+export SAMPLE_SEED
+
+# The largest number of cases of each test that `make test` has, since many tests have dozens: drawn like a sample; empty
+# for all cases.
+CASES       ?= 2
 
 # Faults that are injected one after the other, eight seconds each, and the seed that they are drawn by.
 FAULTS_N    ?= 200
@@ -136,8 +140,8 @@ tune: $(VENV)/.serves best-kernels  ## Find the best settings for MODEL on this 
 
 ##@ Changing it
 
-test: setup  ## Run the tests, TEST_WORKERS (2) at a time; ARGS goes to pytest
-	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
+test: setup  ## Run up to CASES (2) cases of each test, drawn by the commit; CASES= runs all; ARGS goes to pytest
+	SAMPLE=$(or $(SAMPLE),$(CASES)) $(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 # A sample has no more examples of properties than the default tests.
 test-thorough: native  ## Run more cases of what `make test` holds, or SAMPLE of each test, and EXAMPLES (100) of each property

@@ -75,15 +75,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves a sample of the cases that the options select, if one is asked for."""
     if SAMPLE:
         groups = {
-            item.nodeid: group_of(
-                item.nodeid,
-                is_of_system=any(map(item.get_closest_marker, ("system", "cluster"))),
-            )
-            for item in items
+            item.nodeid: group_of(item.nodeid, is_of_system=starts_a_system(item)) for item in items
         }
         drawn = drawn_cases(groups, SAMPLE, SAMPLE_SEED)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in drawn])
         items[:] = [item for item in items if item.nodeid in drawn]
+
+
+def starts_a_system(item: pytest.Item) -> bool:
+    """Returns whether a test needs a whole system that most others do not share. The system tests
+    of the default suite share theirs."""
+    marks = {mark.name for mark in item.iter_markers()}
+    return "cluster" in marks or {"system", "thorough"} <= marks
 
 
 def pytest_report_header() -> str | None:

@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,6 +52,9 @@ NEW_REQUESTS: dict[str, Any] = {
 
 
 N_SPARES = 1
+SETTLE_S = 15.0
+"""Between two drills. A pod is ready before its processes have imported all that they will need."""
+
 METRICS = "localhost:9464"
 
 
@@ -129,6 +133,7 @@ def run(cluster: Cluster, drill: Drill, end: Callable[[Cluster, Pod], None]) -> 
     """Ends a process while clients are served; returns how long they waited until everything was
     as before."""
     cluster.wait_serving()
+    time.sleep(SETTLE_S)
     pod = drill.find(cluster)
 
     def has_ended() -> bool:

@@ -192,6 +192,7 @@ def test_a_service_says_in_one_line_what_is_wrong(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_where_traces_are_off_nothing_is_loaded() -> None:
     program = """
 import sys

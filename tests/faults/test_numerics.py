@@ -154,13 +154,8 @@ def check_grpc(stack: Stack) -> None:
     assert NOT_FINITE in str(failed.value.details())
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=[] if kind == "float32" else pytest.mark.thorough, id=kind)
-        for kind in KINDS
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", KINDS)
 def test_requests_that_break_fail_alone(damaged: Path, kind: str) -> None:
     # A service that dies ends all, as the option `--fail-fast` says.
     with serving(damaged, metrics=True, **KINDS[kind]) as stack:

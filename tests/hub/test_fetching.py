@@ -54,6 +54,7 @@ def test_only_what_is_served_is_fetched(hub: FakeHub, tmp_path: Path) -> None:
     assert set(hub.paths) == set(wanted)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("files", "wanted"),
     [
@@ -143,6 +144,7 @@ def test_processes_at_once_fetch_it_once(hub: FakeHub, tmp_path: Path) -> None:
     assert hub.ranges == [("model.safetensors", 0)]
 
 
+@pytest.mark.thorough
 def test_who_waits_fetches_nothing(hub: FakeHub, tmp_path: Path) -> None:
     late = fetch(hub, tmp_path / "m", "--wait", "--wait-s", "0.1")
     assert late.returncode == 1
@@ -163,6 +165,7 @@ def test_another_name_takes_its_place(hub: FakeHub, tmp_path: Path) -> None:
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == b"other"
 
 
+@pytest.mark.thorough
 def test_a_branch_stays_what_it_was_when_it_was_fetched(hub: FakeHub, tmp_path: Path) -> None:
     assert fetch(hub, tmp_path / "m").returncode == 0
     hub.repositories[NAME] = Repository(checkpoint(b"newer"), commit="e" * 40)
@@ -180,6 +183,7 @@ def test_a_directory_of_somebody_else_stays(hub: FakeHub, tmp_path: Path) -> Non
     assert "was not fetched by this command" in done.stderr
 
 
+@pytest.mark.thorough
 def test_other_content_than_promised_is_refused(hub: FakeHub, tmp_path: Path) -> None:
     blobs = tmp_path / ".hub" / "models--org--model" / "blobs"
     blobs.mkdir(parents=True)

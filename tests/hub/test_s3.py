@@ -96,6 +96,7 @@ def test_a_large_object_comes_in_pieces(s3: FakeS3, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("number", "status"),
     [
@@ -178,6 +179,7 @@ def test_a_user_gets_what_is_new_and_nothing_twice(
     assert (first.path / "config.json").read_bytes() == b"{}"
 
 
+@pytest.mark.thorough
 def test_a_user_without_storage_gets_what_it_last_was(
     s3: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +210,7 @@ def test_a_gguf_file_is_named_by_its_key(s3: FakeS3, tmp_path: Path) -> None:
     assert s3.reads == [("quantized/a.gguf", 0, len(SMALL))]
 
 
+@pytest.mark.thorough
 def test_other_content_than_promised_is_refused(s3: FakeS3, tmp_path: Path) -> None:
     s3.buckets["models"][KEY].sent = b"x" + SMALL[1:]
     done = fetch(s3, tmp_path / "m")
@@ -256,6 +259,7 @@ def test_a_piece_that_was_changed_on_the_disk_is_noticed(s3: FakeS3, tmp_path: P
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == LARGE
 
 
+@pytest.mark.thorough
 def test_an_object_that_changes_meanwhile_is_refused(s3: FakeS3, tmp_path: Path) -> None:
     s3.put("models", "llms/small", {"model.safetensors": LARGE})
     s3.hangs_at = 2 * PIECE_BYTES

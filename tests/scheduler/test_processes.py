@@ -144,6 +144,7 @@ async def test_a_standby_takes_over_from_a_leader_that_was_killed_before_its_lea
     assert site.holder.startswith("scheduler-1_scheduler-1-uid_")
 
 
+@pytest.mark.thorough
 async def test_a_leader_keeps_a_lease_that_was_deleted_and_hands_over_when_it_is_told_to_stop(
     site: Site,
 ) -> None:

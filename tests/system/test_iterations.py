@@ -13,7 +13,7 @@ from tests.system.stack import IterationRecords, Stack, serving
 
 Record = watch_pb2.IterationEvent
 
-N_LONG = 1000
+N_LONG = 500
 """Tokens of a request that still runs when others have come and gone, also on a busy machine."""
 
 

@@ -7,6 +7,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.limits import HANG_S
 from tests.system.stack import ROOT, Stack
 
@@ -17,6 +19,7 @@ def order(stack: Stack, stage_index: int, *options: str) -> subprocess.Completed
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)
 
 
+@pytest.mark.thorough
 def test_a_profile_of_a_stage_that_serves(two_stages: Stack, profiles: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
         ordered = threads.submit(order, two_stages, 1, "--iterations=5")

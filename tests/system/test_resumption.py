@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from orcinus_client import Client
 
 from tests.faults.linked_tree import Link
@@ -79,6 +80,7 @@ def answers(chunks: list[dict[str, Any]]) -> dict[int, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_streams_of_a_frontend_that_is_killed_go_on_at_another(
     one_stage: Stack, model: Path
 ) -> None:
@@ -120,6 +122,7 @@ def texts(chunks: list[dict[str, Any]]) -> dict[int, tuple[str, str | None]]:
     return found
 
 
+@pytest.mark.thorough
 async def test_streams_go_on_when_the_link_to_a_scheduler_that_lives_is_cut(
     one_stage: Stack, model: Path
 ) -> None:

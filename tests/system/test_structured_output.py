@@ -94,7 +94,9 @@ def ask_plain(stack: Stack, number: int) -> list[int]:
     return token_ids
 
 
-@pytest.mark.parametrize("stages", ["one_stage", "two_stages"])
+@pytest.mark.parametrize(
+    "stages", ["one_stage", pytest.param("two_stages", marks=pytest.mark.thorough)]
+)
 @pytest.mark.parametrize(
     "formats",
     [
@@ -122,7 +124,11 @@ OTHER = {"type": "function", "function": {"name": "surface", "strict": True}}
 
 
 @pytest.mark.parametrize(
-    ("choice", "reason"), [("required", "tool_calls"), (TOOL, "stop")], ids=["required", "named"]
+    ("choice", "reason"),
+    [
+        pytest.param("required", "tool_calls", id="required", marks=pytest.mark.thorough),
+        pytest.param(TOOL, "stop", id="named"),
+    ],
 )
 def test_tool_that_must_be_called_is_called(two_stages: Stack, choice: Any, reason: str) -> None:
     body = {

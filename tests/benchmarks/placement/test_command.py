@@ -51,6 +51,7 @@ def test_groups_of_several_pipelines_take_turns() -> None:
     assert len(fleet.schedulers) == 4
 
 
+@pytest.mark.thorough
 def test_the_command_writes_what_it_has_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

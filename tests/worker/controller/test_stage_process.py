@@ -211,6 +211,7 @@ async def whole(shared: Pipeline) -> Pipeline:
     return shared
 
 
+@pytest.mark.thorough
 async def test_epochs_leave_nothing_behind(whole: Pipeline) -> None:
     processes = [p for stage in whole.stages for p in (stage.process, stage.rank)]
 
@@ -229,6 +230,7 @@ async def test_epochs_leave_nothing_behind(whole: Pipeline) -> None:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.thorough
 async def test_a_busy_stage_gives_signs_of_life_as_an_idle_one_does(whole: Pipeline) -> None:
     watch = await whole.reports(1)
     first = whole.stages[0].rank
@@ -242,6 +244,7 @@ async def test_a_busy_stage_gives_signs_of_life_as_an_idle_one_does(whole: Pipel
         first.resume()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "lost", [0, *(pytest.param(index, marks=pytest.mark.thorough) for index in (1, 2))]
 )

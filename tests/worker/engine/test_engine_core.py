@@ -48,6 +48,7 @@ def run_on_bare_machine(program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 def test_mixed_batches_run_and_are_sampled_where_the_services_are_not_installed() -> None:
     run = run_on_bare_machine(
         "from tests.worker.engine.engine_core import sampled_tokens\n"
