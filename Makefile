@@ -358,10 +358,11 @@ status:  ## Print pods, who leads, and which of them give requests tokens now
 undeploy:  ## Let streams end, and delete what OVERLAY has made, but no claim, namespace or class; ALL=1 all, NOW=1 at once
 	@ALL='$(ALL)' NOW='$(NOW)' k8s/undeploy.sh '$(OVERLAY)'
 
-test-cluster: setup images  ## Run the tests of a deployment on the cluster of KUBECONFIG; LOAD_IMAGE takes images there; START_ORDERS=6 for all orders
+test-cluster: setup images $(HELM)  ## Run the tests of a deployment on the cluster of KUBECONFIG; LOAD_IMAGE takes images there; START_ORDERS=6 for all orders
 	@test -n "$$KUBECONFIG" || { echo 'KUBECONFIG must name a cluster; "kind create cluster --kubeconfig FILE" makes one'; exit 1; }
 	$(LOAD_IMAGE) $(IMAGE_NAMES)
-	CUT_NODE='$(CUT_NODE)' HEAL_NODE='$(HEAL_NODE)' STOP_API='$(STOP_API)' START_API='$(START_API)' $(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
+	CUT_NODE='$(CUT_NODE)' HEAL_NODE='$(HEAL_NODE)' STOP_API='$(STOP_API)' START_API='$(START_API)' HELM='$(abspath $(HELM))' \
+	  $(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
 drills: setup images  ## Stop and kill each process on the cluster of KUBECONFIG, and write the waits into the docs; needs KILL_POD
 	$(LOAD_IMAGE) $(IMAGE_NAMES)

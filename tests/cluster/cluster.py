@@ -116,12 +116,23 @@ class Cluster:
         self.insist(lambda: self.kubectl("apply", "-k", str(overlay)))
 
     def delete(self, overlay: Path) -> None:
-        """Runs `kubectl delete -k`, and waits until all objects are gone.
+        """Runs `kubectl delete -k`, and waits until all objects are gone."""
+        self._end_pods()
+        command = ("delete", "-k", str(overlay), "--ignore-not-found", "--wait=false")
+        self.insist(lambda: self.kubectl(*command))
+        self._wait_until_gone()
 
-        Streams are not waited for: pods get a second, whatever their grace period is. They end
-        first, because a namespace that is deleted looks at its pods again after half of the longest
-        grace period only.
-        """
+    def delete_namespace(self) -> None:
+        """Deletes the namespace with all that is in it, and waits until it is gone."""
+        self._end_pods()
+        command = ("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false")
+        self.insist(lambda: self.kubectl(*command))
+        self._wait_until_gone()
+
+    def _end_pods(self) -> None:
+        """Ends all pods, which get a second, whatever their grace period is, so streams are not
+        waited for. A namespace that is deleted looks at its pods again only after half of the
+        longest grace period."""
         deployments = ("delete", "deployments", "--all", "--wait=false")
         self.insist(lambda: self.in_namespace(*deployments))
 
@@ -131,8 +142,8 @@ class Cluster:
             return self.get("pods") is None
 
         self.until(have_ended, what="all pods have ended", timeout_s=TIMEOUT_S)
-        command = ("delete", "-k", str(overlay), "--ignore-not-found", "--wait=false")
-        self.insist(lambda: self.kubectl(*command))
+
+    def _wait_until_gone(self) -> None:
         self.until(
             lambda: self.get("namespace", NAMESPACE) is None,
             what="the namespace has gone",
