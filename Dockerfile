@@ -40,6 +40,7 @@ COPY services/grammar /app/services/grammar
 COPY services/frontend /app/services/frontend
 COPY services/console /app/services/console
 COPY services/hub /app/services/hub
+COPY services/receipts /app/services/receipts
 RUN chmod -R a+rX /app && python -m compileall -q --invalidation-mode unchecked-hash /app
 
 FROM code AS scheduler-code

@@ -23,6 +23,7 @@ from kernels.forms.attention import AttentionForm
 from kernels.forms.delta_net import DeltaNetForm
 from kernels.forms.head_norms import HeadNorms
 from kernels.forms.state_spans import StateSpans
+from kernels.native.library import instruction_set
 from kernels.native.operations import native_ops
 from kernels.ops import AttentionPlan, Ops
 from kernels.pytorch.operations import TORCH
@@ -36,10 +37,21 @@ __all__ = [
     "HeadNorms",
     "Ops",
     "StateSpans",
+    "kernels_name",
     "native_ops",
     "ops_for",
     "triton_ops",
 ]
+
+
+def kernels_name(device: torch.device) -> str:
+    """Returns the name of the operations that `ops_for` returns: `native-` and the instruction set
+    of the native library's build, `pytorch`, or `triton-` and the kind of GPU."""
+    if ops_for(device) is TORCH:
+        return f"pytorch-{device.type}"
+    if device.type == "cpu":
+        return f"native-{instruction_set()}"
+    return f"triton-{torch.cuda.get_device_name(device)}"
 
 
 def ops_for(device: torch.device) -> Ops:

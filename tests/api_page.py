@@ -46,7 +46,7 @@ from services.frontend.request.generation_request import (
     GenerationOptions,
 )
 
-ALL_ROUTES = served_routes(has_page=True, has_metrics=True)
+ALL_ROUTES = served_routes(has_page=True, has_metrics=True, has_receipts=True)
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 

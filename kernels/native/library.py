@@ -52,6 +52,11 @@ def library() -> ctypes.CDLL | None:
     return opened
 
 
+def instruction_set() -> str:
+    """Returns the instruction set of the build that `library` returns. Empty if there is none."""
+    return "" if library() is None else runnable()[0]
+
+
 def runnable() -> list[str]:
     """Returns the instruction sets for which this processor and this installation have a build,
     best first.

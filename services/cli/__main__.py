@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.cli import bench, chat, check, programs
+from services.cli import bench, chat, check, programs, receipt_key, verify
 from services.cli.model import NoModel
 from services.common.ending import give_up
 from services.common.process import end_within
@@ -35,6 +35,8 @@ COMMANDS: Mapping[str, Command] = {
     "chat": Command(chat.main, "chat with a model on the terminal"),
     "check": Command(check.main, "say what would run of a model, and what it takes"),
     "bench": Command(bench.main, "measure what a server makes of users"),
+    "receipt-key": Command(receipt_key.main, "make a key that signs receipts of answers"),
+    "verify": Command(verify.main, "check receipts, and compute their answers again"),
     "watch": Command(watch, "show what a pipeline does, live"),
     "tune": Command(programs.tune, "find the best settings for a model on this machine"),
 }
@@ -42,7 +44,7 @@ COMMANDS: Mapping[str, Command] = {
 
 def usage() -> str:
     """Returns the help text of the command, with a line for each subcommand."""
-    lines = [f"  {name:<8} {command.summary}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<11} {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "usage: orcinus COMMAND …",

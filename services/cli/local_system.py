@@ -7,11 +7,12 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from services.common.process import die_with_parent
 
-READY = re.compile(r"Orcinus serves .*: OpenAI (https?://\S+)/v1 ")
-"""Pattern of the line in which `services.local` prints the address at which it serves."""
+READY = re.compile(r"Orcinus serves .*: OpenAI (https?://\S+)/v1  gRPC (\S+)")
+"""Pattern of the line in which `services.local` prints the addresses at which it serves."""
 START_LIMIT_S = 1800.0
 """Seconds after which a system that has not started to serve is killed."""
 STOP_LIMIT_S = 30.0
@@ -21,9 +22,19 @@ class DoesNotServe(Exception):
     """The system ended, or did not serve in time. The reason has been written to standard error."""
 
 
+@dataclass(frozen=True, slots=True)
+class LocalAddresses:
+    """The addresses of a local system."""
+
+    url: str
+    """URL of the HTTP API."""
+    grpc: str
+    """Address of the gRPC API, host:port."""
+
+
 @contextmanager
-def serving(options: Sequence[str]) -> Iterator[str]:
-    """Starts `services.local` with the given options, and yields the URL of its HTTP API.
+def serving(options: Sequence[str]) -> Iterator[LocalAddresses]:
+    """Starts `services.local` with the given options, and yields the addresses of its APIs.
 
     No process of the system survives this process, even if this process is killed.
 
@@ -51,20 +62,20 @@ def serving(options: Sequence[str]) -> Iterator[str]:
     timer.daemon = True
     timer.start()
     try:
-        url = _url_of(process)
+        addresses = _addresses_of(process)
         timer.cancel()
-        yield url
+        yield addresses
     finally:
         timer.cancel()
         _stop(process)
 
 
-def _url_of(process: "subprocess.Popen[str]") -> str:
+def _addresses_of(process: "subprocess.Popen[str]") -> LocalAddresses:
     if process.stdout is None:
         raise ValueError("its output is no pipe")
     for line in process.stdout:
         if found := READY.match(line):
-            return found[1]
+            return LocalAddresses(found[1], found[2])
     raise DoesNotServe(f"services.local ended with status {process.wait(STOP_LIMIT_S)}")
 
 

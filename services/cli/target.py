@@ -78,8 +78,8 @@ def opened(options: argparse.Namespace, rest: Sequence[str]) -> Iterator[Target]
         return
     local_options = options_for([options.model, *rest], is_named=True)
     say(f"starting {options.model} …")
-    with serving(local_options) as url:
-        yield _target(url, api_key, options.name)
+    with serving(local_options) as addresses:
+        yield _target(addresses.url, api_key, options.name)
 
 
 def _target(url: str, api_key: str | None, name: str | None) -> Target:

@@ -55,6 +55,7 @@ from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusals
 from services.frontend.settings import FrontendSettings
 from services.frontend.text.text_threads import TextThreads
+from services.receipts.key_file import KeyFile
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ class Frontend:
             refusals=self._refusals,
         )
         threads = TextThreads(self._refusals)
+        self._keys = _keys_of(settings)
         connect = tls.connector(settings.tls_dir, role=tls.SCHEDULER)
         self._models = ServedModels(
             [
@@ -107,6 +109,7 @@ class Frontend:
                     connect=connect,
                     tracer=traces.tracer,
                     metrics=self._metrics,
+                    keys=self._keys,
                 )
                 for model in settings.models
             ],
@@ -153,6 +156,7 @@ class Frontend:
                 origins=settings.cors_origins,
                 has_page=settings.page,
                 registry=self._registry if settings.api_metrics else None,
+                receipt_keys=self._keys,
             )
         )
         app = with_cors(app, settings.cors_origins)
@@ -323,6 +327,13 @@ class Frontend:
         self._health.end()
         await self._grpc.stop(FINISH_S)
         await refusing
+
+
+def _keys_of(settings: FrontendSettings) -> KeyFile | None:
+    """Returns the keys that sign receipts, or None if no receipts are made."""
+    if settings.receipts == "off" or settings.receipt_keys_file is None:
+        return None
+    return KeyFile(settings.receipt_keys_file)
 
 
 def _renewal(linger_s: float) -> list[tuple[str, int]]:

@@ -154,6 +154,19 @@ class FrontendSettings(ServerSettings):
     """JSON file with the API keys that clients must show; `python -m services.frontend.api_keys`
     makes entries. The file is read again when it changes. When not set, no key is asked for."""
 
+    receipts: Literal["off", "on_request", "always"] = "off"
+    """Whether answers have signed receipts that say how they were made: none, those whose request
+    has `receipt`, or all. The workers need the same setting."""
+
+    receipt_keys_file: Path | None = None
+    """File with Ed25519 keys in PEM that sign receipts, as `orcinus receipt-key` makes it. The
+    first key signs. All are published at `/.well-known/orcinus-keys.json`, also earlier ones of
+    which only the public key is left. The file is read again when it changes. Needed with
+    `receipts`."""
+
+    receipt_prompts: Literal["tokens", "digest"] = "tokens"
+    """What receipts say of the prompt: its tokens, or a digest of them with a random salt."""
+
     cors_origins: Origins = ()
     """Origins, `https://host:port`, of web pages whose scripts may use the HTTP APIs, separated by
     commas; `*` stands for all. Browsers keep other pages out."""
@@ -302,6 +315,15 @@ class FrontendSettings(ServerSettings):
         for name in names if len(names) > 1 else ():
             if name not in names_in(self.scheduler):
                 raise ValueError(f"scheduler: the model {name} has no address: NAME=ADDRESS")
+        return self
+
+    @model_validator(mode="after")
+    def _check_receipts(self) -> Self:
+        if self.receipts != "off" and self.receipt_keys_file is None:
+            raise ValueError(
+                f"receipt_keys_file: must be given with receipts={self.receipts}; "
+                "`orcinus receipt-key FILE` makes one"
+            )
         return self
 
     def n_prompt_characters(self, model: Path) -> int:

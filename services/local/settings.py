@@ -81,6 +81,14 @@ class LocalSettings(ServiceSettings):
     """JSON file with the API keys that clients must send, in the frontend's format. When not set,
     no key is needed."""
 
+    receipts: Literal["off", "on_request", "always"] = "off"
+    """Whether answers have signed receipts that say how they were made: none, those whose request
+    has `receipt`, or all. The setting is passed to frontend and workers."""
+
+    receipt_keys_file: Path | None = None
+    """File with the keys that sign receipts, in the frontend's format; `orcinus receipt-key FILE`
+    makes one. Needed with `receipts`."""
+
     tls_dir: Path | None = None
     """Directory with `tls.crt` (the certificate, followed by intermediate ones) and `tls.key` (its
     private key, without a password) for clients of both APIs: the frontend's `public_tls_dir`, not

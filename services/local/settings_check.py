@@ -29,6 +29,11 @@ def trouble_with(settings: LocalSettings) -> str:
     for _, model in settings.model:
         if trouble := _trouble_with_model(model, settings.stages):
             return trouble
+    if settings.receipts != "off":
+        if settings.receipt_keys_file is None:
+            return f"receipt_keys_file: must be given with receipts={settings.receipts}"
+        if not settings.receipt_keys_file.is_file():
+            return f"receipt_keys_file: there is no file {settings.receipt_keys_file}"
     limit = dict(settings.scheduler).get("max-pipelines", "")
     if limit.isdecimal() and int(limit) < settings.pipelines:
         return (

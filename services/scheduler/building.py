@@ -146,4 +146,6 @@ def describe(pipeline: Pipeline, scheduler: Scheduler) -> scheduler_pb2.Pipeline
         can_follow_grammars=pipeline.members[-1].description.can_follow_grammars,
         n_stages=pipeline.n_stages,
         tp_size=first.tp_size,
+        traits=first.traits,
+        build=build_of(traits_of(first)),
     )

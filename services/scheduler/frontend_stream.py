@@ -7,7 +7,7 @@ requests since the last message. The bytes that wait for a slow frontend are bou
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from orcinus.v1 import scheduler_pb2
 
@@ -60,6 +60,7 @@ class FrontendStream:
         self.n_held = 0
         """Number of requests that the frontend holds while the model is asleep or starts."""
         self._numbers: dict[Request, int] = {}  # numbers that name requests in the columns
+        self._with_traits: set[Request] = set()  # requests whose traits the frontend wants
         self.is_overfull = asyncio.Event()
         """Set once too many bytes wait to be sent."""
         self._outbox = scheduler_pb2.ConnectResponse()
@@ -136,11 +137,16 @@ class FrontendStream:
         self._outbox.sleep.CopyFrom(sleep)
         self._note_update()
 
-    def accept(self, request: Request, number: int | None = None) -> None:
+    def accept(
+        self, request: Request, number: int | None = None, *, wants_traits: bool = False
+    ) -> None:
         """Adds a request and tells the frontend that the request is accepted. `number`, if given,
         is a short name that the frontend has chosen for the request. Messages then name the request
-        by this number in their lists of new tokens."""
+        by this number in their lists of new tokens. `wants_traits` says whether the frontend wants
+        the traits of the workers that make the tokens."""
         self.requests[request.request_id] = request
+        if wants_traits:
+            self._with_traits.add(request)
         if number is not None:
             self._numbers[request] = number
         self._outbox.accepted.add(request_id=request.request_id)
@@ -150,11 +156,20 @@ class FrontendStream:
             loop = asyncio.get_running_loop()
             self._acceptance_timer = loop.call_later(ACCEPTANCE_S, self._has_mail.set)
 
-    def note_build(self, request: Request) -> None:
-        """Tells the frontend which build of the workers makes the tokens of a request."""
-        if request.build:
-            self._outbox.builds.add(request_id=request.request_id, build=request.build)
-            self._note_bytes(UPDATE_BYTES)
+    def note_build(
+        self, request: Request, *, is_new: bool, traits_of: Callable[[str], Mapping[str, str]]
+    ) -> None:
+        """Tells the frontend which build of the workers makes the tokens of a request, if the build
+        `is_new` to the request, or if the frontend wants the traits of the workers. `traits_of`
+        returns the traits of a build."""
+        wants_traits = request in self._with_traits
+        if request.build and (is_new or wants_traits):
+            traits = traits_of(request.build) if wants_traits else {}
+            self._outbox.builds.add(
+                request_id=request.request_id, build=request.build, traits=traits
+            )
+            n_characters = sum(len(name) + len(value) for name, value in traits.items())
+            self._note_bytes(UPDATE_BYTES + n_characters)
 
     def reject(self, request_id: str, error: OrcinusError) -> None:
         rejection = self._outbox.rejected.add(
@@ -205,6 +220,7 @@ class FrontendStream:
     def _forget(self, request: Request) -> None:
         del self.requests[request.request_id]
         self._numbers.pop(request, None)
+        self._with_traits.discard(request)
 
     def _add_with_logprobs(self, update: Update, logprobs: SpanLogprobs) -> None:
         """Adds an update that has log-probabilities. Many of them are divided among several
@@ -272,6 +288,7 @@ class FrontendStream:
             self._note_update()
         self.requests.clear()
         self._numbers.clear()
+        self._with_traits.clear()
         self._is_ending = True
 
     def _note_update(self, text: str = "") -> None:

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import grpc.aio
@@ -75,6 +75,7 @@ class SchedulerService:
         self._frontend_places = StreamPlaces(max_frontends, of="frontends")
         self._connections: dict[Request, FrontendStream] = {}
         self._frontends: set[FrontendStream] = set()
+        self._traits: dict[str, Mapping[str, str]] = {}  # of the workers of each build
         self._is_leading = False
         self._is_open = False
         self.shortfall = ""
@@ -118,6 +119,7 @@ class SchedulerService:
         requests are cancelled. If it had another checkpoint of the same name, requests that the new
         checkpoint cannot run are ended, since they would make the ranks fail.
         """
+        self._traits[pipeline.build] = dict(pipeline.traits)
         if self._is_open:
             if pipeline.max_model_len <= self.known.pipeline.max_model_len:
                 return
@@ -263,8 +265,11 @@ class SchedulerService:
     def _note_first_token(self, request: Request, n_generated: int) -> None:
         """Notes the first token of a request since its admission, the output's `n_generated`th."""
         self._observer.first_token(request)
-        if n_generated == 1 or request.left_build is not None:
-            self._connections[request].note_build(request)
+        self._connections[request].note_build(
+            request,
+            is_new=n_generated == 1 or request.left_build is not None,
+            traits_of=lambda build: self._traits.get(build, {}),
+        )
 
     def _note_end(self, request: Request, reason: FinishReason, message: str) -> None:
         del self._connections[request]
@@ -311,7 +316,11 @@ class SchedulerService:
         if account is not None and not submission.is_resubmitted:
             account.charge(request.n_prompt_tokens, now)
         self._connections[request] = connection
-        connection.accept(request, submission.number if submission.HasField("number") else None)
+        connection.accept(
+            request,
+            submission.number if submission.HasField("number") else None,
+            wants_traits=submission.wants_traits,
+        )
         self._observer.submitted(request, submission)
 
     def _account_of(self, submission: scheduler_pb2.Submission, now: float) -> AccountUse | None:

@@ -26,6 +26,7 @@ DataPlane = Literal["auto", "gloo", "nccl"]
 LoadFormat = Literal["safetensors", "random"]
 Quantization = Literal["none", "int8", "int4"]
 Activations = Literal["rounded", "exact"]
+Receipts = Literal["off", "on_request", "always"]
 
 
 class SharedSettings(BaseModel):
@@ -91,6 +92,11 @@ class SharedSettings(BaseModel):
     """Library that transfers tensors between ranks. `auto` is gloo on a CPU and NCCL on GPUs.
     `gloo` on GPUs copies tensors through the CPU, for several ranks on one GPU, which NCCL refuses.
     """
+
+    receipts: Receipts = "off"
+    """Whether frontends make receipts of answers: `off`, `on_request` or `always`. Unless it is
+    `off`, each rank reads all weight files at start to compute their digest, which takes about a
+    second for 1.5 GB, and all workers of a pipeline must compute with the same kind of kernels."""
 
     block_size: int = Field(default=16, ge=1)
     """Number of K/V slots (tokens) in a block, equal on all stages. Smaller blocks waste less

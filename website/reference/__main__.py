@@ -18,7 +18,9 @@ BUF = Path(sys.executable).parent / "buf"
 
 def http_pages() -> dict[str, str]:
     """Returns the page of the HTTP API and the OpenAPI document, by the names of their files."""
-    document = openapi.document(served_routes(has_page=True, has_metrics=True), needs_key=True)
+    document = openapi.document(
+        served_routes(has_page=True, has_metrics=True, has_receipts=True), needs_key=True
+    )
     return {"http.md": http_page(document), "openapi.json": json.dumps(document, indent=1)}
 
 

@@ -6,6 +6,7 @@ The module knows neither the scheduler nor the clients.
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from services.frontend.generation.token_scores import HeldScores, TokenScores
 from services.frontend.request.finish_reason import FinishReason
@@ -34,6 +35,9 @@ class Piece:
     schema_valid: bool | None = None
     """Whether the values of the answer match their JSON schemas. Only the last piece of an answer
     whose values were checked has this field."""
+    receipt: dict[str, Any] | None = None
+    """Receipt of the answer. Only the last piece of an answer has this field, and only if the
+    answer has a receipt."""
 
     @classmethod
     def joined(cls, pieces: Sequence["Piece"]) -> "Piece":
@@ -47,6 +51,7 @@ class Piece:
             TokenScores.joined(scores) if scores else None,
             pieces[0].prompt_logprobs,
             pieces[-1].schema_valid,
+            pieces[-1].receipt,
         )
 
     @property
@@ -87,6 +92,7 @@ class Answer:
         "index",
         "is_finished",
         "is_plain",
+        "kept_tokens",
         "n_tokens",
     )
 
@@ -100,6 +106,7 @@ class Answer:
         min_tokens: int,
         has_scores: bool = False,
         shows_tokens: bool = False,
+        keeps_tokens: bool = False,
     ) -> None:
         """`has_scores` says whether pieces get `scores`, and `shows_tokens` whether the client also
         gets `token_ids`."""
@@ -114,6 +121,8 @@ class Answer:
         self.is_plain = not (self._has_stops or has_scores)
         """Whether a new token only adds text: the answer has no stop strings and no
         log-probabilities."""
+        self.kept_tokens: list[int] | None = [] if keeps_tokens else None
+        """All tokens of the answer so far, or None if they are not kept."""
         self._stop_token_ids = stop_token_ids
         self._min_tokens = min_tokens
         self._offsets: list[int] | None = [] if has_scores else None  # offsets of the next piece
@@ -151,6 +160,8 @@ class Answer:
             if self._stops.is_met:
                 self.is_finished = True
                 break
+        if self.kept_tokens is not None:
+            self.kept_tokens.extend(token_ids[:n_taken])
         piece = Piece(
             self.index,
             text,
@@ -164,6 +175,8 @@ class Answer:
     def add_plain(self, token_ids: Sequence[int]) -> str:
         """Takes new tokens of an answer whose `is_plain` is true, and returns the new text."""
         self.n_tokens += len(token_ids)
+        if self.kept_tokens is not None:
+            self.kept_tokens.extend(token_ids)
         text = ""
         for token_id in token_ids:
             if token_id not in self._stop_token_ids:

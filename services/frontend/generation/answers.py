@@ -6,10 +6,11 @@ resumed answer begins with the tokens that the client already has.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from orcinus.v1 import sampling_pb2, scheduler_pb2, trace_pb2
 
-from services.common.sampling import INT64_MIN
+from services.common.sampling import INT64_MIN, SamplingParams
 from services.common.sampling_proto import to_proto
 from services.frontend.generation.answer import Answer
 from services.frontend.generation.encoded_prompt import EncodedPrompt
@@ -90,8 +91,25 @@ class Answers:
             min_tokens=options.sampling.min_tokens,
             has_scores=options.n_ranked is not None,
             shows_tokens=options.return_token_ids,
+            keeps_tokens=options.receipt,
         )
         return answer
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Texts that end an answer."""
+        return self._options.stop
+
+    def sampling(self, index: int) -> SamplingParams:
+        """Returns the sampling options of an answer, with its own seed, all tokens that end it and
+        its grammar."""
+        params, prompt = self._options.sampling, self.prompt(index)
+        return replace(
+            params,
+            seed=_own_seed(params.seed, index),
+            stop_token_ids=prompt.stop_token_ids,
+            grammar=prompt.answer_format.grammar or params.grammar,
+        )
 
     def submission(self, index: int) -> scheduler_pb2.Submission:
         """Returns the message that submits an answer. Begins the answer if it has not begun."""
@@ -112,6 +130,7 @@ class Answers:
             priority=options.priority,
             cache_salt=options.cache_salt,
             is_uncached=not options.cache_prompt,
+            wants_traits=options.receipt,
         )
 
     def _n_prompt_logprobs(self, index: int, prompt: EncodedPrompt) -> int | None:
@@ -127,7 +146,12 @@ class Answers:
         own."""
         params = self._options.sampling
         message = to_proto(params)
-        message.seed = (params.seed + index - INT64_MIN) % 2**64 + INT64_MIN  # wraps around
+        message.seed = _own_seed(params.seed, index)
         message.stop_token_ids[:] = prompt.stop_token_ids
         message.grammar = prompt.answer_format.grammar or params.grammar
         return message
+
+
+def _own_seed(seed: int, index: int) -> int:
+    """Returns the seed of the answer `index` to a request. The sum wraps around."""
+    return (seed + index - INT64_MIN) % 2**64 + INT64_MIN

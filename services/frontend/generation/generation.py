@@ -24,6 +24,7 @@ from services.frontend.generation.call_resources import CallResources
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.inbox import Inbox
 from services.frontend.generation.outlet import Outlet
+from services.frontend.generation.receipts import MakeReceipts
 from services.frontend.generation.restored_answers import RestoredAnswers
 from services.frontend.generation.running_answers import RunningAnswers
 from services.frontend.generation.submissions import Submissions
@@ -33,6 +34,7 @@ from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.link.scheduler_events import (
     TIMED_OUT,
     Accepted,
+    Built,
     Completed,
     Event,
     OutputTokens,
@@ -77,6 +79,7 @@ class Generation:
         "_n_prompt_tokens",
         "_outlet",
         "_pipeline_model",
+        "_receipts",
         "_resources",
         "_restored",
         "_running",
@@ -109,7 +112,9 @@ class Generation:
         span: RequestSpan = UNRECORDED,
         call: MeasuredCall | None = None,
         check_value: CheckValue | None = None,
+        make_receipts: MakeReceipts | None = None,
     ) -> None:
+        """Without `make_receipts`, answers have no receipts."""
         self.request_id = (
             request_id or new_request_id() if resumption is None else resumption.request_id
         )
@@ -131,6 +136,7 @@ class Generation:
             account=resources.account,
             trace=span.message,
         )
+        self._receipts = make_receipts and make_receipts(self._answers, self.request_id, self.keep)
         self._tokenizer = tokenizer
         self._until = until
         self._is_closed = False
@@ -161,7 +167,11 @@ class Generation:
         self._at_scheduler = self._submissions.at_scheduler
         self._expiry: asyncio.TimerHandle | None = None
         self._running = RunningAnswers(
-            self._answers, span=span, call=call, cut_off=self._submissions.cut_off
+            self._answers,
+            span=span,
+            call=call,
+            cut_off=self._submissions.cut_off,
+            receipts=self._receipts,
         )
         self._restored = RestoredAnswers(
             self._answers,
@@ -330,6 +340,10 @@ class Generation:
                 self._send_at_once(event, answer, outlet)
                 return
         elif event.request_id not in self._at_scheduler:
+            return
+        elif isinstance(event, Built):
+            if self._receipts is not None:
+                self._receipts.note_traits(answer.index, event.traits)
             return
         elif not isinstance(event, PromptLogprobs):
             self._submissions.note_arrival(event)

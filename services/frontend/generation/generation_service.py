@@ -31,6 +31,7 @@ from services.frontend.generation.call_resources import CallResources
 from services.frontend.generation.generation import Generation
 from services.frontend.generation.known_limits import KnownLimits
 from services.frontend.generation.model_profile import ModelProfile
+from services.frontend.generation.receipts import CallReceipts, MakeReceipts
 from services.frontend.generation.request_encoder import RequestEncoder
 from services.frontend.generation.request_memory import encoded_bytes
 from services.frontend.generation.service_limits import ServiceLimits
@@ -40,7 +41,7 @@ from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.observing.metrics import FrontendMetrics, MeasuredCall
 from services.frontend.observing.request_span import RequestSpan, request_span
 from services.frontend.request.client_call import current_call
-from services.frontend.request.generation_request import GenerationRequest
+from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
 from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.text.bad_words import with_bad_words
 from services.frontend.text.grammar_check import GrammarCheck
@@ -240,6 +241,7 @@ class GenerationService:
         finally:
             self.n_waiting -= request.n_answers
         limits = self._known_limits.of(pipeline)
+        make_receipts = self._receipts_of(request.options, pipeline, limits.names[0])
         request = with_bad_words(request, self.tokenizer)
         prompts = await self._request_encoder.encode(request, limits, resources.share)
         n_at_once = self._admission.max_answers_at_once
@@ -262,6 +264,23 @@ class GenerationService:
             check_value=partial(
                 self._request_encoder.check_value, limits=limits, share=resources.share
             ),
+            make_receipts=make_receipts,
+        )
+
+    def _receipts_of(
+        self, options: GenerationOptions, pipeline: ServedPipeline, model: str
+    ) -> MakeReceipts | None:
+        """Returns a function that makes the receipts of a call. Returns None if answers have none.
+
+        Raises:
+            InvalidRequest: the workers of the pipeline do not tell what receipts need.
+        """
+        issuer = self._profile.receipts
+        if issuer is None or not options.receipt:
+            return None
+        issuer.check(pipeline)
+        return lambda answers, request_id, keep: CallReceipts(
+            issuer, answers, request_id=request_id, model=model, pipeline=pipeline, keep=keep
         )
 
 

@@ -2,9 +2,11 @@
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from services.common.errors import InvalidRequest
+from services.frontend.generation.receipts import ReceiptIssuer
 from services.frontend.request.generation_defaults import GenerationDefaults
 from services.frontend.request.generation_request import GenerationOptions
 from services.frontend.request.json_schema.client_schema import AdditionalProperties
@@ -37,13 +39,20 @@ class ModelProfile:
     created: int = field(default_factory=lambda: int(time.time()))
     """Time at which the model's files were written, in seconds since 1970."""
 
+    receipts: ReceiptIssuer | None = None
+    """Facts for the receipts of answers; None if no receipts are made."""
+
     def applied(self, options: GenerationOptions) -> GenerationOptions:
         """Returns the options with the defaults of the model. The format of the output is replaced
         by the format that this server enforces. Returns `options` itself if nothing changes.
 
         Raises:
-            InvalidRequest: the schema of the format cannot be enforced.
+            InvalidRequest: the schema of the format cannot be enforced, or there are no receipts.
         """
+        if self.receipts is None and options.receipt:
+            raise InvalidRequest("receipt", "is not served here: the setting `receipts` is off")
+        if self.receipts is not None and self.receipts.are_always_made:
+            options = replace(options, receipt=True)
         options = self.defaults.apply(options)
         found = options.format.with_additional(self.additional_properties)
         return options if found.schema is options.format_schema else options.with_format(found)

@@ -87,7 +87,7 @@ class RestoredAnswers:
         async with self._replaying:
             piece = await replay(answer, so_far.token_ids, ending=ending, reader=reader)
         if answer.is_finished:
-            self._running.note_end(answer, piece)
+            piece = self._running.ended(answer, piece)
             if not so_far.is_finished:
                 self.endings.append(piece)
         elif so_far.is_finished:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from services.frontend.generation.answer import Answer, Piece
 from services.frontend.generation.answers import Answers
+from services.frontend.generation.receipts import CallReceipts
 from services.frontend.link.scheduler_events import (
     Completed,
     Event,
@@ -20,7 +21,7 @@ from services.frontend.request.finish_reason import FinishReason
 class RunningAnswers:
     """The answers of one call whose last piece has not been read."""
 
-    __slots__ = ("_answers", "_call", "_cut_off", "_n_cached", "_span", "names")
+    __slots__ = ("_answers", "_call", "_cut_off", "_n_cached", "_receipts", "_span", "names")
 
     def __init__(
         self,
@@ -29,9 +30,11 @@ class RunningAnswers:
         span: RequestSpan,
         call: MeasuredCall,
         cut_off: Callable[[str], None],
+        receipts: CallReceipts | None = None,
     ) -> None:
         """`cut_off` is called with the name of an answer that has ended in this process, so that
-        the scheduler cancels it."""
+        the scheduler cancels it. `receipts` makes the receipts of the answers, if they have any."""
+        self._receipts = receipts
         self._answers = answers
         self._span = span
         self._call = call
@@ -57,11 +60,12 @@ class RunningAnswers:
         piece = self._applied(event, answer)
         if answer.is_finished:
             self.names.discard(event.request_id)
-            self.note_end(answer, piece)
+            return self.ended(answer, piece)
         return piece
 
-    def note_end(self, answer: Answer, last: Piece) -> None:
-        """Reports that an answer has ended with the piece `last`."""
+    def ended(self, answer: Answer, last: Piece) -> Piece:
+        """Reports that an answer has ended with the piece `last`. Returns that piece, with the
+        receipt of the answer if it has one."""
         reason = last.finish_reason or FinishReason.STOP
         self._span.finished(answer.index, reason)
         self._call.finished(
@@ -70,6 +74,7 @@ class RunningAnswers:
             n_tokens=answer.n_tokens,
             n_resumed=len(self._answers.tokens_so_far(answer.index)),
         )
+        return last if self._receipts is None else self._receipts.with_receipt(answer, last)
 
     def _applied(self, event: Event, answer: Answer) -> Piece:
         match event:

@@ -11,6 +11,7 @@ from orcinus.v1 import inference_pb2
 
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation, TokenUsage
+from services.frontend.generation.receipts import receipt_json
 from services.frontend.generation.text_scores import TextScores, keep_nothing
 from services.frontend.generation.token_scores import TokenScores
 from services.frontend.grpc.logprobs import token_logprobs
@@ -99,6 +100,7 @@ class AnswerMessages:
             token_ids=piece.token_ids if self._shows_tokens else (),
             finish_reason=_FINISH_REASONS[piece.finish_reason],
             schema_valid=piece.schema_valid,
+            receipt=receipt_json(piece.receipt),
         )
         scores = piece.scores
         if self._is_conversation:

@@ -42,7 +42,11 @@ def create_app(api: Api) -> "App":
     """
     if api.has_page:
         page_files()  # raises errors at start rather than at the first request
-    served = served_routes(has_page=api.has_page, has_metrics=api.registry is not None)
+    served = served_routes(
+        has_page=api.has_page,
+        has_metrics=api.registry is not None,
+        has_receipts=api.receipt_keys is not None,
+    )
 
     def describe() -> Description:
         document = openapi.document(

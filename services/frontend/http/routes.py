@@ -16,7 +16,7 @@ from services.frontend.http.openai.chat_request import ChatBody
 from services.frontend.http.openai.completion_request import CompletionBody
 from services.frontend.http.openai.models import list_models, retrieve_model
 from services.frontend.http.openai.tokens import detokenize, tokenize
-from services.frontend.http.operations import metrics, pipeline_page, probes
+from services.frontend.http.operations import metrics, pipeline_page, probes, receipt_keys
 from services.frontend.http.protocol.route import (
     RESUMING,
     Access,
@@ -182,15 +182,33 @@ _METRICS = (
 )
 
 
-def served_routes(*, has_page: bool, has_metrics: bool) -> tuple[Route, ...]:
+_RECEIPTS = (
+    Route(
+        method="GET",
+        path=receipt_keys.PATH,
+        handler=receipt_keys.receipt_keys,
+        name="receiptKeys",
+        description="Tells the public keys that check receipts; needs no key. Only where the "
+        "setting `receipts` is on.",
+        access=Access.ANY,
+        answer=receipt_keys.ReceiptKeys,
+    ),
+)
+
+
+def served_routes(
+    *, has_page: bool, has_metrics: bool, has_receipts: bool = False
+) -> tuple[Route, ...]:
     """Returns the routes of a server. `has_page` says whether the server has the page that shows
-    the pipeline, and `has_metrics` whether it has the metrics."""
+    the pipeline, `has_metrics` whether it has the metrics, and `has_receipts` whether it makes
+    receipts."""
     return (
         *_OPENAI,
         *_OTHER_PROTOCOLS,
         *(_WATCHING if has_page else ()),
         *_OF_SERVER,
         *(_METRICS if has_metrics else ()),
+        *(_RECEIPTS if has_receipts else ()),
     )
 
 

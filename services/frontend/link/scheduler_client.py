@@ -280,7 +280,6 @@ class SchedulerClient:
                 return
             case Built():
                 request.submission.build = event.build
-                return
             case Failed(error=errors.Unavailable() as error):
                 self._hold(request, error)
                 return

@@ -4,7 +4,7 @@ One message of the stream carries all results of an iteration. The reason why a 
 becomes either a finish reason or an error of the error tree.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -79,10 +79,12 @@ class Suspended:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Event: a build of the workers makes the tokens of the request from now on."""
+    """Event: a build of the workers makes the tokens of the request from now on. `traits` are the
+    traits of the workers, if the submission asked for them."""
 
     request_id: str
     build: str
+    traits: Mapping[str, str]
     is_last: ClassVar[bool] = False
 
 
@@ -119,7 +121,7 @@ def news_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
     for rejected in response.rejected:
         yield Failed(rejected.request_id, _rejection_error(rejected), _LIMITS.get(rejected.reason))
     for built in response.builds:
-        yield Built(built.request_id, built.build)
+        yield Built(built.request_id, built.build, built.traits)
     for update in response.tokens:
         token_ids = tuple(update.token_ids)
         if update.prompt_logprobs:

@@ -4,6 +4,7 @@ template, parsers and limits (`GenerationService`), the link to the schedulers o
 (`ServingWatch`)."""
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
 
 from opentelemetry.trace import Tracer
@@ -11,10 +12,11 @@ from opentelemetry.trace import Tracer
 from services.common import rpc
 from services.common.gguf.header import model_name
 from services.common.serving import ServingWatch
-from services.common.tokenizer_files.find import tokenizer_file
+from services.common.tokenizer_files.find import read_tokenizer, tokenizer_file
 from services.frontend.generation.admission import Admission
 from services.frontend.generation.generation_service import GenerationService
 from services.frontend.generation.model_profile import ModelProfile, model_created_at
+from services.frontend.generation.receipts import ReceiptIssuer
 from services.frontend.generation.service_limits import ServiceLimits
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.model_settings import ModelSettings
@@ -27,6 +29,7 @@ from services.frontend.text.text_threads import TextThreads
 from services.frontend.text.tokenizer import Tokenizer
 from services.frontend.watching.subscription import Subscription
 from services.frontend.watching.view_feed import ViewFeed
+from services.receipts.key_file import KeyFile
 
 
 class ServedModel:
@@ -42,8 +45,10 @@ class ServedModel:
         connect: rpc.Connect,
         tracer: Tracer,
         metrics: FrontendMetrics,
+        keys: KeyFile | None = None,
     ) -> None:
-        """Reads the files of the model.
+        """Reads the files of the model. `keys` sign the receipts of answers; without keys there are
+        no receipts.
 
         Raises:
             OSError: a file is missing or cannot be read.
@@ -75,7 +80,7 @@ class ServedModel:
         self.service = GenerationService(
             Tokenizer.from_model(model.path),
             self.scheduler,
-            profile=_profile_of(model, settings, defaults),
+            profile=_profile_of(model, settings, defaults, keys),
             limits=_limits_of(model, settings),
             admission=admission,
             threads=threads,
@@ -113,17 +118,38 @@ class ServedModel:
 
 
 def _profile_of(
-    model: ModelSettings, settings: FrontendSettings, defaults: GenerationDefaults
+    model: ModelSettings,
+    settings: FrontendSettings,
+    defaults: GenerationDefaults,
+    keys: KeyFile | None,
 ) -> ModelProfile:
+    template = ChatTemplate.from_model(model.path)
     return ModelProfile(
         names=model.names,
         defaults=defaults,
-        chat_template=ChatTemplate.from_model(model.path),
+        chat_template=template,
         tool_parser=model.tool_parser,
         reasoning_parser=model.reasoning_parser,
         additional_properties=settings.additional_properties,
         tokenizer_file=tokenizer_file(model.path),
         created=model_created_at(model.path),
+        receipts=None if keys is None else _issuer_of(model, settings, template, keys),
+    )
+
+
+def _issuer_of(
+    model: ModelSettings,
+    settings: FrontendSettings,
+    template: ChatTemplate | None,
+    keys: KeyFile,
+) -> ReceiptIssuer:
+    tokenizer = read_tokenizer(tokenizer_file(model.path))
+    return ReceiptIssuer(
+        keys=keys,
+        tokenizer=hashlib.sha256(tokenizer.encode()).hexdigest(),
+        template=None if template is None else template.digest,
+        are_always_made=settings.receipts == "always",
+        hide_prompts=settings.receipt_prompts == "digest",
     )
 
 

@@ -109,6 +109,8 @@ class GenerationOptions:
     n_prompt_logprobs: int | None = None  # likewise for the tokens of the prompt after the first
     logprobs_field: str = "logprobs"  # as the client spells `n_logprobs`
     priority: int = DEFAULT_PRIORITY  # requests with a lower number begin earlier
+    receipt: bool = False
+    """Whether each answer has a receipt that says how the answer was made."""
 
     @property
     def n_generated(self) -> int:

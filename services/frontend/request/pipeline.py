@@ -1,8 +1,11 @@
 """A frontend's description of the pipeline that serves."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orcinus.v1 import scheduler_pb2
+
+Traits = tuple[tuple[str, str], ...]
+"""Names and values of the traits of workers, sorted by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +19,8 @@ class ServedPipeline:
     n_stages: int = 1
     tp_size: int = 1
     can_follow_grammars: bool = False
+    traits: Traits = field(default=(), repr=False)
+    """Traits of the pipeline's workers. Another pipeline of the model may have other workers."""
 
     @classmethod
     def from_proto(cls, message: scheduler_pb2.PipelineDescription) -> "ServedPipeline":
@@ -28,4 +33,5 @@ class ServedPipeline:
             n_stages=message.n_stages,
             tp_size=message.tp_size,
             can_follow_grammars=message.can_follow_grammars,
+            traits=tuple(sorted(message.traits.items())),
         )

@@ -4,6 +4,7 @@ Templates are Jinja programs made for the `transformers` library, and see the co
 dictionaries.
 """
 
+import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from services.frontend.text.template_form import TemplateForm
 from services.frontend.text.template_probes import TemplateProbes
 from services.frontend.text.template_program import TEMPLATE_ERRORS, TemplateProgram
 from services.frontend.text.template_sandbox import Meter, TooMuch
+from services.receipts.canonical_json import canonical
 
 
 class ChatTemplate:
@@ -37,6 +39,7 @@ class ChatTemplate:
     ) -> None:
         """`tool_source` is a separate template for conversations with tools, if the checkpoint has
         one."""
+        self._parts = {"source": source, "tools": tool_source, "tokens": dict(special_tokens or {})}
         self.source = tool_source or source
         """Source of the template for conversations with tools."""
         tokens = special_tokens or {}
@@ -91,6 +94,11 @@ class ChatTemplate:
         except (*TEMPLATE_ERRORS, SyntaxError) as error:
             # Python, to which Jinja compiles, refuses loops or brackets that nest too deeply.
             raise _broken(name, error) from error
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the templates and of the texts of their special tokens."""
+        return hashlib.sha256(canonical(self._parts)).hexdigest()
 
     @property
     def renders_parallel_calls(self) -> bool:

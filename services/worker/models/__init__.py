@@ -19,7 +19,7 @@ needs pydantic.
 from __future__ import annotations
 
 from services.worker.models.config import ModelConfig, UnsupportedModel
-from services.worker.models.directory_files import checkpoint_digest
+from services.worker.models.directory_files import checkpoint_digest, weights_digest
 from services.worker.models.registry import random_stage
 from services.worker.models.stage import StageModel, layer_range
 from services.worker.models.tensor_files import CheckpointError
@@ -32,4 +32,5 @@ __all__ = [
     "checkpoint_digest",
     "layer_range",
     "random_stage",
+    "weights_digest",
 ]

@@ -120,6 +120,26 @@ def checkpoint_digest(model: Path) -> str:
     return digest.hexdigest()
 
 
+def weights_digest(model: Path) -> str:
+    """Returns a digest of all bytes of the weight files: the SHA-256 of a text with a line for each
+    file, in the order of their names, as the program `sha256sum` writes it: the digest of the file,
+    two spaces and the file's name. Takes about a second for 1.5 GB.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    paths = model_files(model) if is_gguf(model) else find_weight_files(model).paths
+    lines = hashlib.sha256()
+    for path in sorted(paths, key=lambda path: path.name):
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        lines.update(f"{digest}  {path.name}\n".encode())
+    return lines.hexdigest()
+
+
 def files_digest(model: Path) -> str:
     """Returns a digest that also changes when other numbers come into a weight file in places that
     `checkpoint_digest` does not read.

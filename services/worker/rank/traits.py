@@ -8,7 +8,9 @@ from pathlib import Path
 
 import torch
 
-from services.worker.models import checkpoint_digest
+from kernels import kernels_name
+from services.common.cannot_start import CannotStart
+from services.worker.models import checkpoint_digest, weights_digest
 from services.worker.models.checkpoint import open_checkpoint
 from services.worker.rank.build import build_digest
 from services.worker.settings import FreeRankSettings
@@ -36,7 +38,24 @@ def traits_of(settings: FreeRankSettings) -> dict[str, str]:
         "configuration": config.fingerprint()[:N_DIGITS],
         "dtype": str(config.resolve_dtype(settings.dtype)).removeprefix("torch."),
         **settings_traits(settings),
+        **receipt_traits(settings),
     }
+
+
+def receipt_traits(settings: FreeRankSettings) -> dict[str, str]:
+    """Returns the traits that receipts need besides the others: the digest of the weights, and the
+    name of the kernels. Returns none if no receipts are made, since the digest takes time.
+
+    Raises:
+        CannotStart: the weights are random, so no receipt could be checked.
+        CheckpointError: a weight file cannot be read.
+    """
+    if settings.receipts == "off":
+        return {}
+    if settings.load_format == "random":
+        raise CannotStart("receipts: not with load_format random, whose weights have no digest")
+    device = torch.device(settings.device)
+    return {"weights": weights_digest(settings.model), "kernels": kernels_name(device)}
 
 
 def settings_traits(settings: FreeRankSettings) -> dict[str, str]:

@@ -86,3 +86,6 @@ class AnthropicMessage(TypedDict):
     orcinus: NotRequired[OrcinusNote]
     """Whether the values of the answer match their JSON schemas. Present only if a keyword of a
     schema is not enforced. In a stream the event `message_delta` has this field."""
+    receipt: NotRequired[dict[str, Any]]
+    """Receipt of the answer (`docs/receipts.md`). Present only with `receipt`. In a stream the
+    event `message_delta` has this field."""

@@ -99,6 +99,9 @@ class CompletionChoice(TypedDict):
     prompt_logprobs: NotRequired[PromptLogprobs]
     """Log-probabilities of the prompt: for each token an object of `PromptLogprob` keyed by token
     id, and null for the first token. Present only with `prompt_logprobs`."""
+    receipt: NotRequired[dict[str, Any]]
+    """Receipt of the answer (`docs/receipts.md`). Present only with `receipt`, where the answer
+    ends."""
 
 
 @answer_object
@@ -189,6 +192,8 @@ class ChatChoice(TypedDict):
     """`stop`, `length` or `tool_calls`."""
     token_ids: NotRequired[Sequence[int]]
     """Tokens of the answer. Present only with `return_token_ids`."""
+    receipt: NotRequired[dict[str, Any]]
+    """Receipt of the answer (`docs/receipts.md`). Present only with `receipt`."""
 
 
 @answer_object
@@ -274,6 +279,9 @@ class ChatChunkChoice(TypedDict):
     """`stop`, `length` or `tool_calls`; null while the answer goes on."""
     token_ids: NotRequired[Sequence[int]]
     """New tokens. Present only with `return_token_ids`."""
+    receipt: NotRequired[dict[str, Any]]
+    """Receipt of the answer (`docs/receipts.md`). Present only with `receipt`, where the answer
+    ends."""
 
 
 @answer_object

@@ -97,6 +97,8 @@ class ChatReply(GenerationReply):
             choice["logprobs"] = {"content": [], "refusal": None}
         if self._has_ids:
             choice["token_ids"] = piece.token_ids
+        if piece.receipt is not None:
+            choice["receipt"] = piece.receipt
         return choice
 
     def _chunk_choices(
@@ -134,6 +136,8 @@ class ChatReply(GenerationReply):
         }
         if self._has_ids:
             choice["token_ids"] = piece.token_ids
+        if piece.receipt is not None:
+            choice["receipt"] = piece.receipt
         return choice
 
     def _logprobs(

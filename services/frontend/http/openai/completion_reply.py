@@ -51,6 +51,8 @@ class CompletionReply(GenerationReply):
         }
         if self._has_ids:
             choice["token_ids"] = piece.token_ids
+        if piece.receipt is not None:
+            choice["receipt"] = piece.receipt
         return choice
 
     def _logprobs(self, piece: Piece, *, is_first: bool) -> CompletionLogprobs | None:

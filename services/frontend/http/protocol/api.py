@@ -18,6 +18,7 @@ from services.frontend.http.transport.event_stream import LAST_EVENT_ID
 from services.frontend.http.transport.request_body import BodyLimits, read_body
 from services.frontend.http.transport.request_headers import headers_of
 from services.frontend.models.served_models import ServedModels
+from services.receipts.key_file import KeyFile
 
 _NOTHING = ApiDescription(lambda: Description(b"", ""))
 
@@ -39,6 +40,8 @@ class Api:
     """Whether the schedulers may be watched."""
     registry: CollectorRegistry | None = None
     """Metrics of this process; None if the API does not have `/metrics`."""
+    receipt_keys: KeyFile | None = None
+    """Keys that sign receipts; None if no receipts are made."""
     description: ApiDescription = _NOTHING
     """The description of the API."""
 

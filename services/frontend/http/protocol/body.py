@@ -32,6 +32,10 @@ class RequestBody(ExactModel, ABC):
     """Whether to take tokens of the prompt from the prefix cache, and to leave the prompt in the
     cache for later requests. The prefix cache is not used for a request with `prompt_logprobs`."""
 
+    receipt: bool | None = None
+    """Whether each answer has a signed receipt that says how it was made; refused where the server
+    makes no receipts."""
+
     @abstractmethod
     def to_request(self) -> GenerationRequest:
         """Returns the request in the form that all protocols share.

@@ -139,6 +139,7 @@ class GeneratingBody(ConversationBody, RequestBody):
             defaulted=OPTIONS.keys() - given.keys(),
             cache_salt=self.cache_salt or "",
             cache_prompt=self.cache_prompt is not False,
+            receipt=bool(self.receipt),
         )
         if self.priority is not None:
             options = replace(options, priority=self.priority)

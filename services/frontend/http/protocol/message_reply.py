@@ -46,9 +46,14 @@ class MessageReply(Reply):
 
     @property
     def _note(self) -> NoteFields:
-        """The field of the answer that says whether the values match their JSON schemas. Empty
-        before the end of the answer."""
-        return {} if self._last is None else note_of([self._last.schema_valid], self.unenforced)
+        """The fields of the answer that say whether the values match their JSON schemas, and how
+        the answer was made. Empty before the end of the answer."""
+        if self._last is None:
+            return {}
+        note = note_of([self._last.schema_valid], self.unenforced)
+        if self._last.receipt is not None:
+            note["receipt"] = self._last.receipt
+        return note
 
     def _note_end(self, piece: Piece) -> None:
         if piece.finish_reason is not None:

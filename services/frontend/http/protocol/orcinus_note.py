@@ -1,7 +1,7 @@
 """The field `orcinus` of answers, with facts about an answer that the protocol has no field for."""
 
 from collections.abc import Iterable, Sequence
-from typing import NotRequired
+from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -21,9 +21,10 @@ class OrcinusNote(TypedDict):
 
 
 class NoteFields(TypedDict, total=False):
-    """The field of an answer that holds a note."""
+    """The fields of an answer that Orcinus adds: a note and a receipt."""
 
     orcinus: OrcinusNote
+    receipt: dict[str, Any]
 
 
 def note_of(verdicts: Iterable[bool | None], unenforced: Sequence[str] = ()) -> NoteFields:

@@ -239,3 +239,6 @@ class Response(RequestEcho):
     orcinus: NotRequired[OrcinusNote]
     """Whether the values of the answer match their JSON schemas. Present only if a keyword of a
     schema is not enforced."""
+    receipt: NotRequired[dict[str, Any]]
+    """Receipt of the answer (`docs/receipts.md`). Present only with `receipt`, where the answer
+    ends."""

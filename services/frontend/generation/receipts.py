@@ -1,0 +1,162 @@
+"""Makes the receipts of answers.
+
+The digests of a model's tokenizer and templates are computed once, when the frontend starts. What
+the workers are is told by the scheduler, with the first token of each answer. A receipt is made and
+signed when its answer ends. Without receipts nothing of this exists.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.common.errors import InvalidRequest
+from services.frontend.generation.answer import Answer, Piece
+from services.frontend.generation.answers import Answers
+from services.frontend.request.finish_reason import FinishReason
+from services.frontend.request.pipeline import ServedPipeline, Traits
+from services.receipts.canonical_json import canonical
+from services.receipts.key_file import KeyFile
+from services.receipts.receipt import (
+    TYPE,
+    VERSION,
+    Arithmetic,
+    prompt_digest,
+    sampling_record,
+)
+
+FIELD = "receipt"
+"""Name of the field by which clients ask for receipts."""
+
+SALT_BYTES = 16
+"""Number of random bytes in the salt of a prompt's digest."""
+
+TOKEN_BYTES = 16
+"""Memory of a token in a receipt, in bytes: as a number, and as text in the answer."""
+
+
+Keep = Callable[[int], None]
+"""Type of a function that counts a number of bytes of memory for a call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiptIssuer:
+    """The facts about a model, and the settings, that all its receipts have in common."""
+
+    keys: KeyFile
+    tokenizer: str
+    """Digest of the tokenizer."""
+    template: str | None
+    """Digest of the chat templates, or None if there are none."""
+    are_always_made: bool = False
+    """Whether answers have receipts also if the request does not ask for them."""
+    hide_prompts: bool = False
+    """Whether receipts have a digest of the prompt instead of its tokens."""
+
+    def check(self, pipeline: ServedPipeline) -> None:
+        """Raises InvalidRequest if the workers of a pipeline do not tell what receipts need."""
+        if "weights" not in dict(pipeline.traits):
+            raise InvalidRequest(
+                FIELD, "cannot be made: the workers run without the setting `receipts`"
+            )
+
+
+class CallReceipts:
+    """The receipts of the answers of one call."""
+
+    __slots__ = ("_answers", "_issuer", "_keep", "_model", "_pipeline", "_request_id", "_traits")
+
+    def __init__(
+        self,
+        issuer: ReceiptIssuer,
+        answers: Answers,
+        *,
+        request_id: str,
+        model: str,
+        pipeline: ServedPipeline,
+        keep: Keep,
+    ) -> None:
+        """`keep` is called with a number of bytes to count memory for receipts."""
+        self._keep = keep
+        self._issuer = issuer
+        self._answers = answers
+        self._request_id = request_id
+        self._model = model
+        self._pipeline = pipeline
+        self._traits: dict[int, list[Traits]] = {}  # of each answer, in order
+
+    def note_traits(self, index: int, traits: Mapping[str, str]) -> None:
+        """Notes the traits of the workers that make the next tokens of an answer."""
+        found = self._traits.setdefault(index, [])
+        sorted_traits = tuple(sorted(traits.items()))
+        if sorted_traits not in found[-1:]:
+            found.append(sorted_traits)
+
+    def with_receipt(self, answer: Answer, last: Piece) -> Piece:
+        """Returns the last piece of an answer with the receipt of the answer. Raises PoolFull if
+        there is no memory for it."""
+        n_tokens = len(self._answers.prompt(answer.index).token_ids) + answer.n_tokens
+        self._keep(TOKEN_BYTES * n_tokens)
+        return replace(last, receipt=self._of(answer, last))
+
+    def _of(self, answer: Answer, last: Piece) -> dict[str, Any]:
+        index, prompt = answer.index, self._answers.prompt(answer.index)
+        sampling = self._answers.sampling(index)
+        builds = self._traits.get(index, [])
+        traits = dict(builds[0] if builds else self._pipeline.traits)
+        return self._issuer.keys.latest.signed(
+            {
+                "type": TYPE,
+                "version": VERSION,
+                "id": f"{self._request_id}-{index}",
+                "model": {
+                    "name": self._model,
+                    "weights": traits.get("weights", ""),
+                    "configuration": traits.get("configuration", ""),
+                    "tokenizer": self._issuer.tokenizer,
+                    "template": self._issuer.template,
+                    "adapter": None,
+                },
+                "arithmetic": [arithmetic_of(one) for one in builds],
+                "prompt": self._prompt(prompt.token_ids),
+                "options": {
+                    "max_tokens": prompt.max_new_tokens,
+                    "stop": self._answers.stop,
+                    "sampling": sampling_record(sampling),
+                },
+                "seed": str(sampling.seed),
+                "tokens": answer.kept_tokens,
+                "n_given": len(self._answers.tokens_so_far(index)),
+                "finish": _finish(answer, last),
+                "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            }
+        )
+
+    def _prompt(self, token_ids: Sequence[int]) -> dict[str, object]:
+        if not self._issuer.hide_prompts:
+            return {"tokens": list(token_ids)}
+        salt = secrets.token_hex(SALT_BYTES)
+        digest = prompt_digest(salt, token_ids)
+        return {"digest": digest, "salt": salt, "n_tokens": len(token_ids)}
+
+
+MakeReceipts = Callable[[Answers, str, Keep], CallReceipts]
+"""Type of a function that returns the receipts of a call with these answers and this id."""
+
+
+def arithmetic_of(traits: Traits) -> dict[str, str]:
+    """Returns the part of the traits of workers that decides how numbers are rounded."""
+    by_name = dict(traits)
+    return {name: by_name.get(name, "") for name in Arithmetic.model_fields}
+
+
+def receipt_json(receipt: Mapping[str, Any] | None) -> str:
+    """Returns a receipt as canonical JSON. The result is empty if there is no receipt."""
+    return "" if receipt is None else canonical(receipt).decode()
+
+
+def _finish(answer: Answer, last: Piece) -> str:
+    if answer.stop_met:
+        return "stop_text"
+    return "length" if last.finish_reason is FinishReason.LENGTH else "stop"

@@ -1,0 +1,194 @@
+"""The form of a receipt, version 1. `docs/receipt.schema.json` is made from these types.
+
+Numbers that doubles do not hold exactly, such as seeds, are texts. Digests are SHA-256 in
+hexadecimal digits. Times are UTC.
+"""
+
+import dataclasses
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from services.common.sampling import INT64_MAX, INT64_MIN, SamplingParams
+
+VERSION = 1
+"""Version of the form of receipts."""
+
+TYPE = "orcinus.receipt"
+"""Value of the field `type`, which tells receipts from other signed objects."""
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""Type of a SHA-256 in hexadecimal digits."""
+
+Token = Annotated[int, Field(ge=0, lt=2**32)]
+"""Type of a token's number."""
+
+
+class Record(BaseModel):
+    """Base of the parts of a receipt: no fields but the declared ones, and no converted types."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
+
+
+class ModelRecord(Record):
+    """The model that made an answer."""
+
+    name: str
+    """Name of the model as clients spell it."""
+    weights: Digest
+    """Digest of all bytes of the weight files: of lines that name each file and its digest."""
+    configuration: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    """First digits of a digest of the configuration that the workers have read."""
+    tokenizer: Digest
+    """Digest of the tokenizer, as a `tokenizer.json`."""
+    template: Digest | None
+    """Digest of the chat templates; null for a model without one."""
+    adapter: None
+    """Always null: adapters are not served."""
+
+
+class Arithmetic(Record):
+    """All that decides how numbers are rounded. Two answers to a request are equal if their
+    arithmetic is equal, and if it keeps the promise of `docs/determinism.md`."""
+
+    kernels: str
+    """Implementation of the operations: `native-avx512_bf16` is the native library's build for an
+    instruction set. `pytorch` and `triton` do not promise equal tokens."""
+    dtype: str
+    """Element type of the weights and of keys and values."""
+    quantization: str
+    """Quantization of matrices at load: `none`, `int8` or `int4`."""
+    activations: str
+    """Whether products with quantised matrices round their inputs: `rounded` or `exact`."""
+    tp_size: str
+    """Number of ranks that share each layer."""
+    code: str
+    """First digits of a digest of the workers' code."""
+    torch: str
+    """Version of PyTorch."""
+
+    def __str__(self) -> str:
+        named = zip(type(self).model_fields, self.model_dump().values(), strict=True)
+        return ", ".join(f"{name} {value}" for name, value in named)
+
+
+class TokenPrompt(Record):
+    """A prompt, as its tokens."""
+
+    tokens: list[Token]
+    """Tokens of the prompt."""
+
+
+class HiddenPrompt(Record):
+    """A prompt that the receipt does not show. Whoever has the prompt can show that it is this
+    one."""
+
+    digest: Digest
+    """Digest of the salt and the prompt's tokens, each token as 4 bytes, least significant first.
+    """
+    salt: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    """Random bytes in hexadecimal digits, since short prompts can be guessed."""
+    n_tokens: Annotated[int, Field(ge=1)]
+    """Number of tokens of the prompt."""
+
+    def is_of(self, tokens: Sequence[int]) -> bool:
+        """Returns whether the digest is that of a prompt."""
+        return len(tokens) == self.n_tokens and prompt_digest(self.salt, tokens) == self.digest
+
+
+_JSON_TYPES: dict[Any, Any] = {
+    int: int,
+    float: float,
+    str: str,
+    tuple[int, ...]: list[Token],
+    tuple[tuple[int, ...], ...]: list[list[Token]],
+    tuple[tuple[int, float], ...]: list[list[float]],
+}
+"""Type in a receipt for each type of a sampling option."""
+
+_FIELDS: dict[str, Any] = {
+    field.name: (_JSON_TYPES[field.type], field.default)
+    for field in dataclasses.fields(SamplingParams)
+    if field.name != "seed"
+}
+
+SamplingRecord: Any = create_model("SamplingRecord", __base__=Record, **_FIELDS)
+"""Type of the sampling options: all of `SamplingParams` but the seed."""
+
+
+class OptionsRecord(Record):
+    """The options of a request that decide its tokens, as the server understood them: with its
+    defaults, with all tokens that end the answer, and with formats and tools as a grammar."""
+
+    max_tokens: Annotated[int, Field(ge=0)]
+    """Largest number of tokens of the answer."""
+    stop: list[str]
+    """Texts that end the answer."""
+    sampling: SamplingRecord
+    """How tokens are chosen; the API's page explains each option."""
+
+
+class Receipt(Record):
+    """How one answer was made."""
+
+    type: Literal["orcinus.receipt"]
+    """Always `orcinus.receipt`."""
+    version: Literal[1]
+    """Version of this form."""
+    id: str
+    """Id of the request, a hyphen, and the index of the answer among its answers."""
+    model: ModelRecord
+    """The model."""
+    arithmetic: list[Arithmetic]
+    """The arithmetic that made the tokens, in order. There is more than one only if the answer
+    moved to workers of another build, and none if this call computed no token."""
+    prompt: TokenPrompt | HiddenPrompt
+    """The prompt: its tokens, or a digest of them."""
+    options: OptionsRecord
+    """The options."""
+    seed: Annotated[str, Field(pattern=r"^-?[0-9]{1,19}$")]
+    """Seed of this answer, as a decimal text."""
+    tokens: list[Token]
+    """Tokens of the answer, with the one that ended it."""
+    n_given: Annotated[int, Field(ge=0)]
+    """Number of tokens at the beginning of `tokens` that the client gave when it resumed a broken
+    stream. The server did not compute them for this call."""
+    finish: Literal["stop", "stop_text", "length"]
+    """Why the answer ended: by a token, by one of the texts in `stop`, or by its length."""
+    time: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+    """Time at which the receipt was made."""
+    key_id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    """Id of the key that signed the receipt."""
+    signature: str
+    """Ed25519 signature, in Base64, of the canonical JSON of the receipt without this field."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The sampling options with the seed. Raises ValueError if the seed is out of its range."""
+        seed = int(self.seed)
+        if not INT64_MIN <= seed <= INT64_MAX:
+            raise ValueError(f"seed: {seed} has more than 64 bits")
+        given = self.options.sampling.model_dump()
+        given["logit_bias"] = [(int(token), bias) for token, bias in given["logit_bias"]]
+        frozen = {name: _frozen(value) for name, value in given.items()}
+        return SamplingParams(**frozen, seed=seed)
+
+
+def sampling_record(sampling: SamplingParams) -> dict[str, object]:
+    """Returns the sampling options without the seed, as a receipt has them."""
+    return {name: getattr(sampling, name) for name in _FIELDS}
+
+
+def prompt_digest(salt: str, tokens: Sequence[int]) -> str:
+    """Returns the digest of a prompt with a salt, which is in hexadecimal digits."""
+    packed = struct.pack(f"<{len(tokens)}I", *tokens)
+    return hashlib.sha256(bytes.fromhex(salt) + packed).hexdigest()
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value

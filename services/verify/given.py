@@ -1,0 +1,70 @@
+"""A receipt that has the right form, and the prompt that it is of."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from services.common.errors import InvalidRequest
+from services.receipts.canonical_json import canonical
+from services.receipts.keys import PublicKeys
+from services.receipts.receipt import HiddenPrompt, Receipt
+from services.verify.receipt_files import FoundReceipt
+from services.verify.verdict import Signature
+
+Prompts = Iterable[Sequence[int]]
+"""Prompts that hidden prompts may be of, as tokens."""
+
+
+class Unreadable(Exception):
+    """A receipt cannot be checked, whatever system is there. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenReceipt:
+    """A receipt and the tokens of its prompt."""
+
+    place: str
+    receipt: Receipt
+    prompt: Sequence[int]
+
+    @classmethod
+    def of(cls, found: FoundReceipt, prompts: Prompts = ()) -> "GivenReceipt":
+        """Returns a receipt that was found. `prompts` are prompts that it may be of, if it has only
+        a digest of its prompt.
+
+        Raises:
+            Unreadable: the receipt has a wrong form, or none of the prompts has its digest.
+        """
+        try:
+            receipt = Receipt.model_validate_json(canonical(found.content))
+            receipt.sampling.check(own_stop_token_ids=receipt.options.sampling.stop_token_ids)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = ".".join(map(str, first["loc"])) or "receipt"
+            raise Unreadable(f"{field}: {first['msg']}") from error
+        except (InvalidRequest, ValueError) as error:
+            raise Unreadable(str(error)) from error
+        return cls(found.place, receipt, _prompt_of(receipt, prompts))
+
+
+def signature_of(found: FoundReceipt, keys: PublicKeys | None) -> tuple[Signature, str]:
+    """Returns whether the signature of a receipt is right, and the reason if it is wrong. Without
+    keys it is not checked."""
+    if keys is None:
+        return Signature.UNCHECKED, ""
+    name = str(found.content.get("key_id"))
+    if name not in keys.by_id:
+        return Signature.WRONG, f"the key {name} is not among the keys"
+    if keys.has_signed(found.content):
+        return Signature.VALID, ""
+    return Signature.WRONG, "the receipt is not as it was signed"
+
+
+def _prompt_of(receipt: Receipt, prompts: Prompts) -> Sequence[int]:
+    if not isinstance(receipt.prompt, HiddenPrompt):
+        return receipt.prompt.tokens
+    for prompt in prompts:
+        if receipt.prompt.is_of(prompt):
+            return prompt
+    raise Unreadable("the receipt has only a digest of its prompt, and no given prompt has it")

@@ -1,0 +1,175 @@
+"""Computes the answers of receipts again, by a system that serves the same model.
+
+The system gets the tokens of the prompt, the options and the seed of each receipt. Texts that end
+an answer are left out, since they are found in the text and not among the tokens: an answer that
+one of them ended is computed up to its last token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+from orcinus.v1 import inference_pb2, inference_pb2_grpc
+
+from services.common.sampling_proto import to_proto
+from services.receipts.receipt import Arithmetic, ModelRecord, Receipt
+from services.verify.given import GivenReceipt
+from services.verify.verdict import Outcome, Verdict
+
+EXACT_KERNELS = "native-"
+"""Beginning of the names of kernels that promise equal tokens in any batch."""
+
+_FINISHES = {
+    "stop": inference_pb2.FINISH_REASON_STOP,
+    "length": inference_pb2.FINISH_REASON_LENGTH,
+}
+
+_REFUSALS = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.NOT_FOUND,
+)
+"""Statuses with which a system refuses a request that it cannot compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """A system that computes answers again."""
+
+    stub: Any
+    name: str
+    """Name of the model there; empty for the only one."""
+    model: ModelRecord
+    """The model of the system, by its own receipts."""
+    arithmetic: Arithmetic
+    """The arithmetic of the system, by its own receipts."""
+    eos_token_ids: frozenset[int]
+
+    @classmethod
+    async def of(cls, channel: grpc.aio.Channel, name: str = "") -> Self:
+        """Asks a system for a receipt of its own, which says what the system is.
+
+        Raises:
+            grpc.aio.AioRpcError: the system does not answer, or makes no receipts.
+        """
+        stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+        request = inference_pb2.DescribeModelRequest(model=name)
+        described = await stub.DescribeModel(request, wait_for_ready=True)
+        asked = _request([0], inference_pb2.GenerationOptions(max_tokens=1, receipt=True), name)
+        answer = await stub.Generate(asked)
+        own = Receipt.model_validate_json(answer.choices[0].receipt)
+        return cls(stub, name, own.model, own.arithmetic[0], frozenset(described.eos_token_ids))
+
+    async def verdict(self, given: GivenReceipt) -> Verdict:
+        """Computes the answer of a receipt again, and returns whether it has the same tokens.
+
+        Raises:
+            grpc.aio.AioRpcError: the system does not answer.
+        """
+        if why := self._other_model(given.receipt):
+            return Verdict(place=given.place, outcome=Outcome.UNCHECKED, why=why)
+        try:
+            answer = await self.stub.Generate(self._asked(given))
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in _REFUSALS:
+                raise
+            why = f"the system refuses the request: {error.details()}"
+            return Verdict(place=given.place, outcome=Outcome.UNCHECKED, why=why)
+        return await self._compared(given, answer.choices[0])
+
+    def _other_model(self, receipt: Receipt) -> str:
+        """Returns which digests of the model differ from those of a receipt. The result is empty if
+        none does."""
+        names = ("weights", "configuration", "tokenizer", "template")
+        others = [
+            name for name in names if getattr(receipt.model, name) != getattr(self.model, name)
+        ]
+        return f"other digests here: {', '.join(others)}" if others else ""
+
+    def _asked(self, given: GivenReceipt) -> inference_pb2.GenerateRequest:
+        receipt = given.receipt
+        is_cut = receipt.finish == "stop_text"
+        sampling = to_proto(receipt.sampling)
+        ignores_eos = not self.eos_token_ids.issubset(receipt.options.sampling.stop_token_ids)
+        options = inference_pb2.GenerationOptions(
+            max_tokens=len(receipt.tokens) if is_cut else receipt.options.max_tokens,
+            sampling=sampling,
+            return_token_ids=True,
+            ignore_eos=ignores_eos,
+        )
+        return _request(given.prompt, options, self.name)
+
+    async def _compared(self, given: GivenReceipt, answer: inference_pb2.Choice) -> Verdict:
+        receipt, computed = given.receipt, list(answer.token_ids)
+        why = self._other_arithmetic(receipt)
+        at = _first_difference(receipt.tokens, computed)
+        ends_alike = answer.finish_reason == _FINISHES.get(receipt.finish, answer.finish_reason)
+        if at is None and ends_alike:
+            note = f"although {why}" if why else ""
+            return Verdict(place=given.place, outcome=Outcome.SAME, why=note)
+        if why:
+            return Verdict(place=given.place, outcome=Outcome.UNCHECKED, why=why)
+        if at is None:
+            why = f"it ended by {receipt.finish}, and does not here"
+            return Verdict(place=given.place, outcome=Outcome.DIFFERS, at=len(computed), why=why)
+        gap = await self._gap(given, computed, at)
+        return Verdict(place=given.place, outcome=Outcome.DIFFERS, at=at, logit_gap=gap)
+
+    def _other_arithmetic(self, receipt: Receipt) -> str:
+        """Returns why the tokens need not be equal here. The result is empty if they must be."""
+        if len(receipt.arithmetic) != 1:
+            n_builds = len(receipt.arithmetic) or "no known"
+            return f"{n_builds} builds of the workers made the answer"
+        (made,) = receipt.arithmetic
+        if made != self.arithmetic:
+            return "the arithmetic is another: " + _changes(made, self.arithmetic)
+        if not made.kernels.startswith(EXACT_KERNELS):
+            return f"the kernels {made.kernels} do not promise equal tokens"
+        return ""
+
+    async def _gap(self, given: GivenReceipt, computed: Sequence[int], at: int) -> float | None:
+        """Returns how much larger the logit of the computed token at an index is than that of the
+        receipt's token. Returns None if one of the answers has no token there, or if the system
+        does not tell."""
+        told = given.receipt.tokens
+        if at >= min(len(told), len(computed)):
+            return None
+        before = [*given.prompt, *computed[:at]]
+        try:
+            told_logprob = await self._logprob([*before, told[at]])
+            return await self._logprob([*before, computed[at]]) - told_logprob
+        except grpc.aio.AioRpcError:  # such as a token outside the vocabulary
+            return None
+
+    async def _logprob(self, tokens: Sequence[int]) -> float:
+        """Returns the log-probability of the last token after the others. Differences between two
+        of them are differences between logits."""
+        options = inference_pb2.GenerationOptions(max_tokens=0, prompt_logprobs=0)
+        answer = await self.stub.Generate(_request(tokens, options, self.name))
+        return float(answer.choices[0].prompt_logprobs[-1].logprob)
+
+
+def _request(
+    tokens: Sequence[int], options: inference_pb2.GenerationOptions, name: str
+) -> inference_pb2.GenerateRequest:
+    prompt = inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=tokens))
+    return inference_pb2.GenerateRequest(model=name, prompt=prompt, options=options)
+
+
+def _first_difference(told: Sequence[int], computed: Sequence[int]) -> int | None:
+    """Returns the index of the first token that differs or that only one answer has. Returns None
+    if the answers are equal."""
+    for at, (mine, its) in enumerate(zip(told, computed, strict=False)):
+        if mine != its:
+            return at
+    return None if len(told) == len(computed) else min(len(told), len(computed))
+
+
+def _changes(made: Arithmetic, here: Arithmetic) -> str:
+    return ", ".join(
+        f"{name} {getattr(made, name)}, here {getattr(here, name)}"
+        for name in type(made).model_fields
+        if getattr(made, name) != getattr(here, name)
+    )
