@@ -95,9 +95,9 @@ class FakeRequest:
         accepted = scheduler_pb2.Acceptance(request_id=self.request_id)
         self._send(scheduler_pb2.ConnectResponse(accepted=[accepted]))
 
-    def built_by(self, build: str) -> None:
+    def built_by(self, build: str, **traits: str) -> None:
         """A build of the workers makes the tokens of the request from now on."""
-        built = scheduler_pb2.RequestBuild(request_id=self.request_id, build=build)
+        built = scheduler_pb2.RequestBuild(request_id=self.request_id, build=build, traits=traits)
         self._send(scheduler_pb2.ConnectResponse(builds=[built]))
 
     def reject(

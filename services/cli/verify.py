@@ -124,7 +124,7 @@ def checked(
                     keys=keys,
                     prompts=prompts,
                     n_at_once=options.at_once,
-                    on_checked=bar.update,
+                    on_checked=lambda: bar.update(1),
                 )
                 verdicts.update(zip(places, asyncio.run(group), strict=True))
     return [verdicts[place] for place in range(len(receipts))]

@@ -112,7 +112,10 @@ _JSON_TYPES: dict[Any, Any] = {
 """Type in a receipt for each type of a sampling option."""
 
 _FIELDS: dict[str, Any] = {
-    field.name: (_JSON_TYPES[field.type], field.default)
+    field.name: (
+        _JSON_TYPES[field.type],
+        list(field.default) if isinstance(field.default, tuple) else field.default,
+    )
     for field in dataclasses.fields(SamplingParams)
     if field.name != "seed"
 }

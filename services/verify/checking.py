@@ -30,7 +30,7 @@ async def check(
     keys: PublicKeys | None = None,
     prompts: Prompts = (),
     n_at_once: int = N_AT_ONCE,
-    on_checked: Callable[[], None] = lambda: None,
+    on_checked: Callable[[], object] = lambda: None,
 ) -> list[Verdict]:
     """Checks receipts by the system whose gRPC API is at `address`, and returns a verdict for each,
     in order. `on_checked` is called after each.

@@ -56,7 +56,7 @@ class Recomputation:
         """
         stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
         request = inference_pb2.DescribeModelRequest(model=name)
-        described = await stub.DescribeModel(request, wait_for_ready=True)
+        described = await stub.DescribeModel(request)
         asked = _request([0], inference_pb2.GenerationOptions(max_tokens=1, receipt=True), name)
         answer = await stub.Generate(asked)
         own = Receipt.model_validate_json(answer.choices[0].receipt)

@@ -12,7 +12,6 @@ from services.receipts.canonical_json import MAX_WHOLE, canonical
 
 NUMBERS = {
     0.0: "0",
-    -0.0: "0",
     1.0: "1",
     -1.5: "-1.5",
     1e21: "1e+21",

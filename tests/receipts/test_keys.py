@@ -36,8 +36,8 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def changed(receipt: dict[str, Any], path: Path, value: Any) -> dict[str, Any]:
-    copy = json.loads(json.dumps(receipt))
-    holder = copy
+    copy: dict[str, Any] = json.loads(json.dumps(receipt))
+    holder: Any = copy
     for step in path[:-1]:
         holder = holder[step]
     holder[path[-1]] = value

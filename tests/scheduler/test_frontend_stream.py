@@ -137,3 +137,19 @@ async def test_an_acceptance_leaves_with_the_next_tokens_and_alone_when_none_com
     # What was waited for has left: nothing else is to be sent.
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(connection.next_message(), 3 * ACCEPTANCE_S)
+
+
+async def test_only_requests_that_ask_for_traits_get_them_and_at_each_admission() -> None:
+    connection = FrontendStream()
+    plain, asking = (Request(RequestId(name), [1], 8, build="b1") for name in "pa")
+    connection.accept(plain)
+    connection.accept(asking, wants_traits=True)
+    for is_new in (True, False):
+        for request in (plain, asking):
+            connection.note_build(
+                request, is_new=is_new, traits_of=lambda build: {"dtype": f"of {build}"}
+            )
+    message = await connection.next_message()
+    told = [(built.request_id, built.build, dict(built.traits)) for built in message.builds]
+    traits = {"dtype": "of b1"}
+    assert told == [("p", "b1", {}), ("a", "b1", traits), ("a", "b1", traits)]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from services.receipts.keys import new_key
 from tests import checkpoints
 from tests.frontend.checkpoints import write_checkpoint as write_tokenizer
 from tests.system.stack import Stack, serving
@@ -48,9 +49,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def one_stage(model: Path) -> Iterator[Stack]:
-    """One stage without drafts. All tests share the system, so no test may damage it."""
-    with serving(model, dtype="float32", scheduler="speculative-tokens=0") as stack:
+def one_stage(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One stage without drafts, which makes receipts on request. All tests share the system, so no
+    test may damage it."""
+    keys = tmp_path_factory.mktemp("keys") / "keys.pem"
+    keys.write_bytes(new_key())
+    with serving(
+        model,
+        dtype="float32",
+        scheduler="speculative-tokens=0",
+        receipts="on_request",
+        receipt_keys_file=keys,
+    ) as stack:
         yield stack
 
 

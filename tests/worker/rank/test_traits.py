@@ -1,5 +1,6 @@
 """Ranks tell apart what must be equal on all stages, before they load."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -61,3 +62,19 @@ def test_a_model_that_is_missing_is_refused_before_there_is_a_stage(tmp_path: Pa
 def test_a_place_survives_its_message() -> None:
     place = PipelinePlace(3, 12)
     assert PipelinePlace.from_bytes(place.to_bytes()) == place
+
+
+def test_where_receipts_are_made_every_byte_of_the_weights_counts(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "one")
+    assert told(model).keys() & {"weights", "kernels"} == set()
+    with_receipts = told(model, receipts="on_request")
+    assert with_receipts["kernels"].partition("-")[0] in ("native", "pytorch")
+    weights = model / "model.safetensors"
+    line = f"{hashlib.sha256(weights.read_bytes()).hexdigest()}  {weights.name}\n"
+    assert with_receipts["weights"] == hashlib.sha256(line.encode()).hexdigest()
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    assert told(model, receipts="always")["weights"] != with_receipts["weights"]
+    with pytest.raises(CannotStart, match="receipts: not with load_format random"):
+        told(model, receipts="always", load_format="random")
