@@ -5,9 +5,9 @@ spaces and another order of members, and the canonical form stays the same. Whol
 exact as doubles, since many readers of JSON have no other numbers.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
+from json.encoder import encode_basestring
 from math import isfinite
 
 MAX_WHOLE = 2**53 - 1
@@ -27,17 +27,22 @@ def canonical(value: object) -> bytes:
     return _written(value).encode()
 
 
+_NAMES: Mapping[bool | None, str] = {None: "null", True: "true", False: "false"}
+
+
 def _written(value: object) -> str:
     match value:
-        case None | bool() | str():
-            return json.dumps(value, ensure_ascii=False)
+        case str():
+            return encode_basestring(value)
+        case None | bool():
+            return _NAMES[value]
         case int():
             return _whole(value)
         case float():
             return _number(value)
-        case Mapping():
+        case dict():
             return "{" + ",".join(_member(name, value[name]) for name in _ordered(value)) + "}"
-        case Sequence():
+        case list() | tuple():
             return "[" + ",".join(_items(value)) + "]"
     raise ValueError(f"{type(value).__name__} has no form in JSON")
 
@@ -47,19 +52,20 @@ def _ordered(value: Mapping[object, object]) -> list[str]:
     names = [name for name in value if isinstance(name, str)]
     if len(names) < len(value):
         raise ValueError("the names of an object's members must be texts")
+    if all(map(str.isascii, names)):
+        return sorted(names)
     return sorted(names, key=lambda name: name.encode("utf-16-be", errors="surrogatepass"))
 
 
 def _items(value: Sequence[object]) -> Iterable[str]:
     """Returns the items of a list, written. Lists of whole numbers, such as tokens, are long."""
-    whole = [item for item in value if type(item) is int]
-    if value and len(whole) == len(value) and max(map(abs, whole)) <= MAX_WHOLE:
-        return map(str, whole)
+    if set(map(type, value)) == {int} and -MAX_WHOLE <= min(value) <= max(value) <= MAX_WHOLE:
+        return map(str, value)
     return map(_written, value)
 
 
 def _member(name: str, value: object) -> str:
-    return f"{json.dumps(name, ensure_ascii=False)}:{_written(value)}"
+    return f"{encode_basestring(name)}:{_written(value)}"
 
 
 def _whole(value: int) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,8 @@ def test_a_system_computes_with_the_arithmetic_of_the_receipt() -> None:
         ("--quantization", "int4"),
         ("--worker", "activations=exact"),
     )
-    for nonsense in ([], [{}], [{"dtype": "x --host=0.0.0.0", "quantization": None}], "x", [1]):
+    wrong: list[Any] = [[], [{}], [{"dtype": "x --host=0.0.0.0", "quantization": None}], "x", [1]]
+    for nonsense in wrong:
         assert layout_of(signed(arithmetic=nonsense)) == ()
 
 

@@ -190,7 +190,11 @@ async def test_receipts_of_all_answers_may_hide_their_prompts(tmp_path: Path) ->
     keys = tmp_path / "keys.pem"
     keys.write_bytes(new_key())
     scheduler = FakeScheduler(by_avx2, pipeline=WITH_TRAITS)
-    settings = {"receipts": "always", "receipt_keys_file": keys, "receipt_prompts": "digest"}
+    settings: dict[str, Any] = {
+        "receipts": "always",
+        "receipt_keys_file": keys,
+        "receipt_prompts": "digest",
+    }
     async with running(tmp_path, scheduler, **settings) as site:
         answer = await post(site, "/v1/completions", {**HELLO, "receipt": False})
         receipt = await checked(site, answer["choices"][0]["receipt"])
@@ -239,13 +243,13 @@ async def test_a_frontend_does_not_start_without_a_right_key_file(
     if content is not None:
         keys.write_bytes(content)
     write_checkpoint(tmp_path)
-    settings = FrontendSettings(
-        model=tmp_path, scheduler="localhost:1", receipts="always", receipt_keys_file=keys
-    )
+    served: Any = {"model": tmp_path, "scheduler": "localhost:1"}
+    settings = FrontendSettings(**served, receipts="always", receipt_keys_file=keys)
     with pytest.raises((OSError, ValueError), match=complaint):
         Frontend(settings)
 
 
 async def test_receipts_need_a_key_file(tmp_path: Path) -> None:
+    served: Any = {"model": tmp_path, "scheduler": "localhost:1"}
     with pytest.raises(ValueError, match="receipt_keys_file: must be given with receipts=always"):
-        FrontendSettings(model=tmp_path, scheduler="localhost:1", receipts="always")
+        FrontendSettings(**served, receipts="always")

@@ -122,7 +122,7 @@ class CallReceipts:
                 "prompt": self._prompt(prompt.token_ids),
                 "options": {
                     "max_tokens": prompt.max_new_tokens,
-                    "stop": self._answers.stop,
+                    "stop": list(self._answers.stop),
                     "sampling": sampling_record(sampling),
                 },
                 "seed": str(sampling.seed),

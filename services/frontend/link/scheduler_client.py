@@ -279,7 +279,8 @@ class SchedulerClient:
                 request.suspend(event.n_losses)
                 return
             case Built():
-                request.submission.build = event.build
+                self._note_build(request, event)
+                return
             case Failed(error=errors.Unavailable() as error):
                 self._hold(request, error)
                 return
@@ -291,6 +292,13 @@ class SchedulerClient:
         if event.is_last:
             self._forget(request)
         request.inbox.put_nowait(event)
+
+    def _note_build(self, request: SubmittedRequest, event: Built) -> None:
+        """Notes the build that makes the tokens of a request, and delivers its traits if the
+        request asked for them."""
+        request.submission.build = event.build
+        if event.traits:
+            request.inbox.put_nowait(event)
 
     def _deliver_columns(self, response: scheduler_pb2.ConnectResponse) -> None:
         """Delivers the tokens in the columns of a message. Nearly all tokens come in columns, so
