@@ -64,6 +64,9 @@ def parser() -> argparse.ArgumentParser:
         help="gRPC API of a system that serves already, with receipts",
     )
     made.add_argument(
+        "--name", default="", help="name of the model, if the system at --grpc serves several"
+    )
+    made.add_argument(
         "--keys", metavar="FILE|URL", help="public keys: a JSON file, keys in PEM, or a server"
     )
     made.add_argument(
@@ -121,6 +124,7 @@ def checked(
                 group = check(
                     address,
                     [receipts[place] for place in places],
+                    model=options.name,
                     keys=keys,
                     prompts=prompts,
                     n_at_once=options.at_once,

@@ -59,9 +59,10 @@ def _ordered(value: Mapping[object, object]) -> list[str]:
 
 def _items(value: Sequence[object]) -> Iterable[str]:
     """Returns the items of a list, written. Lists of whole numbers, such as tokens, are long."""
-    if set(map(type, value)) == {int} and -MAX_WHOLE <= min(value) <= max(value) <= MAX_WHOLE:
-        return map(str, value)
-    return map(_written, value)
+    whole = [item for item in value if type(item) is int]
+    if len(whole) < len(value) or not whole or max(max(whole), -min(whole)) > MAX_WHOLE:
+        return map(_written, value)
+    return map(str, whole)
 
 
 def _member(name: str, value: object) -> str:
