@@ -121,8 +121,15 @@ class SchedulerService:
         """
         self._traits[pipeline.build] = dict(pipeline.traits)
         if self._is_open:
-            if pipeline.max_model_len <= self.known.pipeline.max_model_len:
+            known = self.known.pipeline
+            is_longer = pipeline.max_model_len > known.max_model_len
+            if not is_longer and pipeline.build == known.build:
                 return
+            if not is_longer:
+                pipeline = scheduler_pb2.PipelineDescription.FromString(
+                    pipeline.SerializeToString()
+                )
+                pipeline.max_model_len = known.max_model_len
         else:
             self._drop_unfit(pipeline, fleet)
         self.known.pipeline, self._fleet = pipeline, fleet

@@ -161,6 +161,18 @@ async def test_all_builds_that_made_an_answer_are_named(site: Site) -> None:
     site.scheduler.behaviour = by_avx2
 
 
+async def test_an_answer_of_workers_that_tell_nothing_gets_no_receipt(site: Site) -> None:
+    async def by_others(request: FakeRequest) -> None:
+        request.accept()
+        request.built_by("b2", dtype="float32")
+        await says(20, EOS)(request)
+
+    site.scheduler.behaviour = by_others
+    refused = await soon(site.http.post("/v1/completions", json=HELLO))
+    assert (refused.status_code, "workers without the setting" in refused.text) == (503, True)
+    site.scheduler.behaviour = by_avx2
+
+
 async def test_a_resumed_stream_says_which_tokens_the_client_gave(site: Site) -> None:
     body = {**HELLO, "return_token_ids": True, "stream": True}
     first = await soon(site.http.post("/v1/completions", json=body))

@@ -8,12 +8,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from orcinus.v1 import inference_pb2
+from orcinus.v1 import inference_pb2, sampling_pb2
 
 from services.cli.verify import UNCHECKED, main
 from services.receipts.keys import SigningKeys, new_key
 from tests.system.conftest import tokens
-from tests.system.stack import Stack
+from tests.system.stack import Stack, serving
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2, None]}}, "required": ["a"]}
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12}
@@ -139,3 +139,41 @@ def test_receipts_of_one_system_are_verified_by_another(
     )
     assert [it for it in verdicts if it["outcome"] != "same"] == []
     assert status == 0
+
+
+@pytest.mark.thorough
+def test_answers_that_survived_deaths_have_receipts_like_any_others(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys, file = tmp_path / "keys.pem", tmp_path / "receipts.jsonl"
+    keys.write_bytes(new_key())
+    options: dict[str, Any] = {"receipts": "always", "receipt_keys_file": keys, "fail_fast": False}
+    with serving(model, stages=2, **options) as stack, stack.inference() as stub:
+        prompt = inference_pb2.Prompt(text="hello")
+        calls = [
+            stub.GenerateStream(
+                inference_pb2.GenerateStreamRequest(
+                    prompt=prompt,
+                    options=inference_pb2.GenerationOptions(
+                        max_tokens=300,
+                        ignore_eos=True,
+                        return_token_ids=True,
+                        sampling=sampling_pb2.SamplingParams(seed=seed),
+                    ),
+                )
+            )
+            for seed in range(8)
+        ]
+        begun = [next(call) for call in calls]
+        stack.kill("services.worker", 1)
+        stack.kill("services.scheduler")
+        receipts = [piece.choice.receipt for call in calls for piece in call]
+        file.write_text("\n".join(filter(None, receipts)))
+        assert len(begun) == len(list(filter(None, receipts)))
+        status, verdicts = verified(capsys, file, f"--grpc={stack.grpc}", "--keys", stack.http)
+        assert [it for it in verdicts if it["outcome"] != "same"] == []
+        assert status == 0
+    for line in file.read_text().splitlines():
+        receipt = json.loads(line)
+        assert (len(receipt["tokens"]), receipt["n_given"]) == (300, 0)
+        assert len(receipt["arithmetic"]) == 1

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.common.errors import InvalidRequest
+from services.common.errors import InvalidRequest, Unavailable
 from services.frontend.generation.answer import Answer, Piece
 from services.frontend.generation.answers import Answers
 from services.frontend.request.finish_reason import FinishReason
@@ -56,7 +56,7 @@ class ReceiptIssuer:
 
     def check(self, pipeline: ServedPipeline) -> None:
         """Raises InvalidRequest if the workers of a pipeline do not tell what receipts need."""
-        if "weights" not in dict(pipeline.traits):
+        if not tells_enough(pipeline.traits):
             raise InvalidRequest(
                 FIELD, "cannot be made: the workers run without the setting `receipts`"
             )
@@ -94,8 +94,14 @@ class CallReceipts:
             found.append(sorted_traits)
 
     def with_receipt(self, answer: Answer, last: Piece) -> Piece:
-        """Returns the last piece of an answer with the receipt of the answer. Raises PoolFull if
-        there is no memory for it."""
+        """Returns the last piece of an answer with the receipt of the answer.
+
+        Raises:
+            PoolFull: there is no memory for the receipt.
+            Unavailable: workers that do not tell what receipts need made tokens of the answer.
+        """
+        if not all(map(tells_enough, self._traits.get(answer.index, ()))):
+            raise Unavailable("workers without the setting `receipts` made the answer; try again")
         n_tokens = len(self._answers.prompt(answer.index).token_ids) + answer.n_tokens
         self._keep(TOKEN_BYTES * n_tokens)
         return replace(last, receipt=self._of(answer, last))
@@ -143,6 +149,11 @@ class CallReceipts:
 
 MakeReceipts = Callable[[Answers, str, Keep], CallReceipts]
 """Type of a function that returns the receipts of a call with these answers and this id."""
+
+
+def tells_enough(traits: Traits) -> bool:
+    """Returns whether the traits of workers have all that receipts need."""
+    return "weights" in dict(traits)
 
 
 def arithmetic_of(traits: Traits) -> dict[str, str]:

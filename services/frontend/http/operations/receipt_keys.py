@@ -1,5 +1,6 @@
 """The handler of GET /.well-known/orcinus-keys.json, which needs no key."""
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
@@ -38,7 +39,7 @@ class ReceiptKeys(TypedDict):
 
 
 async def receipt_keys(api: Api, request: Request) -> Response:
-    """Returns the public keys of this server. The server has this route only if it makes
-    receipts."""
-    assert api.receipt_keys is not None
+    """Returns the public keys of this server."""
+    if api.receipt_keys is None:
+        raise HTTPException(404)
     return json_response(api.receipt_keys.latest.published.to_jwks())
