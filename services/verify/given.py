@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import rfc8785
 from pydantic import ValidationError
 
 from services.common.errors import InvalidRequest
-from services.receipts.canonical_json import canonical
 from services.receipts.keys import PublicKeys
 from services.receipts.receipt import HiddenPrompt, Receipt
 from services.verify.receipt_files import FoundReceipt
@@ -37,7 +37,7 @@ class GivenReceipt:
             Unreadable: the receipt has a wrong form, or none of the prompts has its digest.
         """
         try:
-            receipt = Receipt.model_validate_json(canonical(found.content))
+            receipt = Receipt.model_validate_json(rfc8785.dumps(found.content))
             receipt.sampling.check(own_stop_token_ids=receipt.options.sampling.stop_token_ids)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]

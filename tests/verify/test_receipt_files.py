@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rfc8785
 
-from services.receipts.canonical_json import canonical
 from services.verify.receipt_files import NoReceipts, receipts_in
 from tests.receipts.made import signed
 
@@ -23,7 +23,7 @@ FORMS = {
     "lines": f"{json.dumps(ONE)}\n\n{json.dumps(TWO)}\n",
     "an answer": json.dumps({"choices": [{"receipt": ONE}, {"receipt": TWO}], "usage": {}}),
     "answers in lines": "\n".join(json.dumps({"receipt": it}) for it in (ONE, TWO)),
-    "gRPC": json.dumps({"choices": [{"receipt": canonical(it).decode()} for it in (ONE, TWO)]}),
+    "gRPC": json.dumps({"choices": [{"receipt": rfc8785.dumps(it).decode()} for it in (ONE, TWO)]}),
     "a stream": ": hello\n"
     + chunk(text="x")
     + "id: 1-2\n"

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+import rfc8785
+
 from services.common import errors
 from services.common.gguf.header import is_gguf
 from services.frontend.request.conversation import ChatMessage, Conversation
@@ -24,7 +26,6 @@ from services.frontend.text.template_form import TemplateForm
 from services.frontend.text.template_probes import TemplateProbes
 from services.frontend.text.template_program import TEMPLATE_ERRORS, TemplateProgram
 from services.frontend.text.template_sandbox import Meter, TooMuch
-from services.receipts.canonical_json import canonical
 
 
 class ChatTemplate:
@@ -98,7 +99,7 @@ class ChatTemplate:
     @property
     def digest(self) -> str:
         """SHA-256 of the templates and of the texts of their special tokens."""
-        return hashlib.sha256(canonical(self._parts)).hexdigest()
+        return hashlib.sha256(rfc8785.dumps(self._parts)).hexdigest()
 
     @property
     def renders_parallel_calls(self) -> bool:
