@@ -20,6 +20,7 @@ from typing import Any, Self
 from services.common.address import Address, loopback, parse, reachable, reserve_port
 from services.common.cpus import usable_cpus
 from services.local.child import STOP_TIMEOUT_S, Child, OnMessage
+from services.local.memory_directory import MemoryDirectory
 from services.local.restart_limit import RestartLimit
 from services.local.settings import LocalSettings
 from services.local.supervisor import Supervisor
@@ -76,6 +77,7 @@ class Launcher:
         self._has_started = False
         self._lost_models: set[int] = set()
         self._n_lost_workers: Counter[int] = Counter()  # by model
+        self._memory: MemoryDirectory | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -83,6 +85,8 @@ class Launcher:
     async def __aexit__(self, *exc_info: object) -> None:
         for wave in reversed(self._waves):
             await asyncio.gather(*(service.stop() for service in wave))
+        if self._memory is not None:
+            self._memory.remove()
 
     async def start(self, on_progress: OnProgress) -> LocalAddresses:
         """Starts all services, waits until they serve, and returns the addresses.
@@ -92,6 +96,8 @@ class Launcher:
         """
         self._waves = [[], [], []]
         settings = self._settings
+        if settings.keeps_kv:
+            self._memory = MemoryDirectory.make()
         indices = range(settings.n_workers)
         ports = {it: reserve_port(self._host) for it in indices if settings.is_spare(it)}
         workers = {
@@ -248,6 +254,7 @@ class Launcher:
             "weight-cache": settings.weight_cache_directory,
             "max-model-len": settings.max_model_len,
             "kv-memory": settings.kv_memory,
+            "kv-directory": None if self._memory is None else self._memory.path,
             "transfer-timeout-s": settings.iteration_limit_s,
             "profile-dir": settings.profile_dir,
             "receipts": settings.receipts,

@@ -198,6 +198,12 @@ class LocalSettings(ServiceSettings):
             return self.spares
         return 0 if self.fail_fast or dict(self.worker).get("device", "cpu") != "cpu" else 1
 
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether the workers' keys and values outlive their processes. This needs workers on CPUs
+        that are started again or have spares."""
+        return not self.fail_fast and dict(self.worker).get("device", "cpu") == "cpu"
+
     def is_spare(self, index: int) -> bool:
         """Returns whether a worker starts as a spare. `index` counts the workers of all models. The
         workers of a model have consecutive numbers, and its spares come last."""

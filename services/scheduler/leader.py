@@ -17,6 +17,7 @@ then it ends. If there is no other pipeline, it serves until workers for the nex
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,7 @@ from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.epoch import Epoch
 from services.scheduler.fleet import Fleet
+from services.scheduler.kept_kv import KeptKV, Written
 from services.scheduler.observing.iteration_observer import IterationObservers, ObserveEpoch
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.request_observer import RequestObserver
@@ -104,6 +106,7 @@ class Leader:
                 control=control,
             )
         )
+        self._kept = KeptKV()
         self._serving: dict[asyncio.Task[None], Epoch] = {}  # epochs that join or serve
         self._suspicion = Suspicion()
         self._is_draining = False
@@ -170,8 +173,10 @@ class Leader:
     async def _serve(self, epoch: Epoch, former: Former) -> None:
         """Forms one epoch and serves it to its end."""
         loss: PipelineLost | None = None
+        written: Written | None = None
         try:
             await epoch.engine.start()
+            written = self._resume(epoch)
             self._open(epoch)
             former.note_serving()
             await epoch.loop.run()
@@ -188,6 +193,8 @@ class Leader:
             epoch.observers.closed(loss.message if loss is not None and is_lost else None)
             if loss is not None and is_lost:
                 self._suspend(epoch, loss)
+                if written is not None and not loss.is_by_itself:
+                    self._keep(epoch, written)
             elif was_open and not (self._fleet.is_serving or self._is_draining):
                 self._service.suspend((), ())
             await epoch.engine.close()
@@ -223,6 +230,26 @@ class Leader:
         cause, with addresses that clients must not see."""
         begun, ended = epoch.scheduler.suspend(loss.iteration, is_by_itself=loss.is_by_itself)
         self._service.suspend(begun, ended, is_open=self._fleet.is_serving)
+
+    def _resume(self, epoch: Epoch) -> Written:
+        """Lets an epoch whose stages have joined go on with the keys and values of an ended epoch,
+        if the stages still have them. Returns what has been written to their memories."""
+        number = epoch.pipeline.epoch
+        written, earlier = self._kept.begin(number, epoch.engine.stored_kv, epoch.scheduler)
+        if earlier is not None:
+            epoch.scheduler.resume(earlier)
+            n_slots = epoch.scheduler.kv_manager.n_unused_slots
+            log.info("epoch %d goes on with %d K/V slots of the one before", number, n_slots)
+        return written
+
+    def _keep(self, epoch: Epoch, written: Written) -> None:
+        """Remembers the keys and values of an epoch that has ended and is suspended. Those of an
+        epoch that a rank ended by itself are not kept: what ended the rank may have damaged them.
+        """
+        if epoch.scheduler.n_returned:
+            complete = (epoch.pipeline.epoch, epoch.scheduler.n_returned)
+            written = replace(written, complete=complete)
+        self._kept.keep(written, epoch.scheduler)
 
     def _release_late(
         self, scheduler: Scheduler, observers: IterationObservers, reason: str

@@ -38,7 +38,9 @@ class MessageKind(IntEnum):
     LOADED = 4
     """From the rank, when the rank's weights are in memory: a DescribeResponse."""
     JOINED = 5
-    """From the rank: the epoch that the rank has joined, as a decimal number."""
+    """From the rank: the epoch that the rank has joined, as a decimal number. If the rank has a
+    memory for keys and values that outlives epochs, the fields of its `Stored` follow, without the
+    number of blocks, each after a space."""
     REPORT = 6
     """From the rank: a WatchStageResponse."""
     NOT_JOINED = 7

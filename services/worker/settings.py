@@ -81,6 +81,11 @@ class SharedSettings(BaseModel):
     """Largest size of all files in `weight_cache`, in bytes or like `20GiB`. The files that have
     not been used for the longest time are removed to make room."""
 
+    kv_directory: Path | None = None
+    """Directory in memory, such as one below `/dev/shm`, for the keys and values of ranks on a CPU.
+    They then outlive a process, and the process that takes its place goes on with them. Prompts
+    can be computed from these files. When not set, they are in the memory of each rank."""
+
     load_format: LoadFormat = "safetensors"
     """Source of the weights. `random` makes random weights, needs only config.json and is for
     benchmarks."""

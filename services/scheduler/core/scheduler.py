@@ -24,6 +24,7 @@ Optional features are separate objects: drafts of tokens (`drafting/`) and preem
 
 from collections.abc import Mapping, Sequence
 
+from services.scheduler.core import complete_kv
 from services.scheduler.core.admission import suspects
 from services.scheduler.core.admission.feasible import check_feasible
 from services.scheduler.core.admission.grammar_gate import DueGrammar
@@ -82,6 +83,8 @@ class Scheduler:
         self._departure = ForDeparture(pool, preempt=self._preempt)
         self._in_flight = BatchesInFlight()
         self._n_iterations = 0
+        self.n_returned = 0
+        """Number of batches that have returned, which is also the iteration of the last one."""
         self._released_rows: list[int] = []
         self._preempted: list[Request] = []
 
@@ -155,6 +158,7 @@ class Scheduler:
             ValueError: the iteration is not the oldest in flight, or the number of tokens is wrong.
         """
         batch = self._in_flight.take(iteration, len(token_ids))
+        self.n_returned = iteration
         self.pool.is_late = False
         for request in batch.sampled_requests(cut):
             request.is_cut = True
@@ -265,7 +269,8 @@ class Scheduler:
     def suspend(
         self, iteration: int = 0, *, is_by_itself: bool = False
     ) -> tuple[list[Request], list[Update]]:
-        """Lets all requests wait again, since the epoch is over and its keys and values are lost.
+        """Lets all requests wait again, since the epoch is over. The prefix cache has all complete
+        keys and values from then on (`complete_kv.py`), for a later epoch that takes it over.
         `is_by_itself` says that a rank failed without a cause from outside. `iteration` is the
         iteration that the rank computed, or 0 if that is not known. The requests of this iteration,
         or else all requests in flight, are suspects (`suspects.py`). Returns the requests that had
@@ -273,6 +278,7 @@ class Scheduler:
         computed = self._in_flight.get(iteration)
         held = self.pool.running if computed is None else computed.columns.requests
         suspects.suspect([one for one in held if one.n_in_flight], is_by_itself=is_by_itself)
+        complete_kv.retire_all(self.pool.running, self._in_flight.all(), self.kv_manager)
         self._in_flight.clear()
         self.pool.shared.close(self.pool)
         begun = self.pool.preempt_all()
@@ -283,6 +289,15 @@ class Scheduler:
             elif message := suspects.verdict(request):
                 ends.append(self._finish(request, FinishReason.FAILED, message=message))
         return begun, ends
+
+    def resume(self, earlier: "Scheduler") -> None:
+        """Takes over the prefix cache of an earlier epoch of the pipeline, which is suspended,
+        since the ranks still have its keys and values. Must be called before `adopt`.
+
+        Raises:
+            ValueError: the K/V memory of the earlier epoch is of another kind.
+        """
+        self.kv_manager.take_over(earlier.kv_manager)
 
     def learn_overhead(self, n_tokens: int) -> bool:
         """Tells the policy that the overhead of an iteration is `n_tokens` prompt tokens. Returns

@@ -19,7 +19,7 @@ from orcinus.v1 import trace_pb2, worker_pb2, worker_pb2_grpc
 from services.common import rpc
 from services.scheduler.core.batch import Batch
 from services.scheduler.pipeline.grammar_preparation import GrammarPreparation
-from services.scheduler.pipeline.joining import Reports, join_all
+from services.scheduler.pipeline.joining import Reports, StoredKV, join_all
 from services.scheduler.pipeline.lateness import Late, Lateness
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
@@ -76,6 +76,8 @@ class EngineMaster:
             self._stubs[-1], pipeline.epoch, wake=wake, on_lost=self._lose
         )
         """The grammar that the last stage compiles."""
+        self.stored_kv: StoredKV = ()
+        """The keys and values that the stages had when they joined the epoch."""
         self._results: list[worker_pb2.IterationResult] = []
         self._logprobs = LogprobPieces()
         self._loss: Exception | None = None
@@ -87,7 +89,9 @@ class EngineMaster:
         Raises:
             PipelineLost: a stage could not join.
         """
-        watches = await join_all(self.pipeline, self._stubs, on_slow=self._on_slow_join)
+        watches, self.stored_kv = await join_all(
+            self.pipeline, self._stubs, on_slow=self._on_slow_join
+        )
         metadata = rpc.epoch_metadata(self.pipeline.epoch)
         self._plans = self._stubs[0].RunIterations(metadata=metadata)
         self._lateness.begin(len(watches))

@@ -22,16 +22,20 @@ SLOW_JOIN_S = 8.0
 Reports = grpc.aio.UnaryStreamCall[object, object]
 """The stream of a stage's reports."""
 
+StoredKV = Sequence[Sequence[worker_pb2.StoredKV]]
+"""What each rank of each stage has in its memory for keys and values. Empty for a stage whose
+memory is new in each epoch."""
+
 
 async def join_all(
     pipeline: Pipeline,
     stubs: Sequence[worker_pb2_grpc.WorkerServiceStub],
     *,
     on_slow: Callable[[str], None] = lambda text: None,
-) -> list[Reports]:
+) -> tuple[list[Reports], StoredKV]:
     """Makes all stages of a pipeline join the epoch of the pipeline. Returns the streams of the
-    stages' reports. `on_slow` is called once, with the stages that have not joined, if joining
-    takes longer than usual.
+    stages' reports, and the keys and values that the stages still have. `on_slow` is called once,
+    with the stages that have not joined, if joining takes longer than usual.
 
     Raises:
         PipelineLost: a stage could not join. The error names the stage.
@@ -42,7 +46,7 @@ async def join_all(
     loop = asyncio.get_running_loop()
     naming = loop.call_later(SLOW_JOIN_S, _name_missing, pipeline, joining, on_slow)
     try:
-        await asyncio.gather(*joining)
+        answers = await asyncio.gather(*joining)
     finally:
         naming.cancel()
     metadata = rpc.epoch_metadata(pipeline.epoch)
@@ -56,12 +60,12 @@ async def join_all(
             raise _not_formed(index, error.details()) from error
         except TimeoutError:
             raise _not_formed(index, "it does not report") from None
-    return watches
+    return watches, tuple(tuple(answer.stored_kv) for answer in answers)
 
 
 def _name_missing(
     pipeline: Pipeline,
-    joining: "Sequence[asyncio.Task[None]]",
+    joining: "Sequence[asyncio.Task[worker_pb2.JoinPipelineResponse]]",
     on_slow: Callable[[str], None],
 ) -> None:
     """Names the stages that have not joined yet."""
@@ -72,7 +76,9 @@ def _name_missing(
     on_slow(f"pipeline {pipeline.number} does not form, stage {stages} has not joined yet")
 
 
-async def _join(pipeline: Pipeline, index: int, stub: worker_pb2_grpc.WorkerServiceStub) -> None:
+async def _join(
+    pipeline: Pipeline, index: int, stub: worker_pb2_grpc.WorkerServiceStub
+) -> worker_pb2.JoinPipelineResponse:
     request = worker_pb2.JoinPipelineRequest(
         pipeline_id=pipeline.pipeline_id,
         epoch=pipeline.epoch,
@@ -83,9 +89,11 @@ async def _join(pipeline: Pipeline, index: int, stub: worker_pb2_grpc.WorkerServ
         n_kv_blocks=pipeline.n_kv_blocks,
     )
     try:
-        await stub.JoinPipeline(request, timeout=JOIN_TIMEOUT_S)
+        answer: worker_pb2.JoinPipelineResponse
+        answer = await stub.JoinPipeline(request, timeout=JOIN_TIMEOUT_S)
     except grpc.aio.AioRpcError as error:
         raise _not_formed(index, error.details()) from error
+    return answer
 
 
 def _not_formed(index: int, why: str | None) -> PipelineLost:

@@ -28,6 +28,7 @@ def tell_calls(core: Scheduler, decisions: Decisions, *, pipeline: int) -> None:
     then on, watchers get an event about each call."""
     number = decisions.n_cores
     decisions.n_cores += 1
+    decisions.core_numbers[core] = number
     for method, decision_of in _DECISIONS.items():
         name = method.__name__
         call = partial(_call, getattr(core, name), partial(decision_of, decisions, core))
@@ -101,6 +102,9 @@ _DECISIONS: Mapping[Callable[..., Any], Callable[..., Decision]] = {
     Scheduler.adopt: lambda to, core, ends: {"adoption": watch_pb2.AdoptionDecision()},
     Scheduler.suspend: lambda to, core, result, iteration=0, **kind: {
         "suspension": watch_pb2.SuspensionDecision(iteration=iteration, **kind)
+    },
+    Scheduler.resume: lambda to, core, result, earlier: {
+        "resumption": watch_pb2.ResumptionDecision(core_number=to.core_numbers[earlier])
     },
     Scheduler.drain: lambda to, core, result, is_last=False: {
         "drain": watch_pb2.DrainDecision(is_last=is_last)

@@ -9,10 +9,12 @@ kept. The event of a call has the times that the core read from its clock during
 import time
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from orcinus.v1 import watch_pb2
 
 from services.scheduler.core.request import Request
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.watching.audience import Audience
 from services.scheduler.watching.told_requests import ToldRequests
 
@@ -70,6 +72,8 @@ class Decisions:
         """The clock of all cores."""
         self.n_cores = 0
         """Number of cores that this process has created."""
+        self.core_numbers: WeakKeyDictionary[Scheduler, int] = WeakKeyDictionary()
+        """The number of each core that is still in use."""
         self._audience = audience
         self._told = told
         self._tokens: Numbering[int] = Numbering()

@@ -120,14 +120,20 @@ class Replay:
                 result = decision.result
                 tokens = _tokens(result.token_ids)
                 core.apply(result.iteration, tokens, cut=result.cut, broken=result.broken)
-            case "adoption":
-                core.adopt()
+            case "resumption" | "adoption":
+                self._open(core, decision)
             case "suspension" | "drain" | "lateness":
                 _leave(core, decision, kind)
             case "overhead_tokens":
                 core.learn_overhead(decision.overhead_tokens)
             case _:
                 raise NotReplayable("it has a decision that this version does not know")
+
+    def _open(self, core: Scheduler, decision: watch_pb2.DecisionEvent) -> None:
+        if decision.HasField("resumption"):
+            core.resume(self._cores[decision.resumption.core_number])
+        else:
+            core.adopt()
 
     def _end(self, core: Scheduler, decision: watch_pb2.DecisionEvent) -> None:
         if decision.HasField("cancellation"):

@@ -26,7 +26,7 @@ class Epoch:
         self.pipeline_id = ""
         self.number = 0
         self._ranks: Sequence[RankLink] = ()
-        self._joined: set[int] = set()
+        self._joined: dict[int, str] = {}  # what each rank has stored, by tp_rank
         self._error = ""
         self._is_settled = asyncio.Event()  # all ranks have joined, or one of them cannot
 
@@ -87,11 +87,19 @@ class Epoch:
         if self._error:
             raise Unavailable(self._error)
 
+    @property
+    def stored_kv(self) -> list[worker_pb2.StoredKV]:
+        """The keys and values that each rank had when it joined the epoch, in the order of the
+        ranks. Empty if a rank has no memory for them that outlives epochs."""
+        told = [self._joined.get(tp_rank, "") for tp_rank in range(len(self._ranks))]
+        return [_stored_kv(each) for each in told] if all(told) else []
+
     def note_joined(self, tp_rank: int, payload: bytes) -> None:
         """Records that a rank has joined an epoch. `payload` is the rank's message
         (`MessageKind.JOINED`)."""
-        if int(payload) == self.number:
-            self._joined.add(tp_rank)
+        number, _, stored = payload.decode().partition(" ")
+        if int(number) == self.number:
+            self._joined[tp_rank] = stored
         if len(self._joined) == len(self._ranks):
             self._is_settled.set()
 
@@ -107,3 +115,11 @@ class Epoch:
         all join."""
         self._error = reason
         self._is_settled.set()
+
+
+def _stored_kv(told: str) -> worker_pb2.StoredKV:
+    """Returns the keys and values that a rank's message names (`MessageKind.JOINED`)."""
+    memory, epoch, iteration = told.split(" ")
+    return worker_pb2.StoredKV(
+        memory=bytes.fromhex(memory), epoch=int(epoch), iteration=int(iteration)
+    )

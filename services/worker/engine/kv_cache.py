@@ -8,13 +8,17 @@ storage, since a block belongs to one group at a time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from services.worker.models.config import KVSizes, ModelConfig
 from services.worker.models.kv_groups import KVGroups
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""A function that returns memory for a tensor of a shape and a type, without NaNs."""
 
 _NOWHERE = -1
 """Place value for a layer that stores no keys and values."""
@@ -46,9 +50,10 @@ class KVCache:
         device: torch.device,
         tp_size: int = 1,
         groups: KVGroups | None = None,
+        allocate: Allocate | None = None,
     ) -> None:
-        """Allocates all blocks, filled with zeros. `groups` are by default the groups of the
-        configuration.
+        """Allocates all blocks, by default filled with zeros. `groups` are by default the groups of
+        the configuration. `allocate` returns memory that may have the blocks of an earlier epoch.
 
         Attention reads slots after the end of a sequence with weight zero. An uninitialised slot
         may be NaN, and zero times NaN is NaN.
@@ -56,12 +61,14 @@ class KVCache:
         self.n_blocks = n_blocks
         self.block_size = block_size
         groups = groups or KVGroups.of(config)
+        if allocate is None:
+            allocate = partial(_zeros, device)
         storage: dict[int, tuple[Tensor, Tensor]] = {}
         for place, sizes in _places(config, layers, groups, tp_size).items():
             shape = (n_blocks, block_size, sizes.n_heads)
             storage[place] = (
-                torch.zeros((*shape, sizes.key_dim), dtype=dtype, device=device),
-                torch.zeros((*shape, sizes.value_dim), dtype=dtype, device=device),
+                allocate((*shape, sizes.key_dim), dtype),
+                allocate((*shape, sizes.value_dim), dtype),
             )
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
             storage[place] for place in _place_of_each(config, layers, groups)
@@ -77,6 +84,10 @@ class KVCache:
             if keys.numel():
                 of_kind.setdefault(keys.shape, keys)
         return list(of_kind.values()) or [self.layers[0][0]]
+
+
+def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _places(

@@ -29,7 +29,7 @@ from kernels.upload import Uploads, uploads_for
 from services.worker.engine.constraints import Grammars
 from services.worker.engine.decode_graphs import DecodeGraphs, Graph
 from services.worker.engine.input_batch import BatchBuilder, InputBatch
-from services.worker.engine.kv_cache import KVCache
+from services.worker.engine.kv_cache import Allocate, KVCache
 from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.logprobs import BatchLogprobs, logprobs_of
 from services.worker.engine.plan import IterationPlan, PlanError
@@ -60,13 +60,15 @@ class ModelRunner:
         uploads: Uploads | None = None,
         max_batch_tokens: int | None = None,
         n_state_rows: int = MAX_STATE_ROWS,
+        allocate_kv: Allocate | None = None,
     ) -> None:
         """With `new_graph`, batches of up to `max_graph_batch_size` decodes run as graphs. The
         model's operations must then have fixed shapes (see `Ops.plan_attention`). A batch has at
         most `max_batch_tokens` tokens, by default one for each K/V slot.
 
         If layers keep a state of each request, at most `n_state_rows` requests run at a time. With
-        0 rows all requests share one state, and their results are meaningless.
+        0 rows all requests share one state, and their results are meaningless. `allocate_kv`
+        returns the memory for keys and values, by default new memory.
         """
         ranks = tensor_parallel
         if (ranks.rank, ranks.size) != (model.tp_rank, model.tp_size):
@@ -76,7 +78,7 @@ class ModelRunner:
             )
         self.model = model
         self._ranks = ranks
-        self._kv_cache = _kv_cache(model, n_kv_blocks, block_size)
+        self._kv_cache = _kv_cache(model, n_kv_blocks, block_size, allocate_kv)
         states = _states(model, n_state_rows)
         has_states = not states.is_empty
         # The storage of each layer: its keys and values, or its states.
@@ -290,7 +292,9 @@ def both(static: AllowedTokens | None, grammars: AllowedTokens) -> AllowedTokens
     return AllowedTokens(rows, torch.cat((static.masks, grammars.masks)).index_select(0, order))
 
 
-def _kv_cache(model: StageModel, n_kv_blocks: int, block_size: int) -> KVCache:
+def _kv_cache(
+    model: StageModel, n_kv_blocks: int, block_size: int, allocate: Allocate | None
+) -> KVCache:
     return KVCache(
         model.config,
         model.layers,
@@ -300,6 +304,7 @@ def _kv_cache(model: StageModel, n_kv_blocks: int, block_size: int) -> KVCache:
         device=model.device,
         tp_size=model.tp_size,
         groups=model.kv_groups,
+        allocate=allocate,
     )
 
 

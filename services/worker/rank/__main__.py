@@ -64,9 +64,11 @@ def start(
         tell_checkpoint(settings, channel)
     shard = StageShard.load(settings, channel, activity=activity, batch_builder=batch_builder)
     shard.compile_kernels()
+    description = shard.describe(rendezvous_address=address)
+    shard.open_kv_file()
     return Rank(
         channel,
-        shard.describe(rendezvous_address=address),
+        description,
         Membership(connect=partial(join_peers, settings), enter=shard.enter),
         rendezvous=rendezvous,
         report_results=settings.tp_rank == 0,

@@ -19,6 +19,7 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from services.common.iteration_limit import IterationSize
+from services.worker.engine.kv_record import KVRecord
 from services.worker.engine.logprobs import BatchLogprobs
 from services.worker.rank import wire
 from services.worker.rank.activity import Activity
@@ -48,10 +49,16 @@ class EpochMember:
         peers: Transport,
         clock: DeviceClock | None = None,
         activity: Activity | None = None,
+        kv_record: KVRecord | None = None,
     ) -> None:
         """`clock` tells when the device has finished an iteration. Without `clock`, an iteration
-        counts as finished when it has been started. `activity` records the steps of this member."""
+        counts as finished when it has been started. `activity` records the steps of this member.
+        `kv_record`, on a CPU, is the record beside the keys and values, if they outlive epochs."""
         self.request = request
+        self.stored_kv = None if kv_record is None else kv_record.stored
+        """The keys and values that the rank had when it joined the epoch. None if it had none."""
+        self._kv_record = kv_record
+        self._has_begun = False
         self._runner = runner
         self._peers = peers
         self._clock = clock or HostClock()
@@ -117,7 +124,12 @@ class EpochMember:
         hidden = announced.receive()
         activity.compute(message.iteration, work)
         received = self._clock.mark()
+        if self._kv_record is not None and not self._has_begun:
+            self._kv_record.note_begun(epoch)
+            self._has_begun = True
         result, sampled = self._compute(batch, hidden)
+        if self._kv_record is not None:
+            self._kv_record.note_complete(message.iteration)
         computed = self._clock.mark()
         computed_ns = time.perf_counter_ns()
         if result is not None:

@@ -132,7 +132,15 @@ class Rank:
         except TransferError as error:
             self._channel.send(MessageKind.NOT_JOINED, f"{request.epoch} {error}".encode())
         else:
-            self._channel.send(MessageKind.JOINED, str(request.epoch).encode())
+            self._channel.send(MessageKind.JOINED, self._joined(request.epoch))
+
+    def _joined(self, epoch: int) -> bytes:
+        """Returns the payload of a message that the rank has joined an epoch."""
+        member = self.membership.current
+        stored = None if member is None else member.stored_kv
+        if stored is None:
+            return str(epoch).encode()
+        return f"{epoch} {stored.memory.hex()} {stored.epoch} {stored.iteration}".encode()
 
     def prepare_grammar(self, payload: bytes) -> None:
         """Begins to compile the grammar of a PrepareGrammarRequest, and reports the result to the

@@ -5,6 +5,7 @@ values, and whether decodes are recorded as CUDA graphs. Each epoch has a new mo
 weights.
 """
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 from orcinus.v1 import worker_pb2
 
+from kernels.packing.stored import layout
 from services.common.cannot_start import CannotStart
 from services.common.tokenizer_files.find import tokenizer_file
 from services.grammar.grammars import Grammars
@@ -21,6 +23,7 @@ from services.worker.channel import MessageKind, RankEnd
 from services.worker.engine import decode_graphs, warm_up
 from services.worker.engine.input_batch import BatchBuilder
 from services.worker.engine.kv_cache import kv_block_bytes
+from services.worker.engine.kv_file import KVFile, padded
 from services.worker.engine.kv_memory import DeviceMemory, GpuMemory, measure, transfer_bytes
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.recurrent_state import Division, divide, state_bytes
@@ -41,6 +44,7 @@ from services.worker.rank.data_plane.transport import (
 )
 from services.worker.rank.device_clock import DeviceClock, HostClock, StreamClock
 from services.worker.rank.epoch_member import EpochMember
+from services.worker.rank.traits import traits_of
 from services.worker.settings import RankSettings
 
 log = logging.getLogger(__name__)
@@ -72,6 +76,7 @@ class StageShard:
         self._new_graphs = new_graphs
         self._batch_builder = batch_builder
         self._activity = activity
+        self._kv_file: KVFile | None = None
         self.grammars = _grammars(settings, model)
         """The grammars that outputs can follow. None if this rank does not sample or the model can
         follow none."""
@@ -175,6 +180,33 @@ class StageShard:
         log.info("%d MiB are left for keys and values; in bytes, %s", left >> 20, shares)
         return left
 
+    def open_kv_file(self) -> None:
+        """Opens the file for keys and values, if the settings name a directory for it. Without such
+        a file the keys and values are in memory of this process, and are new in each epoch.
+
+        Keys and values of a model whose layers keep a state of each request are not kept, since the
+        states are not kept.
+        """
+        settings, model, division = self._settings, self._model, self._division
+        if settings.kv_directory is None or model.device.type != "cpu" or division.n_state_rows:
+            return
+        n_bytes = (division.n_kv_blocks + 1) * self._kv_block_bytes  # one block is for padding
+        if not n_bytes:
+            return
+        try:
+            self._kv_file = KVFile.open(
+                settings.kv_directory,
+                stage=_stage_digest(settings),
+                rank=settings.tp_rank,
+                n_bytes=padded(n_bytes, n_tensors=2 * len(model.layers)),
+            )
+        except OSError as error:
+            log.warning(
+                "keys and values end with this process: kv_directory %s: %s",
+                settings.kv_directory,
+                error,
+            )
+
     def enter(self, request: worker_pb2.JoinPipelineRequest, peers: Transport) -> EpochMember:
         """Returns the member of a new epoch. On GPUs, its first decodes are recorded as CUDA
         graphs.
@@ -182,7 +214,9 @@ class StageShard:
         Raises:
             TransferError: a rank of this stage is gone. `peers` is then closed.
         """
-        settings = self._settings
+        settings, kv_file = self._settings, self._kv_file
+        if kv_file is not None:
+            kv_file.begin(request.n_kv_blocks)
         runner = ModelRunner(
             self._model,
             n_kv_blocks=request.n_kv_blocks,
@@ -193,8 +227,16 @@ class StageShard:
             new_graph=self._new_graph(),
             max_graph_batch_size=settings.max_graph_batch_size,
             n_state_rows=self._division.n_state_rows,
+            allocate_kv=None if kv_file is None else kv_file.allocate,
         )
-        member = EpochMember(request, runner, peers, self._clock(), self._activity)
+        member = EpochMember(
+            request,
+            runner,
+            peers,
+            self._clock(),
+            self._activity,
+            kv_record=None if kv_file is None else kv_file.record,
+        )
         if runner.graphs is not None:
             try:
                 warm_up.record_decodes(
@@ -213,25 +255,29 @@ class StageShard:
         runs_ahead = device.type == "cuda" and not is_staged(self._settings)
         return StreamClock() if runs_ahead else HostClock(device)
 
-    @cached_property
-    def _division(self) -> Division:
-        """The numbers of K/V blocks and state rows that fit into the memory of this rank. Each
-        epoch uses all of its state rows, but only as many blocks as every stage has."""
+    @property
+    def _kv_block_bytes(self) -> int:
         settings, model = self._settings, self._model
-        block_bytes = kv_block_bytes(
+        return kv_block_bytes(
             model.config,
             model.layers,
             block_size=settings.block_size,
             dtype=model.dtype,
             tp_size=settings.tp_size,
         )
+
+    @cached_property
+    def _division(self) -> Division:
+        """The numbers of K/V blocks and state rows that fit into the memory of this rank. Each
+        epoch uses all of its state rows, but only as many blocks as every stage has."""
+        settings, model = self._settings, self._model
         row_bytes = state_bytes(
             model.config, model.layers, dtype=model.dtype, tp_size=settings.tp_size
         )
         division = divide(
             self.kv_memory_bytes(),
             block_size=settings.block_size,
-            block_bytes=block_bytes,
+            block_bytes=self._kv_block_bytes,
             row_bytes=row_bytes,
         )
         if division.n_state_rows:
@@ -241,6 +287,18 @@ class StageShard:
                 row_bytes >> 10,
             )
         return division
+
+
+def _stage_digest(settings: RankSettings) -> str:
+    """Returns a digest of everything that the keys and values of a stage depend on, and that its
+    ranks have in common."""
+    facts = {
+        **traits_of(settings),
+        "stage": f"{settings.stage_index} of {settings.n_stages}",
+        "layout": layout(),
+        "load_format": settings.load_format,
+    }
+    return hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()[:16]
 
 
 def _windows_on_wire(model: StageModel) -> list[int]:

@@ -56,9 +56,18 @@ class Blocks:
             n_unused += 1
         return n_unused
 
-    def forget(self, request: Holder) -> None:
-        """Makes the prefix cache forget all blocks of a request's sequence."""
-        self._free.extend(self.cache.forget(request))
+    def forget(self, request: Holder, *, first: int = 0) -> None:
+        """Makes the prefix cache forget all blocks of a request's sequence from the column `first`
+        on."""
+        self._free.extend(self.cache.forget(request, first=first))
+
+    def take_over(self, earlier: "Blocks") -> None:
+        """Takes over the cached and free blocks of an earlier epoch, of which none is in use.
+        `earlier` must not be used any more."""
+        if self.n_in_use or earlier.n_in_use:
+            raise ValueError(f"{self.n_in_use} and {earlier.n_in_use} blocks are in use")
+        self.cache, self._free = earlier.cache, earlier._free
+        self.cache.begin_count()
 
     def _evict(self) -> int:
         self.n_evicted += 1

@@ -47,12 +47,13 @@ class Entries:
     def enter_rest(self, request: Holder, reservation: Reservation) -> None:
         """Enters the last, partly filled block of a request into the prefix cache. The request must
         be in no batch and about to be released. The entry covers the tokens of the block that are
-        stored and known."""
+        stored and known. A block that the cache has, because a lost batch was to fill it, is not
+        entered."""
         cache = self._blocks.cache_for(request)
         if not (self._has_rests and isinstance(cache, PrefixCache)):
             return
         column, n_tokens = divmod(min(request.n_scheduled, request.n_tokens), self._block_size)
-        if not (column and n_tokens):
+        if not (column and n_tokens) or reservation.block_ids[column] in cache:
             return
         replaced = cache.enter_rest(
             request, reservation.block_ids[column], column=column, n_tokens=n_tokens

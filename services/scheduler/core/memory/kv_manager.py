@@ -182,6 +182,33 @@ class KVManager:
         self.blocks.forget(request)
         self.release(reservation)
 
+    def forget_from(self, request: Holder, position: int) -> None:
+        """Makes the prefix cache forget the blocks of a request's sequence that have slots from
+        `position` on, since these slots may not have been written."""
+        self.blocks.forget(request, first=position // self.block_size)
+
+    def can_take_over(self, earlier: "KVManager") -> bool:
+        """Returns whether the blocks of an earlier epoch mean the same in this epoch, and the
+        prefix cache is worth taking over."""
+        return self.has_prefix_cache and (
+            earlier.has_prefix_cache,
+            earlier.n_blocks,
+            earlier.block_size,
+            earlier.groups,
+        ) == (True, self.n_blocks, self.block_size, self.groups)
+
+    def take_over(self, earlier: "KVManager") -> None:
+        """Takes over the prefix cache of an earlier epoch, whose keys and values the ranks still
+        have. No request may have a reservation, neither here nor there. `earlier` must not be used
+        any more.
+
+        Raises:
+            ValueError: blocks are in use, or the memory of the earlier epoch is of another kind.
+        """
+        if not self.can_take_over(earlier):
+            raise ValueError("the K/V memory of the earlier epoch is of another kind")
+        self.blocks.take_over(earlier.blocks)
+
     def n_cached_columns(self, request: Holder) -> int:
         """Returns how many of a request's first columns of blocks are in the prefix cache."""
         return self.blocks.cache_for(request).find(request).n_columns

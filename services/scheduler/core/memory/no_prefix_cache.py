@@ -38,9 +38,12 @@ class NoPrefixCache:
         """Raises KeyError, since no block is in the cache."""
         raise KeyError(block_id)
 
-    def forget(self, request: Holder) -> list[int]:
+    def forget(self, request: Holder, *, first: int = 0) -> list[int]:
         """Returns an empty list: no block is in the cache."""
         return []
+
+    def begin_count(self) -> None:
+        """Does nothing: no tokens are counted."""
 
     def limit(self, max_blocks: int) -> list[int]:
         """Returns an empty list: no block is in the cache."""

@@ -257,14 +257,15 @@ class PrefixCache:
             self._unused[block_id] = None
         return True
 
-    def forget(self, request: Holder) -> list[int]:
-        """Forgets all blocks of a request's sequence, so that no further request finds them.
+    def forget(self, request: Holder, *, first: int = 0) -> list[int]:
+        """Forgets all blocks of a request's sequence from the column `first` on, so that no further
+        request finds them.
 
         Returns the blocks that had no users, which are free now. A block with users stays in the
         cache until its last user leaves, and is free then.
         """
         known = request.block_keys
-        keys = [] if known is None or known.block_size != self._block_size else known.keys
+        keys = [] if known is None or known.block_size != self._block_size else known.keys[first:]
         free: list[int] = []
         for key, mark in itertools.product(keys, self._all_marks):
             block_id = self._block_of.get(key + mark)
@@ -286,6 +287,10 @@ class PrefixCache:
         del self._unused[block_id]
         self._forget(block_id)
         return block_id
+
+    def begin_count(self) -> None:
+        """Sets the numbers of tokens that were searched and found to 0, for a new epoch."""
+        self.n_queried_tokens = self.n_cached_tokens = 0
 
     def limit(self, max_blocks: int) -> list[int]:
         """Sets the largest number of blocks in the cache. Returns the blocks that are evicted

@@ -1,0 +1,76 @@
+"""The directory in memory with the keys and values of a local system's workers.
+
+The files in it outlive a worker, so that the process that takes the worker's place goes on with
+them. The directory is removed when the system ends. A system that was killed leaves its directory
+behind, and the next system of the same user that starts removes it.
+"""
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+log = logging.getLogger(__name__)
+
+MEMORY = Path("/dev/shm")
+"""The file system of shared memory on Linux."""
+
+_PREFIX = "orcinus-"
+_OWN = re.compile(_PREFIX + r"\w+")
+
+
+class MemoryDirectory:
+    """A directory in memory that only this user may read. It is locked as long as this process
+    lives."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    @classmethod
+    def make(cls, memory: Path = MEMORY) -> Self | None:
+        """Makes a new directory in `memory`, and removes directories that systems which no longer
+        run have left there. Returns None if there is no such file system."""
+        try:
+            for path in memory.iterdir():
+                if _OWN.fullmatch(path.name):
+                    _remove_if_abandoned(path)
+            path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=memory))  # with mode 0700
+            fd = _locked(path)
+        except OSError as error:
+            log.warning("keys and values end with their workers: %s", error)
+            return None
+        return None if fd is None else cls(path, fd)
+
+    def remove(self) -> None:
+        """Removes the directory and all files in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._fd)
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    with suppress(OSError):  # of another user, or just removed
+        if path.lstat().st_uid == os.geteuid() and (fd := _locked(path)) is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(fd)
+
+
+def _locked(path: Path) -> int | None:
+    """Locks a directory and returns its descriptor. Returns None if another process has locked
+    it.
+
+    Raises:
+        OSError: the path is no directory that this user may read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd

@@ -1,0 +1,84 @@
+"""The keys and values of ended pipelines, which their workers may still have.
+
+When a pipeline ends, its scheduling core knows which blocks of the workers' memory hold which
+tokens. A worker keeps the memory from one epoch to the next, and where memory outlives processes,
+the process that takes the place of a lost one has it too. So when the stages of the next pipeline
+have joined, they name the memory of each rank, the epoch that wrote to it last, and the last
+iteration that is complete. If that is what the core of an ended pipeline knows, the next pipeline
+goes on with it. In any doubt nothing is kept, and requests are computed again.
+
+A new leader knows no ended pipelines.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.pipeline.joining import StoredKV
+
+MAX_PIPELINES = 8
+"""Largest number of ended pipelines that are remembered. Each takes memory for the entries of its
+prefix cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one epoch, or several epochs that went on with each other's blocks, have written."""
+
+    memories: Sequence[bytes]
+    """Names of the memories of all ranks, stage by stage. Empty if a memory has no name."""
+    complete: tuple[int, int]
+    """An epoch and its last iteration that has returned. This is an earlier epoch if no iteration
+    of the later epochs has returned."""
+    last_epoch: int
+    """The last of the epochs."""
+
+    def are_in(self, stored_kv: StoredKV) -> bool:
+        """Returns whether all that has returned is complete in the memories of the ranks, and no
+        other epoch has written to them."""
+        return self.memories == names_of(stored_kv) and all(
+            self.complete <= (stored.epoch, stored.iteration) and stored.epoch <= self.last_epoch
+            for stage in stored_kv
+            for stored in stage
+        )
+
+
+class KeptKV:
+    """The scheduling cores of ended pipelines, and what their pipelines have written."""
+
+    def __init__(self) -> None:
+        self._ended: list[tuple[Written, Scheduler]] = []  # the latest comes last
+
+    def keep(self, written: Written, scheduler: Scheduler) -> None:
+        """Remembers the core of a pipeline that has ended. The core must be suspended."""
+        if written.memories:
+            self._forget(written.memories)
+            self._ended.append((written, scheduler))
+            del self._ended[:-MAX_PIPELINES]
+
+    def begin(
+        self, epoch: int, stored_kv: StoredKV, scheduler: Scheduler
+    ) -> tuple[Written, Scheduler | None]:
+        """Begins an epoch with a new scheduling core. Returns what has been written so far, and the
+        core of an ended pipeline with which the new core may go on, or None. The core of each
+        ended pipeline to whose memories the epoch will write is forgotten."""
+        found = [(written, ended) for written, ended in self._ended if written.are_in(stored_kv)]
+        memories = names_of(stored_kv)
+        self._forget(memories)
+        for written, ended in found:
+            if scheduler.kv_manager.can_take_over(ended.kv_manager):
+                return Written(memories, written.complete, epoch), ended
+        return Written(memories, (epoch, 0), epoch), None
+
+    def _forget(self, memories: Sequence[bytes]) -> None:
+        self._ended = [
+            entry for entry in self._ended if set(entry[0].memories).isdisjoint(memories)
+        ]
+
+
+def names_of(stored_kv: StoredKV) -> Sequence[bytes]:
+    """Returns the names of the memories of all ranks, stage by stage. The result is empty if the
+    memory of a rank is new in each epoch."""
+    if not all(stored_kv):
+        return ()
+    return tuple(stored.memory for stage in stored_kv for stored in stage)

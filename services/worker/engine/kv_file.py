@@ -1,0 +1,184 @@
+"""A file in memory with the keys and values of one rank, which outlive the rank's process.
+
+A rank that starts takes over the file of an earlier process with the same stage, rank, model, build
+and layout. It holds a lock on the file as long as it lives, so a file has one writer: the file of a
+process that is stopped, and may go on, is not taken over. Files that are of no use to the ranks of
+this stage are removed, since each takes as much memory as all keys and values of a rank.
+
+All of the file's memory is allocated at the beginning. So a full file system is an error at the
+start, and not a signal that ends the process in the middle of an iteration.
+
+Prompts and outputs can be computed from keys and values, so only the user of the process may read
+the file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from services.worker.engine.kv_record import RECORD_BYTES, KVRecord, Stored
+
+_HEADER_BYTES = 4096  # the record, and then nothing up to the end of its page
+_ALIGNMENT = 64
+_OWN = re.compile(r"(?P<stage>[0-9a-f]{16})\.(?P<rank>\d+)\.[0-9a-f]{8}\.kv")
+"""Names of files: a digest of everything that ranks of one stage have in common, the rank, and a
+random number."""
+
+assert RECORD_BYTES <= _HEADER_BYTES
+
+
+class KVFile:
+    """The memory of one rank for keys and values: a file that the process has mapped and locked."""
+
+    def __init__(self, fd: int, path: Path) -> None:
+        """`fd` is locked and stays open until the process ends."""
+        self.path = path
+        self._fd = fd
+        self._mapped = mmap.mmap(fd, 0)
+        self._bytes = torch.frombuffer(self._mapped, dtype=torch.uint8)
+        self._n_used = _HEADER_BYTES
+        self.record = KVRecord(memoryview(self._mapped))
+        """Which epoch wrote to the memory, and how far its keys and values are complete."""
+
+    @classmethod
+    def open(cls, directory: Path, *, stage: str, rank: int, n_bytes: int) -> KVFile:
+        """Takes over the newest file of an earlier process in `directory`, or else makes a file
+        with room for tensors of `n_bytes` bytes. `stage` is a digest of 16 hexadecimal digits of
+        everything that the content depends on, except the number `rank` of the rank.
+
+        Raises:
+            OSError: the directory cannot be used, or has too little memory.
+        """
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        n_bytes += _HEADER_BYTES
+        found = list(_free_files(directory, stage, rank))
+        usable = [file for file in found if file.fits(stage, n_bytes)]
+        newest = max(usable, key=_FreeFile.age, default=None)
+        for file in found:
+            if file is not newest:
+                file.remove()
+        if newest is not None:
+            return cls(newest.fd, newest.path)
+        path = directory / f"{stage}.{rank}.{secrets.token_hex(4)}.kv"
+        return cls(_made(path, n_bytes), path)
+
+    def begin(self, n_blocks: int) -> Stored:
+        """Begins an epoch with `n_blocks` blocks, whose tensors `allocate` returns anew. Returns
+        what the memory has."""
+        self._n_used = _HEADER_BYTES
+        return self.record.begin(n_blocks)
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Returns the next tensor in the memory. A process that calls this method with the same
+        arguments in the same order gets the same content. New memory is filled with zeros."""
+        start = -(-self._n_used // _ALIGNMENT) * _ALIGNMENT
+        n_bytes = torch.Size(shape).numel() * dtype.itemsize
+        if start + n_bytes > len(self._bytes):
+            raise ValueError(f"{self.path} has no room for {n_bytes} bytes more")
+        self._n_used = start + n_bytes
+        return self._bytes[start : self._n_used].view(dtype).view(shape)
+
+
+def padded(n_bytes: int, *, n_tensors: int) -> int:
+    """Returns the room that `n_tensors` tensors of together `n_bytes` bytes need in a file."""
+    return n_bytes + n_tensors * _ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class _FreeFile:
+    """A file that no living process has locked. This process has locked it."""
+
+    fd: int
+    path: Path
+    stage: str
+
+    def fits(self, stage: str, n_bytes: int) -> bool:
+        """Returns whether the file is the memory of a rank of `stage`, and has `n_bytes` bytes."""
+        return self.stage == stage and os.fstat(self.fd).st_size == n_bytes
+
+    def age(self) -> tuple[int, int]:
+        """Returns the last epoch and iteration in the record. The newest file has the largest."""
+        stored = KVRecord(memoryview(bytearray(os.pread(self.fd, RECORD_BYTES, 0)))).stored
+        return stored.epoch, stored.iteration
+
+    def remove(self) -> None:
+        """Removes the file, and frees its memory."""
+        with suppress(FileNotFoundError):
+            self.path.unlink()
+        os.close(self.fd)
+
+
+def _free_files(directory: Path, stage: str, rank: int) -> Iterator[_FreeFile]:
+    """Locks and yields the files that no process has locked, except those of other ranks of
+    `stage`, which may be about to start."""
+    for path in sorted(directory.iterdir()):
+        name = _OWN.fullmatch(path.name)
+        if name is None or (name["stage"] == stage and int(name["rank"]) != rank):
+            continue
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:  # of another user, or removed by another rank
+            continue
+        if _is_mine(fd) and _lock(fd) and _is_at(path, fd):
+            yield _FreeFile(fd, path, name["stage"])
+        else:
+            os.close(fd)
+
+
+def _made(path: Path, n_bytes: int) -> int:
+    """Makes a file of zeros with all its memory, and returns it locked. The file has no name before
+    it is complete, so that it goes away if the process ends.
+
+    Raises:
+        OSError: there is too little memory, or the file system has no files without names.
+    """
+    at = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = -1
+    try:
+        fd = os.open(".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=at)
+        os.fchmod(fd, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.posix_fallocate(fd, 0, n_bytes)
+        # With a descriptor of a directory, Python calls linkat, which follows the link in /proc.
+        os.link(f"/proc/self/fd/{fd}", path.name, dst_dir_fd=at, follow_symlinks=True)
+    except OSError:
+        if fd >= 0:
+            os.close(fd)
+        raise
+    finally:
+        os.close(at)
+    return fd
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_mine(fd: int) -> bool:
+    """Returns whether a file belongs to the user of this process, and no other user may read it."""
+    status = os.fstat(fd)
+    return status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o600
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    """Returns whether a file is still at its path. Another rank may have removed it just now."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
+    except FileNotFoundError:
+        return False
