@@ -67,9 +67,12 @@ class Play:
         """A further pipeline with this number, which takes its requests from the same pool."""
         return Play(self.settings, self.windows, first=self, number=number)
 
-    def open(self) -> None:
-        """Lets a pipeline serve."""
+    def open(self, *, goes_on: bool = False) -> None:
+        """Lets a pipeline serve. It goes on with the K/V of the pipeline before if `goes_on`."""
+        earlier = self.scheduler if goes_on else None
         self.form()
+        if earlier is not None and self.scheduler.kv_manager.can_take_over(earlier.kv_manager):
+            self.scheduler.resume(earlier)
         self.epoch.opened()
         self.note(self.scheduler.adopt())
 

@@ -148,7 +148,7 @@ class Chance:
         self.play.lose()
         self._in_flight.clear()
         self._orders.pop(self.play.number, None)
-        self.play.open()
+        self.play.open(goes_on=self._source.random() < 0.7)
 
 
 def lines_of(watcher: Watcher) -> list[bytes]:

@@ -5,7 +5,7 @@ batches in their order: it writes what all spans of a batch compute, then looks 
 finds all the keys that it sees.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -51,13 +51,7 @@ class GroupedMemory:
         """Writes what the spans of a batch compute, and checks what they read."""
         windows = self._groups.windows
         for span in batch.spans:
-            tables = self._tables.setdefault(span.request, [])
-            if span.is_admission:
-                tables[:] = [[] for _ in windows]
-            n_new = len(span.new_block_ids) // len(windows)
-            assert n_new * len(windows) == len(span.new_block_ids)
-            for group, table in enumerate(tables):
-                table += span.new_block_ids[group * n_new : (group + 1) * n_new]
+            self._extend_tables(span)
             for group in range(len(windows)):
                 for at, content in self._contents(span, group, span.start_position, token_at):
                     self._slots[self._slot(span, group, at)] = content
@@ -66,6 +60,25 @@ class GroupedMemory:
                 first = 0 if window is None else max(0, span.start_position - window + 1)
                 for at, content in self._contents(span, group, first, token_at):
                     assert self._slots.get(self._slot(span, group, at)) == content
+
+    def tear(self, batch: Batch, is_torn: Callable[[], bool]) -> None:
+        """Leaves nonsense in those slots that a batch would write for which `is_torn` says so."""
+        for span in batch.spans:
+            self._extend_tables(span)
+            for group in range(len(self._groups.windows)):
+                for at in range(span.start_position, span.start_position + span.n_tokens):
+                    if is_torn():
+                        self._slots[self._slot(span, group, at)] = (group, b"nonsense", ())
+
+    def _extend_tables(self, span: Span) -> None:
+        windows = self._groups.windows
+        tables = self._tables.setdefault(span.request, [])
+        if span.is_admission:
+            tables[:] = [[] for _ in windows]
+        n_new = len(span.new_block_ids) // len(windows)
+        assert n_new * len(windows) == len(span.new_block_ids)
+        for group, table in enumerate(tables):
+            table += span.new_block_ids[group * n_new : (group + 1) * n_new]
 
     def _slot(self, span: Span, group: int, at: int) -> int:
         block_id = self._tables[span.request][group][at // self._block_size]
