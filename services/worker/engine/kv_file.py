@@ -20,6 +20,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,13 @@ import torch
 from torch import Tensor
 
 from services.worker.engine.kv_record import RECORD_BYTES, KVRecord, Stored
+
+DYING_S = 0.5
+"""Seconds for which a process that is being killed may still hold its file. Its threads must run
+once more to end, which takes a while on a busy machine."""
+
+POLL_S = 0.005
+"""Seconds between two attempts to lock a file."""
 
 _HEADER_BYTES = 4096  # the record, and then nothing up to the end of its page
 _ALIGNMENT = 64
@@ -55,22 +63,25 @@ class KVFile:
     @classmethod
     def open(cls, directory: Path, *, stage: str, rank: int, n_bytes: int) -> KVFile:
         """Takes over the newest file of an earlier process in `directory`, or else makes a file
-        with room for tensors of `n_bytes` bytes. `stage` is a digest of 16 hexadecimal digits of
-        everything that the content depends on, except the number `rank` of the rank.
+        with room for tensors of `n_bytes` bytes. If processes have locked all files of this rank,
+        one of them may be dying, so this method waits for `DYING_S`. `stage` is a digest of 16
+        hexadecimal digits of everything that the content depends on, except the number `rank` of
+        the rank.
 
         Raises:
             OSError: the directory cannot be used, or has too little memory.
         """
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         n_bytes += _HEADER_BYTES
-        found = list(_free_files(directory, stage, rank))
-        usable = [file for file in found if file.fits(stage, n_bytes)]
-        newest = max(usable, key=_FreeFile.age, default=None)
-        for file in found:
-            if file is not newest:
-                file.remove()
-        if newest is not None:
-            return cls(newest.fd, newest.path)
+        deadline = time.monotonic() + DYING_S
+        while True:
+            newest = _newest_free(directory, stage, rank, n_bytes)
+            if newest is not None:
+                return cls(newest.fd, newest.path)
+            is_there = any(directory.glob(f"{stage}.{rank}.*.kv"))
+            if not is_there or time.monotonic() >= deadline:
+                break
+            time.sleep(POLL_S)
         path = directory / f"{stage}.{rank}.{secrets.token_hex(4)}.kv"
         return cls(_made(path, n_bytes), path)
 
@@ -118,6 +129,18 @@ class _FreeFile:
         with suppress(FileNotFoundError):
             self.path.unlink()
         os.close(self.fd)
+
+
+def _newest_free(directory: Path, stage: str, rank: int, n_bytes: int) -> _FreeFile | None:
+    """Returns the newest file that a rank can take over, or None. Removes all other files that no
+    process uses."""
+    found = list(_free_files(directory, stage, rank))
+    usable = [file for file in found if file.fits(stage, n_bytes)]
+    newest = max(usable, key=_FreeFile.age, default=None)
+    for file in found:
+        if file is not newest:
+            file.remove()
+    return newest
 
 
 def _free_files(directory: Path, stage: str, rank: int) -> Iterator[_FreeFile]:

@@ -206,6 +206,9 @@ class StageShard:
                 settings.kv_directory,
                 error,
             )
+            return
+        epoch = self._kv_file.record.stored.epoch
+        log.info("keys and values are in %s, which epoch %d wrote", self._kv_file.path, epoch)
 
     def enter(self, request: worker_pb2.JoinPipelineRequest, peers: Transport) -> EpochMember:
         """Returns the member of a new epoch. On GPUs, its first decodes are recorded as CUDA

@@ -141,7 +141,7 @@ def computed_again(models: Sequence[StageModel], request: Request, n_tokens: int
 
 
 @pytest.mark.skipif(not runnable(), reason="the native library is not built")
-@pytest.mark.parametrize("n_batches", [3, 7, 14])
+@pytest.mark.parametrize("n_batches", [5, 14])
 def test_kept_keys_and_values_are_the_bits_of_a_new_computation(
     tmp_path: Path, models: Sequence[StageModel], n_batches: int
 ) -> None:
@@ -171,7 +171,7 @@ def test_kept_keys_and_values_are_the_bits_of_a_new_computation(
                 assert one.numel() == 0 or one.any()
                 assert torch.equal(one, other)
             n_kept += n_tokens
-        assert n_kept > 10
+        assert n_kept > 8
         following.pool = scheduler.pool
         following.resume(scheduler)
         following.adopt()

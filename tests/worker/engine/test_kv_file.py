@@ -4,16 +4,25 @@ import fcntl
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+from services.worker.engine import kv_file
 from services.worker.engine.kv_file import KVFile, padded
 from tests.limits import HANG_S
 
 STAGE, OTHER_STAGE = "0123456789abcdef", "fedcba9876543210"
 N_BYTES = 3 * 4096
+
+
+@pytest.fixture(autouse=True)
+def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets no test wait for processes that have locked files."""
+    monkeypatch.setattr(kv_file, "DYING_S", 0.0)
+
 
 END = """
 import os, signal, sys
@@ -105,6 +114,15 @@ def test_a_file_in_use_is_left_alone(tmp_path: Path) -> None:
     first, second = opened(tmp_path), opened(tmp_path)
     assert first.path != second.path
     assert names(tmp_path) == {first.path.name, second.path.name}
+
+
+def test_a_file_of_a_process_that_is_dying_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_file, "DYING_S", HANG_S)
+    dying = opened(tmp_path)
+    threading.Timer(0.05, end, (dying,)).start()
+    assert opened(tmp_path).path == dying.path
 
 
 def test_the_newest_of_several_files_is_taken_and_the_others_are_removed(tmp_path: Path) -> None:
