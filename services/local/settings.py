@@ -130,7 +130,8 @@ class LocalSettings(ServiceSettings):
 
     kv_memory: Literal["auto"] | Annotated[ByteSize, Field(ge=1)] = ByteSize(2**29)
     """Memory for keys and values of each rank, in bytes or like `512MiB`. `auto` needs a GPU, which
-    a worker has with `--worker device=cuda`."""
+    a worker has with `--worker device=cuda`. On a CPU the memory is in a directory of `/dev/shm`,
+    unless `fail_fast` is set, so that a worker can take over the keys and values of a lost one."""
 
     iteration_limit_s: float = Field(default=900.0, gt=0)
     """Seconds after which an iteration that has not returned ends the epoch. The value must exceed
