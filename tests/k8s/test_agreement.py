@@ -321,7 +321,9 @@ def test_a_workers_memory_holds_what_it_is_told_to_keep(name: str) -> None:
     assert shared["medium"] == "Memory"
     keeps = in_bytes(shared["sizeLimit"])
     if loaded["device"] == "cpu":
-        keeps += loaded["tp_size"] * loaded["kv_memory"]
+        in_files = loaded["tp_size"] * loaded["kv_memory"]
+        assert loaded["kv_directory"].parent == Path("/dev/shm")
+        assert keeps >= in_files + 128 * 2**20  # and what gloo needs
     assert limit >= keeps + loaded["tp_size"] * 300 * 2**20  # torch, and a small model's weights
 
 
