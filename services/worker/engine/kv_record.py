@@ -41,31 +41,38 @@ class KVRecord:
     def __init__(self, buffer: memoryview) -> None:
         """The bytes of `buffer` must be writable."""
         self._buffer = buffer
-        self._sequence, self.stored = self._newest()
+        self._sequence, stored = self._newest()
+        self._memory, self._n_blocks, self._epoch, self._iteration = stored
+
+    @property
+    def stored(self) -> Stored:
+        """The keys and values that the memory has."""
+        return Stored(self._memory, self._n_blocks, self._epoch, self._iteration)
 
     def begin(self, n_blocks: int) -> Stored:
         """Begins an epoch that uses `n_blocks` blocks, and returns what the memory has. If blocks
         had other places before, the memory gets a new name."""
-        if self.stored.n_blocks != n_blocks:
-            self._write(Stored(secrets.token_bytes(NAME_BYTES), n_blocks))
+        if self._n_blocks != n_blocks:
+            self._memory, self._n_blocks = secrets.token_bytes(NAME_BYTES), n_blocks
+            self._epoch = self._iteration = 0
+            self._write()
         return self.stored
 
     def note_begun(self, epoch: int) -> None:
         """Notes that an epoch is about to write keys and values. Must be called before the epoch's
         first iteration."""
-        self._write(self.stored._replace(epoch=epoch, iteration=0))
+        self._epoch, self._iteration = epoch, 0
+        self._write()
 
     def note_complete(self, iteration: int) -> None:
         """Notes that the keys and values of an iteration, and of all before, are complete."""
-        self._write(self.stored._replace(iteration=iteration))
+        self._iteration = iteration
+        self._write()
 
-    def _write(self, stored: Stored) -> None:
-        self.stored = stored
-        self._sequence += 1
-        fields = _FIELDS.pack(
-            self._sequence, stored.n_blocks, stored.epoch, stored.iteration, stored.memory
-        )
-        start = self._sequence % 2 * _SLOT_BYTES
+    def _write(self) -> None:
+        self._sequence = sequence = self._sequence + 1
+        fields = _FIELDS.pack(sequence, self._n_blocks, self._epoch, self._iteration, self._memory)
+        start = sequence % 2 * _SLOT_BYTES
         slot = fields + _CHECKSUM.pack(zlib.crc32(fields))
         self._buffer[start : start + len(slot)] = slot
 

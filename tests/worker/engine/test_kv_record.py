@@ -22,7 +22,7 @@ def take(record: KVRecord, step: tuple[str, int]) -> None:
             record.note_complete(record.stored.iteration + n)
 
 
-def read(content: bytes) -> Stored:
+def read(content: bytes | bytearray) -> Stored:
     return KVRecord(memoryview(bytearray(content))).stored
 
 
