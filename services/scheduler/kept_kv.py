@@ -51,8 +51,8 @@ class KeptKV:
 
     def keep(self, written: Written, scheduler: Scheduler) -> None:
         """Remembers the core of a pipeline that has ended. The core must be suspended."""
-        if written.memories:
-            self._forget(written.memories)
+        self._forget(written.memories)
+        if written.memories and not scheduler.kv_manager.n_allocated_blocks:
             self._ended.append((written, scheduler))
             del self._ended[:-MAX_PIPELINES]
 
