@@ -4,6 +4,7 @@ A rank reports its traits before it loads weights. So a leader knows which worke
 before it assigns them stages.
 """
 
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -17,6 +18,8 @@ from services.worker.settings import FreeRankSettings
 
 N_DIGITS = 16
 """Number of hexadecimal digits to which a digest in the traits is cut."""
+
+_weights_digest = cache(weights_digest)  # takes seconds, and a rank needs its traits twice
 
 
 def traits_of(settings: FreeRankSettings) -> dict[str, str]:
@@ -55,7 +58,7 @@ def receipt_traits(settings: FreeRankSettings) -> dict[str, str]:
     if settings.load_format == "random":
         raise CannotStart("receipts: not with load_format random, whose weights have no digest")
     device = torch.device(settings.device)
-    return {"weights": weights_digest(settings.model), "kernels": kernels_name(device)}
+    return {"weights": _weights_digest(settings.model), "kernels": kernels_name(device)}
 
 
 def settings_traits(settings: FreeRankSettings) -> dict[str, str]:
