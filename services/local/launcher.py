@@ -10,6 +10,7 @@ are still served.
 
 import asyncio
 import os
+import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -103,9 +104,10 @@ class Launcher:
         workers = {
             it: await self._start_worker(it, on_progress) for it in indices if it not in ports
         }
-        of_spares = {it: Address(self._host, ports[it].getsockname()[1]) for it in ports}
         of_workers = [
-            str(of_spares[it]) if it in of_spares else await workers[it].wait_for("address")
+            str(self._address_at(ports[it]))
+            if it in ports
+            else await workers[it].wait_for("address")
             for it in indices
         ]
         n_each = settings.n_workers_each
@@ -123,15 +125,28 @@ class Launcher:
         if not settings.fail_fast:
             for service in (service for wave in self._waves for service in wave):
                 service.begin_restarts()
-        for index, address in of_spares.items():
-            ports[index].close()
-            try:
-                workers[index] = await self._start_worker(index, on_progress, address=address)
-            except OSError as error:
-                _complain(f"worker {index} cannot be started as a spare: {error}")
+        workers.update(await self._start_spares(ports, on_progress))
         if settings.metrics:
             await _until_known(workers.values())
         return self._addresses(workers, schedulers, frontend)
+
+    async def _start_spares(
+        self, ports: Mapping[int, socket.socket], on_progress: OnProgress
+    ) -> dict[int, Child]:
+        """Starts the spare workers at the ports that are reserved for them, and returns them by
+        their index. A spare that cannot be started is left out, since the system serves without."""
+        spares = {}
+        for index, port in ports.items():
+            address = self._address_at(port)
+            port.close()
+            try:
+                spares[index] = await self._start_worker(index, on_progress, address=address)
+            except OSError as error:
+                _complain(f"worker {index} cannot be started as a spare: {error}")
+        return spares
+
+    def _address_at(self, port: socket.socket) -> Address:
+        return Address(self._host, port.getsockname()[1])
 
     def _addresses(
         self, workers: Mapping[int, Child], schedulers: Sequence[Child], frontend: Child
