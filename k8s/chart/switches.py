@@ -44,7 +44,15 @@ OPTIONAL: Mapping[str, Switch] = {
     **{
         _value(name): _optional(name)
         for name in (
-            *("page", "priority", "autoscaling", "hard-spread", "cpu-limits", "openshift"),
+            *(
+                "page",
+                "receipts",
+                "priority",
+                "autoscaling",
+                "hard-spread",
+                "cpu-limits",
+                "openshift",
+            ),
             *("istio", "linkerd", "pipeline-autoscaling", "no-surge", "pod-deletion-cost"),
         )
     },

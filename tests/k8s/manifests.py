@@ -61,6 +61,7 @@ _EVERYTHING = (
     "monitoring",
     "priority",
     "page",
+    "receipts",
 )
 
 COMPOSITIONS: Mapping[str, Composition] = {
