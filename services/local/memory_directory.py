@@ -20,8 +20,10 @@ log = logging.getLogger(__name__)
 MEMORY = Path("/dev/shm")
 """The file system of shared memory on Linux."""
 
-_PREFIX = "orcinus-"
-_OWN = re.compile(_PREFIX + r"\w+")
+_PREFIX = "orcinus-local-"
+_OWN = re.compile(_PREFIX + "[a-z0-9_]{8}")
+_SUFFIX = ".kv"
+"""Ending of the names of all files in such a directory."""
 
 
 class MemoryDirectory:
@@ -40,12 +42,10 @@ class MemoryDirectory:
             for path in memory.iterdir():
                 if _OWN.fullmatch(path.name):
                     _remove_if_abandoned(path)
-            path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=memory))  # with mode 0700
-            fd = _locked(path)
+            return cls(*_made(memory))
         except OSError as error:
             log.warning("keys and values end with their workers: %s", error)
             return None
-        return None if fd is None else cls(path, fd)
 
     def remove(self) -> None:
         """Removes the directory and all files in it."""
@@ -53,10 +53,22 @@ class MemoryDirectory:
         os.close(self._fd)
 
 
+def _made(memory: Path) -> tuple[Path, int]:
+    """Makes a directory and returns its path and its locked descriptor. The directory is locked
+    before it has a name of the kind that systems remove."""
+    unnamed = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=memory))  # with mode 0700
+    fd = _locked(unnamed)
+    assert fd is not None, "a directory that no other process knows is locked"
+    return unnamed.rename(memory / unnamed.name.removeprefix(".")), fd
+
+
 def _remove_if_abandoned(path: Path) -> None:
+    """Removes a directory of this user that no process has locked, unless it has something else
+    than files of keys and values, so that it may be somebody's own."""
     with suppress(OSError):  # of another user, or just removed
         if path.lstat().st_uid == os.geteuid() and (fd := _locked(path)) is not None:
-            shutil.rmtree(path, ignore_errors=True)
+            if all(file.suffix == _SUFFIX for file in path.iterdir()):
+                shutil.rmtree(path, ignore_errors=True)
             os.close(fd)
 
 

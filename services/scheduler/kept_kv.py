@@ -13,12 +13,13 @@ A new leader knows no ended pipelines.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.scheduler.core.memory.prefix_cache import MAX_BLOCKS
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.joining import StoredKV
 
-MAX_PIPELINES = 8
-"""Largest number of ended pipelines that are remembered. Each takes memory for the entries of its
-prefix cache."""
+MAX_ENTRIES = MAX_BLOCKS
+"""Largest number of entries in the prefix caches of all ended pipelines that are remembered, since
+entries take memory of the scheduler. The pipeline that ended last is always remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,11 @@ class KeptKV:
     def keep(self, written: Written, scheduler: Scheduler) -> None:
         """Remembers the core of a pipeline that has ended. The core must be suspended."""
         self._forget(written.memories)
-        if written.memories and not scheduler.kv_manager.n_allocated_blocks:
+        kv_manager = scheduler.kv_manager
+        if written.memories and kv_manager.has_prefix_cache and not kv_manager.n_allocated_blocks:
             self._ended.append((written, scheduler))
-            del self._ended[:-MAX_PIPELINES]
+            while len(self._ended) > 1 and self._n_entries > MAX_ENTRIES:
+                del self._ended[0]
 
     def begin(
         self, epoch: int, stored_kv: StoredKV, scheduler: Scheduler
@@ -64,11 +67,15 @@ class KeptKV:
         ended pipeline to whose memories the epoch will write is forgotten."""
         found = [(written, ended) for written, ended in self._ended if written.are_in(stored_kv)]
         memories = names_of(stored_kv)
-        self._forget(memories)
+        self._forget([stored.memory for stage in stored_kv for stored in stage])
         for written, ended in found:
             if scheduler.kv_manager.can_take_over(ended.kv_manager):
                 return Written(memories, written.complete, epoch), ended
         return Written(memories, (epoch, 0), epoch), None
+
+    @property
+    def _n_entries(self) -> int:
+        return sum(len(ended.kv_manager.blocks.cache) for _, ended in self._ended)
 
     def _forget(self, memories: Sequence[bytes]) -> None:
         self._ended = [

@@ -25,7 +25,7 @@ def test_no_bytes_make_the_simplest_message() -> None:
 
 def test_every_field_is_set_sometimes_and_some_bytes_are_no_message() -> None:
     fields, n_broken = set(), 0
-    for number in range(400):
+    for number in range(1200):
         choices = Choices(number.to_bytes(2) * 3 + bytes((number * i) % 251 for i in range(200)))
         data = wire(choices, DESCRIPTOR, INFERENCE)
         try:

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from orcinus.v1.worker_pb2 import StoredKV
 
+from services.scheduler import kept_kv
+from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.kept_kv import MAX_PIPELINES, KeptKV, Written
+from services.scheduler.kept_kv import KeptKV, Written
 from tests.scheduler.core.workload import build
 
 WRITTEN = Written((b"a", b"b", b"c", b"d"), complete=(5, 8), last_epoch=5)
@@ -100,8 +102,22 @@ def test_an_epoch_that_returned_nothing_changes_nothing_that_was_complete() -> N
     assert kept.begin(9, held(begun), core())[1] is second
 
 
-def test_the_oldest_pipeline_is_forgotten_when_there_are_too_many() -> None:
-    kept, cores = KeptKV(), [core() for _ in range(MAX_PIPELINES + 1)]
+def core_with_entries() -> Scheduler:
+    """Returns a core whose prefix cache has the two blocks of a prompt."""
+    made = core()
+    made.submit(Request(RequestId("r"), list(range(9)), 1))
+    batch = made.select()
+    assert batch is not None
+    made.apply(batch.iteration, [5])
+    return made
+
+
+def test_the_oldest_pipeline_is_forgotten_when_there_are_too_many_entries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept, cores = KeptKV(), [core_with_entries() for _ in range(3)]
+    n_each = len(cores[0].kv_manager.blocks.cache)
+    monkeypatch.setattr(kept_kv, "MAX_ENTRIES", 2 * n_each)
     for number, ended in enumerate(cores):
         kept.keep(Written((bytes([number]),), (5, 8), 5), ended)
     found = [
@@ -109,6 +125,13 @@ def test_the_oldest_pipeline_is_forgotten_when_there_are_too_many() -> None:
         for number in range(len(cores))
     ]
     assert found == [None, *cores[1:]]
+
+
+def test_a_memory_that_is_written_is_forgotten_also_if_another_stage_has_none() -> None:
+    kept = KeptKV()
+    kept.keep(WRITTEN, core())
+    kept.begin(7, [held()[0], []], core())
+    assert kept.begin(8, held(), core())[1] is None
 
 
 @given(
@@ -119,16 +142,16 @@ def test_ranks_of_a_chain_of_epochs_are_trusted_up_to_what_they_have_completed(
     n_returned: Sequence[int], behind: Sequence[int]
 ) -> None:
     """Each rank has completed what has returned and `behind` iterations more, or one fewer."""
-    kept, epochs = KeptKV(), range(2, 2 + len(n_returned))
+    kept, epochs, (a, b) = KeptKV(), range(2, 2 + len(n_returned)), behind
     stored = [[StoredKV(memory=b"a")], [StoredKV(memory=b"b")]]
     written = kept.begin(epochs[0], stored, core())[0]
     for epoch, n in zip(epochs, n_returned, strict=True):
         if n:
             written = Written(written.memories, (epoch, n), epoch)
+        last_epoch, last = written.complete
         ranks = [
-            StoredKV(memory=name, epoch=written.complete[0], iteration=written.complete[1] + more)
-            for name, more in zip((b"a", b"b"), behind, strict=True)
-            if written.complete[1] + more >= 0
+            StoredKV(memory=b"a", epoch=last_epoch - (last + a < 0), iteration=max(last + a, 0)),
+            StoredKV(memory=b"b", epoch=last_epoch - (last + b < 0), iteration=max(last + b, 0)),
         ]
         ended = core()
         kept.keep(written, ended)

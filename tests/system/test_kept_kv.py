@@ -61,7 +61,7 @@ async def until(holds: Any) -> None:
 
 def directories() -> set[str]:
     """Names of the directories of local systems in memory."""
-    return {path.name for path in MEMORY.iterdir() if path.name.startswith("orcinus-")}
+    return {path.name for path in MEMORY.iterdir() if path.name.startswith("orcinus-local-")}
 
 
 @pytest.fixture(params=[1, 2], ids=["1 rank", "2 ranks"])

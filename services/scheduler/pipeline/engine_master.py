@@ -10,6 +10,7 @@ an iteration may be suspiciously late, and then the requests may go on elsewhere
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -28,6 +29,10 @@ from services.scheduler.pipeline.span_logprobs import LogprobPieces
 from services.scheduler.pipeline.suspicion import Suspicion
 
 log = logging.getLogger(__name__)
+
+CAUSE_S = 0.25
+"""Seconds for which a loss waits for its cause. When a process dies, its peers may report a broken
+connection before the process that watches it reports how it ended."""
 
 
 class EngineMaster:
@@ -82,6 +87,7 @@ class EngineMaster:
         self._logprobs = LogprobPieces()
         self._loss: Exception | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._loses_soon: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Forms the epoch on all stages.
@@ -135,6 +141,8 @@ class EngineMaster:
 
     async def close(self) -> None:
         """Stops watching the stages and closes the connections to them."""
+        if self._loses_soon is not None:
+            self._loses_soon.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -172,13 +180,21 @@ class EngineMaster:
             if report.heartbeat.leaves_in_ms:
                 self._on_leaving(index, report.heartbeat.leaves_in_ms / 1000)
         elif report.HasField("failure"):
-            failure = report.failure
-            what = "lost another stage" if failure.is_of_neighbour else "failed"
+            self._note_failure(index, report.failure)
+
+    def _note_failure(self, index: int, failure: worker_pb2.StageFailure) -> None:
+        """Ends the epoch since a stage has failed. If the stage lost another rank, the epoch ends a
+        little later, unless the cause is reported before."""
+        if not failure.is_of_neighbour:
             self._lose(
-                f"stage {index} {what}: {failure.reason}",
+                f"stage {index} failed: {failure.reason}",
                 iteration=failure.iteration,
                 is_by_itself=failure.is_by_itself,
             )
+        elif self._loses_soon is None:
+            lose = partial(self._lose, iteration=failure.iteration)
+            reason = f"stage {index} lost another stage: {failure.reason}"
+            self._loses_soon = asyncio.get_running_loop().call_later(CAUSE_S, lose, reason)
 
     def _note_returned(self, iteration: int) -> None:
         took_s = self._lateness.note_returned(iteration)

@@ -2,8 +2,8 @@
 
 A rank that starts takes over the file of an earlier process with the same stage, rank, model, build
 and layout. It holds a lock on the file as long as it lives, so a file has one writer: the file of a
-process that is stopped, and may go on, is not taken over. Files that are of no use to the ranks of
-this stage are removed, since each takes as much memory as all keys and values of a rank.
+process that is stopped, and may go on, is not taken over. The files of ranks of other stages and
+models stay for the processes that take their places. If memory lacks, they are removed.
 
 All of the file's memory is allocated at the beginning. So a full file system is an error at the
 start, and not a signal that ends the process in the middle of an iteration.
@@ -21,7 +21,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +83,11 @@ class KVFile:
                 break
             time.sleep(POLL_S)
         path = directory / f"{stage}.{rank}.{secrets.token_hex(4)}.kv"
+        try:
+            return cls(_made(path, n_bytes), path)
+        except OSError:
+            if not _remove_others(directory, stage):
+                raise
         return cls(_made(path, n_bytes), path)
 
     def begin(self, n_blocks: int) -> Stored:
@@ -113,11 +118,10 @@ class _FreeFile:
 
     fd: int
     path: Path
-    stage: str
 
-    def fits(self, stage: str, n_bytes: int) -> bool:
-        """Returns whether the file is the memory of a rank of `stage`, and has `n_bytes` bytes."""
-        return self.stage == stage and os.fstat(self.fd).st_size == n_bytes
+    def has(self, n_bytes: int) -> bool:
+        """Returns whether the file has `n_bytes` bytes."""
+        return os.fstat(self.fd).st_size == n_bytes
 
     def age(self) -> tuple[int, int]:
         """Returns the last epoch and iteration in the record. The newest file has the largest."""
@@ -128,34 +132,48 @@ class _FreeFile:
         """Removes the file, and frees its memory."""
         with suppress(FileNotFoundError):
             self.path.unlink()
+        self.leave()
+
+    def leave(self) -> None:
+        """Leaves the file to other processes."""
         os.close(self.fd)
 
 
 def _newest_free(directory: Path, stage: str, rank: int, n_bytes: int) -> _FreeFile | None:
-    """Returns the newest file that a rank can take over, or None. Removes all other files that no
-    process uses."""
-    found = list(_free_files(directory, stage, rank))
-    usable = [file for file in found if file.fits(stage, n_bytes)]
+    """Returns the newest file that a rank can take over, or None. Removes files of this rank that
+    have another size."""
+    found = list(_free_files(directory, lambda *its: its == (stage, rank)))
+    usable = [file for file in found if file.has(n_bytes)]
     newest = max(usable, key=_FreeFile.age, default=None)
     for file in found:
-        if file is not newest:
+        if file not in usable:
             file.remove()
+        elif file is not newest:
+            file.leave()  # to another pipeline
     return newest
 
 
-def _free_files(directory: Path, stage: str, rank: int) -> Iterator[_FreeFile]:
-    """Locks and yields the files that no process has locked, except those of other ranks of
-    `stage`, which may be about to start."""
+def _remove_others(directory: Path, stage: str) -> int:
+    """Removes the files of other stages and models that no process uses, and returns how many."""
+    others = list(_free_files(directory, lambda its_stage, its_rank: its_stage != stage))
+    for file in others:
+        file.remove()
+    return len(others)
+
+
+def _free_files(directory: Path, is_wanted: Callable[[str, int], bool]) -> Iterator[_FreeFile]:
+    """Locks and yields the files that no process has locked. `is_wanted` says by stage and rank
+    whether a file is looked at."""
     for path in sorted(directory.iterdir()):
         name = _OWN.fullmatch(path.name)
-        if name is None or (name["stage"] == stage and int(name["rank"]) != rank):
+        if name is None or not is_wanted(name["stage"], int(name["rank"])):
             continue
         try:
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:  # of another user, or removed by another rank
             continue
         if _is_mine(fd) and _lock(fd) and _is_at(path, fd):
-            yield _FreeFile(fd, path, name["stage"])
+            yield _FreeFile(fd, path)
         else:
             os.close(fd)
 

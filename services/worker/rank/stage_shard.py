@@ -30,6 +30,7 @@ from services.worker.engine.recurrent_state import Division, divide, state_bytes
 from services.worker.engine.trial_iteration import TrialIteration, trial_lengths
 from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
+from services.worker.models.directory_files import files_digest
 from services.worker.models.weight_cache import WeightCache, in_background
 from services.worker.models.weights import OnProgress
 from services.worker.rank.activity import Activity
@@ -297,6 +298,7 @@ def _stage_digest(settings: RankSettings) -> str:
     ranks have in common."""
     facts = {
         **traits_of(settings),
+        "files": "" if settings.load_format == "random" else files_digest(settings.model),
         "stage": f"{settings.stage_index} of {settings.n_stages}",
         "layout": layout(),
         "load_format": settings.load_format,

@@ -13,13 +13,12 @@ from kernels import kernels_name
 from services.common.cannot_start import CannotStart
 from services.worker.models import checkpoint_digest, weights_digest
 from services.worker.models.checkpoint import open_checkpoint
+from services.worker.models.directory_files import files_digest
 from services.worker.rank.build import build_digest
 from services.worker.settings import FreeRankSettings
 
 N_DIGITS = 16
 """Number of hexadecimal digits to which a digest in the traits is cut."""
-
-_weights_digest = cache(weights_digest)  # takes seconds, and a rank needs its traits twice
 
 
 def traits_of(settings: FreeRankSettings) -> dict[str, str]:
@@ -58,7 +57,17 @@ def receipt_traits(settings: FreeRankSettings) -> dict[str, str]:
     if settings.load_format == "random":
         raise CannotStart("receipts: not with load_format random, whose weights have no digest")
     device = torch.device(settings.device)
-    return {"weights": _weights_digest(settings.model), "kernels": kernels_name(device)}
+    return {
+        "weights": _weights_digest(settings.model, files_digest(settings.model)),
+        "kernels": kernels_name(device),
+    }
+
+
+@cache
+def _weights_digest(model: Path, files: str) -> str:
+    """Returns the digest of a checkpoint's weights. It takes seconds, and a rank needs its traits
+    twice. `files` is another digest, which changes with the files and takes no time."""
+    return weights_digest(model)
 
 
 def settings_traits(settings: FreeRankSettings) -> dict[str, str]:

@@ -277,6 +277,22 @@ async def test_a_stage_that_cannot_forward_plans_ends_the_epoch() -> None:
             await master.results()
 
 
+async def test_the_cause_of_a_loss_counts_also_if_a_neighbour_reports_first() -> None:
+    async with fake_stages(2) as stages, Master(stages) as master:
+        for index, failure in enumerate(
+            (
+                worker_pb2.StageFailure(reason="closed by peer", is_of_neighbour=True),
+                worker_pb2.StageFailure(reason="exited with status -11", is_by_itself=True),
+            )
+        ):
+            report = worker_pb2.WatchStageResponse.FromString(sign_of_life(master))
+            report.failure.CopyFrom(failure)
+            stages[index].controller.on_message(0, MessageKind.REPORT, report.SerializeToString())
+        with pytest.raises(PipelineLost, match="status -11") as lost:
+            await master.results()
+        assert lost.value.is_by_itself
+
+
 async def test_a_bug_in_taking_reports_in_is_not_taken_for_silence() -> None:
     async with fake_stages(1) as stages, Master(stages) as master:
         master.timings = None  # type: ignore[assignment]

@@ -1,5 +1,6 @@
 """Files with keys and values: who takes them over, and who may not."""
 
+import errno
 import fcntl
 import stat
 import subprocess
@@ -125,26 +126,39 @@ def test_a_file_of_a_process_that_is_dying_is_waited_for(
     assert opened(tmp_path).path == dying.path
 
 
-def test_the_newest_of_several_files_is_taken_and_the_others_are_removed(tmp_path: Path) -> None:
+def test_the_newest_of_several_files_is_taken_and_the_others_are_left_to_others(
+    tmp_path: Path,
+) -> None:
     files = [opened(tmp_path) for _ in range(3)]
     for file, epoch in zip(files, (4, 9, 6), strict=True):
         file.begin(4)
         file.record.note_begun(epoch)
         end(file)
-    assert opened(tmp_path).path == files[1].path
-    assert names(tmp_path) == {files[1].path.name}
+    assert [opened(tmp_path).path for _ in files] == [files[it].path for it in (1, 2, 0)]
+    assert names(tmp_path) == {file.path.name for file in files}
 
 
-def test_another_rank_of_the_stage_keeps_its_file_and_other_stages_lose_theirs(
-    tmp_path: Path,
+def test_files_of_other_ranks_and_stages_are_removed_only_if_memory_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, lost = opened(tmp_path, rank=1), opened(tmp_path, stage=OTHER_STAGE)
     in_use = opened(tmp_path, stage=OTHER_STAGE, rank=1)
     end(kept)
     end(lost)
     (tmp_path / "notes.txt").write_text("a user's")
-    mine = opened(tmp_path)
-    expected = {mine.path.name, kept.path.name, in_use.path.name, "notes.txt"}
+    others = names(tmp_path)
+    first = opened(tmp_path)
+    assert names(tmp_path) == {*others, first.path.name}
+    make = kv_file._made
+
+    def make_if_there_is_room(path: Path, n_bytes: int) -> int:
+        if lost.path.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return make(path, n_bytes)
+
+    monkeypatch.setattr(kv_file, "_made", make_if_there_is_room)
+    second = opened(tmp_path)
+    expected = {*(file.path.name for file in (first, second, kept, in_use)), "notes.txt"}
     assert names(tmp_path) == expected
     assert opened(tmp_path, rank=1).path == kept.path
 

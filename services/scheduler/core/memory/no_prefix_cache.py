@@ -12,6 +12,10 @@ class NoPrefixCache:
 
     n_unused = n_shared_blocks = n_queried_tokens = n_cached_tokens = 0
 
+    def __len__(self) -> int:
+        """Returns 0: no block is in the cache."""
+        return 0
+
     def __contains__(self, block_id: int) -> bool:
         return False
 
