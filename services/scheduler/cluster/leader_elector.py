@@ -98,6 +98,9 @@ class LeaderElector:
         self._loss: LeadershipLost | None = None  # why this process, which has led, does not lead
         # Whether a claim was sent: the store may execute a claim after its timeout here.
         self._has_claimed = False
+        # No other process takes the lease so soon after a renewal, also if its clock is faster.
+        self._surely_held_s = lease_duration_s - retry_period_s
+        self._renewed_at = clock()
         self._trouble = ""
         self._lease = ObservedLease(
             store,
@@ -236,7 +239,7 @@ class LeaderElector:
             log.warning("%s takes the lease of %s", self._identity, record.holder)
         async with self._writing:
             self._has_claimed = True
-            now = self._timestamp()
+            now, self._renewed_at = self._timestamp(), self._clock()
             claim = replace(
                 record,
                 holder=self._identity,
@@ -287,17 +290,22 @@ class LeaderElector:
             transitions=transitions,
             renew_time=self._timestamp(),
         )
+        renewed_at = self._clock()
         await self._lease.write(renewal)
+        self._renewed_at = renewed_at
         return transitions
 
     async def _check_holder(self) -> None:
         """Reads the lease. Ends the lead if another process holds the lease or has held it since. A
-        lease that was only deleted or emptied still belongs to this leader."""
+        lease that was only deleted or emptied still belongs to this leader, unless so long after
+        its last renewal that another may have held it before."""
         record = await self._lease.read()
         if record.holder not in ("", self._identity):
             self._lose(f"{record.holder} holds the lease")
         if not record.holder and record.transitions > (self._term or 0):
             self._lose("another has held the lease")
+        if not record.holder and self._clock() - self._renewed_at > self._surely_held_s:
+            self._lose("another may have held the lease before it was deleted")
 
     def _check_term(self) -> None:
         if self._loss is not None:

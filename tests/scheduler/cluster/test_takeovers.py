@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.common.process import first_of
@@ -310,6 +310,7 @@ CALM_S = 60.0
     rates=st.tuples(st.floats(0.9, 1.1), st.floats(0.9, 1.1)),
     events=st.lists(events, min_size=1, max_size=8),
 )
+@example(rates=(1.0, 1.0), events=[Event(0.0, "stop", 0, 9.0), Event(9.0, "no lease", 0, 0.0)])
 def test_whatever_goes_wrong_iterations_count_in_one_epoch_at_a_time_and_tokens_come_once(
     rates: tuple[float, float], events: list[Event]
 ) -> None:
