@@ -173,6 +173,21 @@ async def test_an_answer_of_workers_that_tell_nothing_gets_no_receipt(site: Site
     site.scheduler.behaviour = by_avx2
 
 
+@pytest.mark.parametrize("name", ["weights", "configuration"])
+async def test_an_answer_of_two_models_gets_no_receipt(site: Site, name: str) -> None:
+    async def by_two_models(request: FakeRequest) -> None:
+        request.accept()
+        request.built_by("b1", **TRAITS)
+        request.tokens(20)
+        request.built_by("b2", **{**TRAITS, name: "d" * len(TRAITS[name])})
+        request.last_token(EOS, scheduler_pb2.COMPLETION_REASON_STOP)
+
+    site.scheduler.behaviour = by_two_models
+    refused = await soon(site.http.post("/v1/completions", json=HELLO))
+    assert (refused.status_code, "different models" in refused.text) == (503, True)
+    site.scheduler.behaviour = by_avx2
+
+
 async def test_a_resumed_stream_says_which_tokens_the_client_gave(site: Site) -> None:
     body = {**HELLO, "return_token_ids": True, "stream": True}
     first = await soon(site.http.post("/v1/completions", json=body))

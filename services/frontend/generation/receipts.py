@@ -99,10 +99,14 @@ class CallReceipts:
 
         Raises:
             PoolFull: there is no memory for the receipt.
-            Unavailable: workers that do not tell what receipts need made tokens of the answer.
+            Unavailable: the workers that made the answer do not tell what receipts need, or had
+            different models.
         """
-        if not all(map(tells_enough, self._traits.get(answer.index, ()))):
+        builds = self._traits.get(answer.index, [])
+        if not all(map(tells_enough, builds)):
             raise Unavailable("workers without the setting `receipts` made the answer; try again")
+        if len(set(map(model_of, builds))) > 1:
+            raise Unavailable("workers with different models made the answer; try again")
         n_tokens = len(self._answers.prompt(answer.index).token_ids) + answer.n_tokens
         self._keep(TOKEN_BYTES * n_tokens)
         return replace(last, receipt=self._of(answer, last))
@@ -155,6 +159,13 @@ MakeReceipts = Callable[[Answers, str, Keep], CallReceipts]
 def tells_enough(traits: Traits) -> bool:
     """Returns whether the traits of workers have all that receipts need."""
     return "weights" in dict(traits)
+
+
+def model_of(traits: Traits) -> tuple[str, ...]:
+    """Returns the part of the traits of workers that must be equal for all tokens of an answer: the
+    digests of the weights and of the configuration."""
+    by_name = dict(traits)
+    return tuple(by_name.get(name, "") for name in ("weights", "configuration"))
 
 
 def arithmetic_of(traits: Traits) -> dict[str, str]:
