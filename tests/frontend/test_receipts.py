@@ -13,7 +13,7 @@ from services.frontend.frontend import Frontend
 from services.frontend.settings import FrontendSettings
 from services.receipts.keys import PublicKeys, SigningKeys, new_key
 from services.receipts.receipt import HiddenPrompt, Receipt, TokenPrompt
-from tests.fake_scheduler import PIPELINE, FakeRequest, FakeScheduler, says
+from tests.fake_scheduler import PIPELINE, Behaviour, FakeRequest, FakeScheduler, says
 from tests.frontend.checkpoints import write_checkpoint
 from tests.frontend.conftest import Site, running, soon
 from tests.receipts.made import ARITHMETIC
@@ -145,11 +145,15 @@ async def test_grpc_has_receipts_as_canonical_json(site: Site) -> None:
 
 async def test_a_stop_text_ends_the_tokens_of_a_receipt(site: Site) -> None:
     word = site.tokens("hello")
-    site.scheduler.behaviour = says(*word, *word, EOS)
+
+    async def repeats(request: FakeRequest) -> None:
+        request.built_by("b1", **TRAITS)
+        await says(*word, *word, EOS)(request)
+
+    site.scheduler.behaviour = repeats
     answer = await post(site, "/v1/completions", {**HELLO, "stop": ["hello"]})
     receipt = await checked(site, answer["choices"][0]["receipt"])
     assert (receipt.finish, tuple(receipt.tokens)) == ("stop_text", word)
-    assert receipt.arithmetic == []  # no build was told
     site.scheduler.behaviour = by_avx2
 
 
@@ -161,13 +165,18 @@ async def test_all_builds_that_made_an_answer_are_named(site: Site) -> None:
     site.scheduler.behaviour = by_avx2
 
 
-async def test_an_answer_of_workers_that_tell_nothing_gets_no_receipt(site: Site) -> None:
-    async def by_others(request: FakeRequest) -> None:
-        request.accept()
-        request.built_by("b2", dtype="float32")
-        await says(20, EOS)(request)
+async def by_others(request: FakeRequest) -> None:
+    """Two tokens by workers that do not tell what receipts need."""
+    request.accept()
+    request.built_by("b2", dtype="float32")
+    await says(20, EOS)(request)
 
-    site.scheduler.behaviour = by_others
+
+@pytest.mark.parametrize("behaviour", [by_others, says(20, EOS)], ids=["others", "not told"])
+async def test_an_answer_of_workers_that_tell_nothing_gets_no_receipt(
+    site: Site, behaviour: Behaviour
+) -> None:
+    site.scheduler.behaviour = behaviour
     refused = await soon(site.http.post("/v1/completions", json=HELLO))
     assert (refused.status_code, "workers without the setting" in refused.text) == (503, True)
     site.scheduler.behaviour = by_avx2

@@ -103,7 +103,8 @@ class CallReceipts:
             different models.
         """
         builds = self._traits.get(answer.index, [])
-        if not all(map(tells_enough, builds)):
+        has_computed = answer.n_tokens > len(self._answers.tokens_so_far(answer.index))
+        if not all(map(tells_enough, builds)) or (has_computed and not builds):
             raise Unavailable("workers without the setting `receipts` made the answer; try again")
         if len(set(map(model_of, builds))) > 1:
             raise Unavailable("workers with different models made the answer; try again")
