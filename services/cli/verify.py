@@ -112,10 +112,12 @@ def checked(
     prompts: Sequence[Sequence[int]],
 ) -> list[Verdict]:
     """Returns the verdict about each receipt, in order. Receipts of different layouts are checked
-    by one system after the other."""
+    by one system after the other. A place without a receipt needs no system of its own."""
     by_layout: dict[Layout, list[int]] = {}
+    first = next(found for found in receipts if not found.complaint)
     for place, found in enumerate(receipts):
-        layout = () if options.model is None else layout_of(found.content)
+        content = first.content if found.complaint else found.content
+        layout = () if options.model is None else layout_of(content)
         by_layout.setdefault(layout, []).append(place)
     verdicts: dict[int, Verdict] = {}
     with tqdm(total=len(receipts), unit="receipt", disable=None) as bar:

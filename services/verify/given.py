@@ -34,8 +34,11 @@ class GivenReceipt:
         a digest of its prompt.
 
         Raises:
-            Unreadable: the receipt has a wrong form, or none of the prompts has its digest.
+            Unreadable: the receipt is missing, has a wrong form or contradicts itself, or none of
+            the prompts has its digest.
         """
+        if found.complaint:
+            raise Unreadable(found.complaint)
         try:
             receipt = Receipt.model_validate_json(rfc8785.dumps(found.content))
             receipt.sampling.check(own_stop_token_ids=receipt.options.sampling.stop_token_ids)
@@ -45,13 +48,15 @@ class GivenReceipt:
             raise Unreadable(f"{field}: {first['msg']}") from error
         except (InvalidRequest, ValueError) as error:
             raise Unreadable(str(error)) from error
+        if why := _contradiction(receipt):
+            raise Unreadable(why)
         return cls(found.place, receipt, _prompt_of(receipt, prompts))
 
 
 def signature_of(found: FoundReceipt, keys: PublicKeys | None) -> tuple[Signature, str]:
     """Returns whether the signature of a receipt is right, and the reason if it is wrong. Without
     keys it is not checked."""
-    if keys is None:
+    if keys is None or found.complaint:
         return Signature.UNCHECKED, ""
     name = str(found.content.get("key_id"))
     if name not in keys.by_id:
@@ -59,6 +64,21 @@ def signature_of(found: FoundReceipt, keys: PublicKeys | None) -> tuple[Signatur
     if keys.has_signed(found.content):
         return Signature.VALID, ""
     return Signature.WRONG, "the receipt is not as it was signed"
+
+
+def _contradiction(receipt: Receipt) -> str:
+    """Returns which fields of a receipt no server writes together. The result is empty if there are
+    none."""
+    n_tokens, options = len(receipt.tokens), receipt.options
+    if n_tokens > options.max_tokens:
+        return f"tokens: there are {n_tokens}, and options.max_tokens is {options.max_tokens}"
+    if receipt.n_given > n_tokens:
+        return f"n_given: is {receipt.n_given}, and there are {n_tokens} tokens"
+    if receipt.finish == "stop_text" and not options.stop:
+        return "finish: is stop_text, and options.stop is empty"
+    if not receipt.arithmetic and receipt.n_given < n_tokens:
+        return "arithmetic: is empty, and n_given is less than the number of tokens"
+    return ""
 
 
 def _prompt_of(receipt: Receipt, prompts: Prompts) -> Sequence[int]:

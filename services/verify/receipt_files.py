@@ -1,7 +1,8 @@
 """Finds receipts in files: a receipt, JSON lines, or whole answers and streams that have receipts.
 
 A receipt is any object whose `type` is `orcinus.receipt`, at any depth. Over gRPC a receipt is a
-text, which is read too. Lines of a saved stream of events begin with `data:`.
+text, which is read too. Lines of a saved stream of events begin with `data:`, and most of them have
+no receipt. Any other line without a receipt is reported, since a receipt may be expected there.
 """
 
 import json
@@ -23,44 +24,81 @@ class NoReceipts(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FoundReceipt:
-    """A receipt in a file, not checked yet."""
+    """A receipt in a file, not checked yet, or a place in a file where a receipt is missing."""
 
     place: str
     """File and number of the receipt in the file, from 1."""
     content: dict[str, Any]
+    """The receipt; empty if it is missing."""
+    complaint: str = ""
+    """Reason why there is no receipt at the place; empty if there is one."""
 
 
 def receipts_in(path: Path) -> list[FoundReceipt]:
-    """Returns all receipts in a file, in order.
+    """Returns all receipts in a file, in order, and the places where one is missing: lines, and
+    items of a list, that are no events of a stream.
 
     Raises:
-        NoReceipts: the file cannot be read, is no JSON, or has no receipt.
+        NoReceipts: the file cannot be read, is no JSON, has an object with the same key twice, or
+        has no receipt.
     """
+    found: list[tuple[dict[str, Any], str]] = []
     try:
         text = bounded_file.read_bytes(path, max_bytes=MAX_FILE_BYTES).decode()
-        found = [receipt for value in _values(text) for receipt in _receipts_of(value)]
+        for value, name in _values(text):
+            receipts = [(receipt, "") for receipt in _receipts_of(value)]
+            found += receipts or ([({}, f"{name} has no receipt")] if name else [])
     except (OSError, ValueError, RecursionError) as error:
         raise NoReceipts(f"{path}: {error}") from error
-    if not found:
+    if not any(content for content, _ in found):
         raise NoReceipts(f"{path}: has no receipt, which is an object of the type {TYPE}")
-    return [FoundReceipt(f"{path}:{number}", it) for number, it in enumerate(found, start=1)]
+    return [FoundReceipt(f"{path}:{number}", *it) for number, it in enumerate(found, start=1)]
 
 
-def _values(text: str) -> Iterator[Any]:
-    """Yields the JSON values of a text: the whole text, or else one for each line."""
+def _values(text: str) -> Iterator[tuple[Any, str]]:
+    """Yields the JSON values of a text: the whole text, the items of a list, or one for each line.
+    A value that must have a receipt is named; the name of any other value is empty."""
     try:
-        yield json.loads(text)
-        return
+        whole = _read(text)
+    except _RepeatedKey:
+        raise
     except ValueError:
-        lines = [line.strip() for line in text.splitlines()]
-    for number, line in enumerate(lines, start=1):
+        yield from _values_of_lines(text)
+        return
+    if isinstance(whole, list):
+        yield from ((item, f"item {number}") for number, item in enumerate(whole, start=1))
+    else:
+        yield whole, ""
+
+
+def _values_of_lines(text: str) -> Iterator[tuple[Any, str]]:
+    for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
         data = line.removeprefix("data:").strip()
         if not data or data == "[DONE]" or line.startswith((":", "event:", "id:")):
             continue
         try:
-            yield json.loads(data)
+            yield _read(data), "" if line.startswith("data:") else f"line {number}"
+        except _RepeatedKey as error:
+            raise ValueError(f"line {number}: {error}") from error
         except ValueError as error:
             raise ValueError(f"line {number} is no JSON: {error}") from error
+
+
+class _RepeatedKey(ValueError):
+    """An object has the same key twice, so that programs may read different values of the key."""
+
+
+def _read(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_object_of)
+
+
+def _object_of(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, value in members:
+        if name in made:
+            raise _RepeatedKey(f"an object has the key {name!r} twice")
+        made[name] = value
+    return made
 
 
 def _receipts_of(value: Any) -> Iterator[dict[str, Any]]:
@@ -70,7 +108,7 @@ def _receipts_of(value: Any) -> Iterator[dict[str, Any]]:
         case {}:
             for name, member in value.items():
                 if name == "receipt" and isinstance(member, str) and TYPE in member:
-                    member = json.loads(member)
+                    member = _read(member)
                 yield from _receipts_of(member)
         case []:
             return

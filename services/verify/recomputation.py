@@ -1,8 +1,8 @@
 """Computes the answers of receipts again, by a system that serves the same model.
 
-The system gets the tokens of the prompt, the options and the seed of each receipt. Texts that end
-an answer are left out, since they are found in the text and not among the tokens: an answer that
-one of them ended is computed up to its last token.
+The system gets the tokens of the prompt, the options and the seed of each receipt, with the texts
+that end the answer. These are found in the text of the answer, which had or had not special tokens
+in it: a receipt does not say this, so both are tried.
 """
 
 from collections.abc import Sequence
@@ -23,6 +23,7 @@ EXACT_KERNELS = "native-"
 
 _FINISHES = {
     "stop": inference_pb2.FINISH_REASON_STOP,
+    "stop_text": inference_pb2.FINISH_REASON_STOP,
     "length": inference_pb2.FINISH_REASON_LENGTH,
 }
 
@@ -71,13 +72,23 @@ class Recomputation:
         if why := self._other_model(given.receipt):
             return Verdict(place=given.place, outcome=Outcome.UNCHECKED, why=why)
         try:
-            answer = await self.stub.Generate(self._asked(given))
+            answer = await self._computed(given)
         except grpc.aio.AioRpcError as error:
             if error.code() not in _REFUSALS:
                 raise
             why = f"the system refuses the request: {error.details()}"
             return Verdict(place=given.place, outcome=Outcome.UNCHECKED, why=why)
-        return await self._compared(given, answer.choices[0])
+        return await self._compared(given, answer)
+
+    async def _computed(self, given: GivenReceipt) -> inference_pb2.Choice:
+        """Returns the answer to the request of a receipt. If it is another one than the receipt's,
+        and texts may have ended it, returns the answer with special tokens in its text."""
+        request = self._asked(given)
+        answer = (await self.stub.Generate(request)).choices[0]
+        if request.options.stop and list(answer.token_ids) != given.receipt.tokens:
+            request.options.skip_special_tokens = False
+            answer = (await self.stub.Generate(request)).choices[0]
+        return answer
 
     def _other_model(self, receipt: Receipt) -> str:
         """Returns which digests of the model differ from those of a receipt. The result is empty if
@@ -90,11 +101,11 @@ class Recomputation:
 
     def _asked(self, given: GivenReceipt) -> inference_pb2.GenerateRequest:
         receipt = given.receipt
-        is_cut = receipt.finish == "stop_text"
         sampling = to_proto(receipt.sampling)
         ignores_eos = not self.eos_token_ids.issubset(receipt.options.sampling.stop_token_ids)
         options = inference_pb2.GenerationOptions(
-            max_tokens=len(receipt.tokens) if is_cut else receipt.options.max_tokens,
+            max_tokens=receipt.options.max_tokens,
+            stop=receipt.options.stop,
             sampling=sampling,
             return_token_ids=True,
             ignore_eos=ignores_eos,
@@ -105,7 +116,7 @@ class Recomputation:
         receipt, computed = given.receipt, list(answer.token_ids)
         why = self._other_arithmetic(receipt)
         at = _first_difference(receipt.tokens, computed)
-        ends_alike = answer.finish_reason == _FINISHES.get(receipt.finish, answer.finish_reason)
+        ends_alike = answer.finish_reason == _FINISHES[receipt.finish]
         if at is None and ends_alike:
             note = f"although {why}" if why else ""
             return Verdict(place=given.place, outcome=Outcome.SAME, why=note)

@@ -96,8 +96,11 @@ def test_what_was_changed_or_signed_by_others_is_found(
     changed = json.loads(json.dumps(receipt))
     changed["tokens"][7] = (changed["tokens"][7] + 1) % 300
     other_weights = {**receipt, "model": {**receipt["model"], "weights": "0" * 64}}
+    stopped = json.loads((saved / "stopped").read_text())["choices"][0]["receipt"]
+    cut = {**receipt, "tokens": receipt["tokens"][:3], "finish": "stop_text"}
+    cut["options"] = {**receipt["options"], "stop": stopped["options"]["stop"]}
     file = tmp_path / "receipts.jsonl"
-    forms = [receipt, changed, other_key.signed(receipt), other_weights]
+    forms = [receipt, changed, other_key.signed(receipt), other_weights, cut]
     file.write_text("\n".join(map(json.dumps, forms)))
     where = f"--grpc={one_stage.grpc}"
     status, verdicts = verified(capsys, file, where, "--keys", one_stage.http)
@@ -107,6 +110,7 @@ def test_what_was_changed_or_signed_by_others_is_found(
         ("differs", "wrong"),
         ("same", "wrong"),
         ("unchecked", "wrong"),
+        ("differs", "wrong"),
     ]
     assert (status, said[1]["at"]) == (1, 7)
     assert isinstance(said[1]["logit_gap"], float)

@@ -45,15 +45,46 @@ def test_receipts_are_found_in_order(tmp_path: Path, name: str, text: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (f'{json.dumps(ONE)}\n\n{{"type": "orcinus.receipt "}}\n', "line 3 has no receipt"),
+        (json.dumps([ONE, {}]), "item 2 has no receipt"),
+    ],
+    ids=["line", "item"],
+)
+def test_a_missing_receipt_is_reported(tmp_path: Path, text: str, complaint: str) -> None:
+    file = tmp_path / "file"
+    file.write_text(text)
+    first, second = receipts_in(file)
+    assert (first.content, first.complaint) == (ONE, "")
+    assert (second.content, second.complaint, second.place) == ({}, complaint, f"{file}:2")
+
+
+TWICE = '{"type": "orcinus.receipt", "tokens": [9], "tokens": [1]}'
+
+
+@pytest.mark.parametrize(
     ("content", "complaint"),
     [
+        (TWICE.encode(), "an object has the key 'tokens' twice"),
+        (f"{json.dumps(ONE)}\n{TWICE}".encode(), "line 2: an object has the key 'tokens' twice"),
+        (json.dumps({"receipt": TWICE}).encode(), "has the key 'tokens' twice"),
         (b"", "has no receipt"),
         (b'{"type": "other"}', "has no receipt"),
         (b'{"a": 1}\n{"b"\n', "line 2 is no JSON"),
         (b"\xff\xfe", "decode"),
         (b"[" * 100_000, "file"),
     ],
-    ids=["empty", "other objects", "broken line", "no text", "deep"],
+    ids=[
+        "twice",
+        "twice in a line",
+        "twice in a text",
+        "empty",
+        "other objects",
+        "broken line",
+        "no text",
+        "deep",
+    ],
 )
 def test_a_file_without_receipts_is_named(tmp_path: Path, content: bytes, complaint: str) -> None:
     file = tmp_path / "file"

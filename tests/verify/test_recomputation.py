@@ -1,5 +1,6 @@
 """What is said of a receipt, by what a system computes. The system is made up: its tokens count up
-from the last one of the prompt, and the logit of a token is its number."""
+from the last one of the prompt, the logit of a token is its number, and so is its text. The text of
+a special token is only there if the request does not skip it."""
 
 import json
 from typing import Any
@@ -17,6 +18,7 @@ from services.verify.verdict import Outcome, Signature, Verdict
 from tests.receipts.made import ARITHMETIC, KEYS, hidden, signed
 
 VOCAB_SIZE, EOS = 100, 2
+SPECIAL = 5
 
 
 class Counting:
@@ -42,12 +44,20 @@ class Counting:
             return inference_pb2.GenerateResponse(choices=[choice])
         first = prompt[-1] + 1
         tokens = [*range(first, self._ends_at), EOS][: request.options.max_tokens]
+        ends = [token for token in tokens if self._ends(token, request.options)]
+        if ends:
+            del tokens[tokens.index(ends[0]) + 1 :]
         choice.token_ids.extend(tokens)
-        is_over = tokens[-1:] == [EOS]
+        is_over = bool(ends) or tokens[-1:] == [EOS]
         choice.finish_reason = (
             inference_pb2.FINISH_REASON_STOP if is_over else inference_pb2.FINISH_REASON_LENGTH
         )
         return inference_pb2.GenerateResponse(choices=[choice])
+
+    @staticmethod
+    def _ends(token: int, options: inference_pb2.GenerationOptions) -> bool:
+        skips = options.skip_special_tokens or not options.HasField("skip_special_tokens")
+        return str(token) in options.stop and not (token == SPECIAL and skips)
 
 
 def found(**changes: Any) -> FoundReceipt:
@@ -78,7 +88,16 @@ OTHER = {**ARITHMETIC, "kernels": "native-avx512"}
         ({}, SAME, None, None),
         ({"prompt": hidden([1, 2, 3])}, SAME, None, None),
         ({"tokens": [4], "finish": "length", "options": options(max_tokens=1)}, SAME, None, None),
-        ({"tokens": [4], "finish": "stop_text"}, SAME, None, None),
+        ({"tokens": [4], "finish": "stop_text", "options": options(stop=["4"])}, SAME, None, None),
+        (
+            {"tokens": [4, 5], "finish": "stop_text", "options": options(stop=["5"])},
+            SAME,
+            None,
+            None,
+        ),
+        ({"tokens": [4], "finish": "stop_text"}, DIFFERS, 1, None),
+        ({"tokens": [], "finish": "stop_text"}, DIFFERS, 0, None),
+        ({"options": options(stop=["4"])}, DIFFERS, 1, None),
         ({"tokens": [], "finish": "length", "options": options(max_tokens=0)}, SAME, None, None),
         ({"tokens": [4, 7, 2]}, DIFFERS, 1, -2.0),
         ({"tokens": [4, 1, 2]}, DIFFERS, 1, 4.0),
@@ -122,7 +141,7 @@ async def test_the_system_is_asked_as_the_client_has_asked() -> None:
     assert (asked.sampling.seed, dict(asked.sampling.logit_bias)) == (-5, {7: 1.5})
     assert [list(word.token_ids) for word in asked.sampling.bad_words] == [[8, 9]]
     assert asked.ignore_eos  # the receipt's stop tokens lack the model's own
-    assert not asked.stop
+    assert list(asked.stop) == ["\n"]
 
 
 @pytest.mark.parametrize(
@@ -137,12 +156,23 @@ async def test_the_system_is_asked_as_the_client_has_asked() -> None:
         ({"options": options(sampling={"temperature": 3})}, "temperature"),
         ({"options": options(sampling={"unknown": 3})}, "options.sampling.unknown"),
         ({"prompt": hidden([1, 2])}, "digest of its prompt"),
+        ({"finish": "stop_text", "options": options(stop=[])}, "options.stop is empty"),
+        ({"n_given": 4}, "n_given: is 4"),
+        ({"options": options(max_tokens=2)}, "options.max_tokens is 2"),
+        ({"arithmetic": []}, "arithmetic: is empty"),
     ],
     ids=str,
 )
 def test_a_receipt_of_a_wrong_form_names_its_field(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(Unreadable, match=field):
         GivenReceipt.of(found(**changes), prompts=[[1, 2, 3]])
+
+
+def test_a_missing_receipt_has_no_signature() -> None:
+    missing = FoundReceipt("file:1", {}, "line 1 has no receipt")
+    with pytest.raises(Unreadable, match="line 1 has no receipt"):
+        GivenReceipt.of(missing)
+    assert signature_of(missing, KEYS.published) == (Signature.UNCHECKED, "")
 
 
 def test_signatures_are_right_wrong_or_not_checked() -> None:
