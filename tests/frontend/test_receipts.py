@@ -222,7 +222,9 @@ async def test_keys_are_read_again_when_they_change(site: Site) -> None:
     assert await checked(site, after)
 
 
-async def test_receipts_of_all_answers_may_hide_their_prompts(tmp_path: Path) -> None:
+async def test_receipts_of_all_answers_may_hide_their_prompts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     keys = tmp_path / "keys.pem"
     keys.write_bytes(new_key())
     scheduler = FakeScheduler(by_avx2, pipeline=WITH_TRAITS)
@@ -237,6 +239,11 @@ async def test_receipts_of_all_answers_may_hide_their_prompts(tmp_path: Path) ->
         assert isinstance(receipt.prompt, HiddenPrompt)
         assert receipt.prompt.is_of([5, 6, 7])
         assert not receipt.prompt.is_of([5, 6, 8])
+        unasked = {**HELLO, "receipt": False}
+        scheduler.behaviour = by_others
+        for _ in range(2):
+            assert "receipt" not in (await post(site, "/v1/completions", unasked))["choices"][0]
+        assert caplog.text.count("answers have no receipts") == 1
         scheduler.close()
         scheduler.open(PIPELINE)
         while (await soon(site.model.scheduler.pipeline.wait_open())).traits:
@@ -245,6 +252,9 @@ async def test_receipts_of_all_answers_may_hide_their_prompts(tmp_path: Path) ->
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "receipt"
         assert "the workers run without" in refused.json()["error"]["message"]
+        assert "receipt" not in (await post(site, "/v1/completions", unasked))["choices"][0]
+        assert not scheduler.requests[-1].submission.wants_traits
+        assert caplog.text.count("answers have no receipts") == 2
 
 
 async def test_without_the_setting_a_receipt_is_refused_and_nothing_is_kept(

@@ -242,6 +242,8 @@ class GenerationService:
             self.n_waiting -= request.n_answers
         limits = self._known_limits.of(pipeline)
         make_receipts = self._receipts_of(request.options, pipeline, limits.names[0])
+        if make_receipts is None and request.options.receipt:
+            request = replace(request, options=replace(request.options, receipt=False))
         request = with_bad_words(request, self.tokenizer)
         prompts = await self._request_encoder.encode(request, limits, resources.share)
         n_at_once = self._admission.max_answers_at_once
@@ -273,14 +275,22 @@ class GenerationService:
         """Returns a function that makes the receipts of a call. Returns None if answers have none.
 
         Raises:
-            InvalidRequest: the workers of the pipeline do not tell what receipts need.
+            InvalidRequest: the client asks for receipts, and the workers of the pipeline do not
+            tell what receipts need.
         """
-        issuer = self._profile.receipts
+        issuer, is_optional = self._profile.receipts, options.is_receipt_optional
         if issuer is None or not options.receipt:
             return None
-        issuer.check(pipeline)
+        if not issuer.can_serve(pipeline, is_optional=is_optional):
+            return None
         return lambda answers, request_id, keep: CallReceipts(
-            issuer, answers, request_id=request_id, model=model, pipeline=pipeline, keep=keep
+            issuer,
+            answers,
+            request_id=request_id,
+            model=model,
+            pipeline=pipeline,
+            keep=keep,
+            is_optional=is_optional,
         )
 
 

@@ -52,7 +52,8 @@ class ModelProfile:
         if self.receipts is None and options.receipt:
             raise InvalidRequest("receipt", "is not served here: the setting `receipts` is off")
         if self.receipts is not None and self.receipts.are_always_made:
-            options = replace(options, receipt=True)
+            is_asked = options.receipt
+            options = replace(options, receipt=True, is_receipt_optional=not is_asked)
         options = self.defaults.apply(options)
         found = options.format.with_additional(self.additional_properties)
         return options if found.schema is options.format_schema else options.with_format(found)

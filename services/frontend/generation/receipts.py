@@ -8,7 +8,7 @@ signed when its answer ends. Without receipts nothing of this exists.
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import rfc8785
@@ -16,6 +16,7 @@ import rfc8785
 from services.common.errors import InvalidRequest, Unavailable
 from services.frontend.generation.answer import Answer, Piece
 from services.frontend.generation.answers import Answers
+from services.frontend.generation.missing_receipts import MissingReceipts
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.pipeline import ServedPipeline, Traits
 from services.receipts.key_file import KeyFile
@@ -55,18 +56,38 @@ class ReceiptIssuer:
     hide_prompts: bool = False
     """Whether receipts have a digest of the prompt instead of its tokens."""
 
-    def check(self, pipeline: ServedPipeline) -> None:
-        """Raises InvalidRequest if the workers of a pipeline do not tell what receipts need."""
-        if not tells_enough(pipeline.traits):
-            raise InvalidRequest(
-                FIELD, "cannot be made: the workers run without the setting `receipts`"
-            )
+    missing: MissingReceipts = field(default_factory=MissingReceipts)
+    """Log of the answers without receipts."""
+
+    def can_serve(self, pipeline: ServedPipeline, *, is_optional: bool) -> bool:
+        """Returns whether answers of a pipeline get receipts: not if its workers do not tell what
+        receipts need, and `is_optional` says that the client has not asked for receipts.
+
+        Raises:
+            InvalidRequest: the client has asked, but the workers do not tell what receipts need.
+        """
+        if tells_enough(pipeline.traits):
+            return True
+        why = "the workers run without the setting `receipts`"
+        if not is_optional:
+            raise InvalidRequest(FIELD, f"cannot be made: {why}")
+        self.missing.note(pipeline, why)
+        return False
 
 
 class CallReceipts:
     """The receipts of the answers of one call."""
 
-    __slots__ = ("_answers", "_issuer", "_keep", "_model", "_pipeline", "_request_id", "_traits")
+    __slots__ = (
+        "_answers",
+        "_is_optional",
+        "_issuer",
+        "_keep",
+        "_model",
+        "_pipeline",
+        "_request_id",
+        "_traits",
+    )
 
     def __init__(
         self,
@@ -77,9 +98,12 @@ class CallReceipts:
         model: str,
         pipeline: ServedPipeline,
         keep: Keep,
+        is_optional: bool = False,
     ) -> None:
-        """`keep` is called with a number of bytes to count memory for receipts."""
+        """`keep` is called with a number of bytes to count memory for receipts. `is_optional` says
+        whether an answer comes without a receipt if none can be made."""
         self._keep = keep
+        self._is_optional = is_optional
         self._issuer = issuer
         self._answers = answers
         self._request_id = request_id
@@ -95,22 +119,33 @@ class CallReceipts:
             found.append(sorted_traits)
 
     def with_receipt(self, answer: Answer, last: Piece) -> Piece:
-        """Returns the last piece of an answer with the receipt of the answer.
+        """Returns the last piece of an answer with the receipt of the answer. Returns the piece as
+        it is if there can be no receipt and the client has not asked for one.
 
         Raises:
             PoolFull: there is no memory for the receipt.
-            Unavailable: the workers that made the answer do not tell what receipts need, or had
-            different models.
+            Unavailable: the client has asked for a receipt, and there can be none.
+        """
+        if why := self._obstacle(answer):
+            if not self._is_optional:
+                raise Unavailable(f"{why}; try again")
+            self._issuer.missing.note(self._pipeline, why)
+            return last
+        n_tokens = len(self._answers.prompt(answer.index).token_ids) + answer.n_tokens
+        self._keep(TOKEN_BYTES * n_tokens)
+        return replace(last, receipt=self._of(answer, last))
+
+    def _obstacle(self, answer: Answer) -> str:
+        """Returns why no receipt of an answer can be made: the workers that made the answer do not
+        tell what receipts need, or had different models. The result is empty if there is no reason.
         """
         builds = self._traits.get(answer.index, [])
         has_computed = answer.n_tokens > len(self._answers.tokens_so_far(answer.index))
         if not all(map(tells_enough, builds)) or (has_computed and not builds):
-            raise Unavailable("workers without the setting `receipts` made the answer; try again")
+            return "workers without the setting `receipts` made the answer"
         if len(set(map(model_of, builds))) > 1:
-            raise Unavailable("workers with different models made the answer; try again")
-        n_tokens = len(self._answers.prompt(answer.index).token_ids) + answer.n_tokens
-        self._keep(TOKEN_BYTES * n_tokens)
-        return replace(last, receipt=self._of(answer, last))
+            return "workers with different models made the answer"
+        return ""
 
     def _of(self, answer: Answer, last: Piece) -> dict[str, Any]:
         index, prompt = answer.index, self._answers.prompt(answer.index)

@@ -111,6 +111,9 @@ class GenerationOptions:
     priority: int = DEFAULT_PRIORITY  # requests with a lower number begin earlier
     receipt: bool = False
     """Whether each answer has a receipt that says how the answer was made."""
+    is_receipt_optional: bool = False
+    """Whether an answer comes without a receipt if none can be made, since the client has not asked
+    for one."""
 
     @property
     def n_generated(self) -> int:
