@@ -1,7 +1,7 @@
 """`orcinus verify`: checks receipts, and computes their answers again.
 
-A system that makes receipts itself is started for the model, with the element type and the
-quantization that the receipts name, or one that serves already is used.
+A system that makes receipts itself is started for the model, with the element type, the
+quantization and the longest sequence that the receipts name, or one that serves already is used.
 """
 
 import argparse
@@ -38,7 +38,7 @@ MAX_PROMPTS_BYTES = 2**30
 """Largest size of a file of prompts, in bytes."""
 
 Layout = tuple[tuple[str, str], ...]
-"""Options of `services.local` that the arithmetic of receipts asks for."""
+"""Options of `services.local` with which a system computes as receipts say."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -112,7 +112,13 @@ def checked(
     prompts: Sequence[Sequence[int]],
 ) -> list[Verdict]:
     """Returns the verdict about each receipt, in order. Receipts of different layouts are checked
-    by one system after the other. A place without a receipt needs no system of its own."""
+    by one system after the other. A place without a receipt needs no system of its own. Receipts of
+    a layout with which no system of the model starts cannot be checked.
+
+    Raises:
+        DoesNotServe: no system starts, of whatever layout.
+        SystemFailed: a system does not answer, or makes no receipts.
+    """
     by_layout: dict[Layout, list[int]] = {}
     first = next(found for found in receipts if not found.complaint)
     for place, found in enumerate(receipts):
@@ -120,30 +126,45 @@ def checked(
         layout = () if options.model is None else layout_of(content)
         by_layout.setdefault(layout, []).append(place)
     verdicts: dict[int, Verdict] = {}
+    failures: list[DoesNotServe] = []
     with tqdm(total=len(receipts), unit="receipt", disable=None) as bar:
         for layout, places in by_layout.items():
-            with _system(options, rest, layout) as address:
-                group = check(
-                    address,
-                    [receipts[place] for place in places],
-                    model=options.name,
-                    keys=keys,
-                    prompts=prompts,
-                    n_at_once=options.at_once,
-                    on_checked=lambda: bar.update(1),
-                )
-                verdicts.update(zip(places, asyncio.run(group), strict=True))
+            try:
+                with _system(options, rest, layout) as address:
+                    group = check(
+                        address,
+                        [receipts[place] for place in places],
+                        model=options.name,
+                        keys=keys,
+                        prompts=prompts,
+                        n_at_once=options.at_once,
+                        on_checked=lambda: bar.update(1),
+                    )
+                    verdicts.update(zip(places, asyncio.run(group), strict=True))
+            except DoesNotServe as error:
+                failures.append(error)
+                why = f"no system starts with {_in_words(layout)}"
+                verdicts.update(_unchecked(receipts, places, why))
+    if len(failures) == len(by_layout):
+        raise failures[0]
     return [verdicts[place] for place in range(len(receipts))]
+
+
+def _unchecked(
+    receipts: Sequence[FoundReceipt], places: Sequence[int], why: str
+) -> Iterator[tuple[int, Verdict]]:
+    for place in places:
+        name = receipts[place].place
+        yield place, Verdict(place=name, outcome=Outcome.UNCHECKED, why=why)
 
 
 def layout_of(receipt: dict[str, Any]) -> Layout:
     """Returns the options of `services.local` with which a system computes as a receipt says. A
     receipt that says nothing sensible gets no options."""
+    made: dict[str, Any] = {}
     match receipt.get("arithmetic"):
-        case [{} as made, *_]:
-            pass
-        case _:
-            return ()
+        case [{} as first, *_]:
+            made = first
     known = ((name, made.get(name)) for name in ("dtype", "quantization"))
     found = [
         (f"--{name}", str(value))
@@ -152,6 +173,9 @@ def layout_of(receipt: dict[str, Any]) -> Layout:
     ]
     if made.get("activations") == "exact":
         found.append(("--worker", "activations=exact"))
+    match receipt.get("model"):
+        case {"max_model_len": int(length)} if length is not True and length > 0:
+            found.append(("--max-model-len", str(length)))
     return tuple(found)
 
 
@@ -161,7 +185,7 @@ def _system(options: argparse.Namespace, rest: Sequence[str], layout: Layout) ->
     if options.model is None:
         yield options.grpc
         return
-    say(f"starting {options.model} {' '.join('='.join(pair) for pair in layout)}")
+    say(f"starting {options.model} {_in_words(layout)}")
     with TemporaryDirectory() as scratch:
         key_file = Path(scratch, "key.pem")
         key_file.write_bytes(new_key())
@@ -175,6 +199,10 @@ def _system(options: argparse.Namespace, rest: Sequence[str], layout: Layout) ->
         ]
         with serving(options_for(given, is_named=True)) as addresses:
             yield addresses.grpc
+
+
+def _in_words(layout: Layout) -> str:
+    return " ".join("=".join(pair) for pair in layout)
 
 
 def keys_at(place: str) -> PublicKeys:

@@ -43,7 +43,11 @@ class ModelRecord(Record):
     weights: Digest
     """Digest of all bytes of the weight files: of lines that name each file and its digest."""
     configuration: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-    """First digits of a digest of the configuration that the workers have read."""
+    """First digits of a digest of the configuration that the workers have read, with the length of
+    the longest sequence."""
+    max_model_len: Annotated[int, Field(ge=1)]
+    """Number of tokens of the longest sequence that the workers serve. The setting `max_model_len`
+    changes it, and with it the digest of the configuration."""
     tokenizer: Digest
     """Digest of the tokenizer, as a `tokenizer.json`."""
     template: Digest | None

@@ -84,7 +84,7 @@ class Recomputation:
         """Returns the answer to the request of a receipt. If it is another one than the receipt's,
         and texts may have ended it, returns the answer with special tokens in its text."""
         request = self._asked(given)
-        answer = (await self.stub.Generate(request)).choices[0]
+        answer: inference_pb2.Choice = (await self.stub.Generate(request)).choices[0]
         if request.options.stop and list(answer.token_ids) != given.receipt.tokens:
             request.options.skip_special_tokens = False
             answer = (await self.stub.Generate(request)).choices[0]

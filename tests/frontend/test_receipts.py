@@ -21,7 +21,13 @@ from tests.receipts.made import ARITHMETIC
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 EOS = PIPELINE.eos_token_ids[0]
-TRAITS = {**ARITHMETIC, "weights": "a" * 64, "configuration": "b" * 16, "block_size": "16"}
+TRAITS = {
+    **ARITHMETIC,
+    "weights": "a" * 64,
+    "configuration": "b" * 16,
+    "max_model_len": "256",
+    "block_size": "16",
+}
 WITH_TRAITS = scheduler_pb2.PipelineDescription()
 WITH_TRAITS.CopyFrom(PIPELINE)
 WITH_TRAITS.traits.update(TRAITS)
@@ -83,7 +89,7 @@ async def test_a_receipt_says_what_made_an_answer(site: Site) -> None:
     receipt = await checked(site, answer["choices"][0]["receipt"])
     assert receipt.id == f"{answer['id'].removeprefix('cmpl-')}-0"
     assert receipt.model.weights == "a" * 64
-    assert receipt.model.name == "test-model"
+    assert (receipt.model.name, receipt.model.max_model_len) == ("test-model", 256)
     assert [it.model_dump() for it in receipt.arithmetic] == [ARITHMETIC]
     assert receipt.prompt == TokenPrompt(tokens=[5, 6, 7])
     assert receipt.tokens == [20, 21, EOS]

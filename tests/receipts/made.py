@@ -30,6 +30,7 @@ def unsigned(**changes: Any) -> dict[str, Any]:
             "name": "demo",
             "weights": "a" * 64,
             "configuration": "b" * 16,
+            "max_model_len": 256,
             "tokenizer": "c" * 64,
             "template": None,
             "adapter": None,

@@ -161,6 +161,7 @@ class CallReceipts:
                     "name": self._model,
                     "weights": traits.get("weights", ""),
                     "configuration": traits.get("configuration", ""),
+                    "max_model_len": int(traits["max_model_len"]),
                     "tokenizer": self._issuer.tokenizer,
                     "template": self._issuer.template,
                     "adapter": None,
@@ -194,7 +195,7 @@ MakeReceipts = Callable[[Answers, str, Keep], CallReceipts]
 
 def tells_enough(traits: Traits) -> bool:
     """Returns whether the traits of workers have all that receipts need."""
-    return "weights" in dict(traits)
+    return {"weights", "max_model_len"} <= dict(traits).keys()
 
 
 def model_of(traits: Traits) -> tuple[str, ...]:

@@ -40,13 +40,14 @@ def traits_of(settings: FreeRankSettings) -> dict[str, str]:
         "configuration": config.fingerprint()[:N_DIGITS],
         "dtype": str(config.resolve_dtype(settings.dtype)).removeprefix("torch."),
         **settings_traits(settings),
-        **receipt_traits(settings),
+        **receipt_traits(settings, max_model_len=config.max_position_embeddings),
     }
 
 
-def receipt_traits(settings: FreeRankSettings) -> dict[str, str]:
-    """Returns the traits that receipts need besides the others: the digest of the weights, and the
-    name of the kernels. Returns none if no receipts are made, since the digest takes time.
+def receipt_traits(settings: FreeRankSettings, *, max_model_len: int) -> dict[str, str]:
+    """Returns the traits that receipts need besides the others: the digest of the weights, the name
+    of the kernels, and the length of the longest sequence. Returns none if no receipts are made,
+    since the digest takes time.
 
     Raises:
         CannotStart: the weights are random, so no receipt could be checked.
@@ -60,6 +61,7 @@ def receipt_traits(settings: FreeRankSettings) -> dict[str, str]:
     return {
         "weights": _weights_digest(settings.model, files_digest(settings.model)),
         "kernels": kernels_name(device),
+        "max_model_len": str(max_model_len),
     }
 
 

@@ -66,8 +66,12 @@ def test_a_place_survives_its_message() -> None:
 
 def test_where_receipts_are_made_every_byte_of_the_weights_counts(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "one")
-    assert told(model).keys() & {"weights", "kernels"} == set()
+    assert told(model).keys() & {"weights", "kernels", "max_model_len"} == set()
     with_receipts = told(model, receipts="on_request")
+    served = {
+        told(model, receipts="on_request", max_model_len=it)["max_model_len"] for it in (8, 9)
+    }
+    assert served == {"8", "9"}
     assert with_receipts["kernels"].partition("-")[0] in ("native", "pytorch")
     weights = model / "model.safetensors"
     line = f"{hashlib.sha256(weights.read_bytes()).hexdigest()}  {weights.name}\n"
