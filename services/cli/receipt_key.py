@@ -56,7 +56,12 @@ def write_key(file: Path, *, rotates: bool) -> str:
         raise FileExistsError(f"{file} exists; --rotate puts a new key before its keys")
     content = new_key() + earlier
     with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as scratch:
-        os.fchmod(scratch.fileno(), MODE)
-        scratch.write(content)
-    Path(scratch.name).replace(file)
+        try:
+            os.fchmod(scratch.fileno(), MODE)
+            scratch.write(content)
+            scratch.flush()
+            Path(scratch.name).replace(file)
+        except BaseException:  # no private key is left behind, whatever ends this
+            Path(scratch.name).unlink(missing_ok=True)
+            raise
     return SigningKeys.parse(content).id

@@ -26,6 +26,18 @@ def test_a_key_is_made_for_its_owner_and_rotated(
     assert [path.name for path in tmp_path.iterdir()] == ["keys.pem"]
 
 
+def test_no_key_is_left_behind_if_the_file_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(self: Path, target: Path) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    assert main([str(tmp_path / "keys.pem")]) == 1
+    assert "no space left" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_only_keys_are_rotated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "notes"
     file.write_text("mine")
