@@ -148,7 +148,8 @@ class Receipt(Record):
     version: Literal[1]
     """Version of this form."""
     id: str
-    """Id of the request, a hyphen, and the index of the answer among its answers."""
+    """Id of the request, a hyphen, and the index of the answer among its answers. Several receipts
+    may have the same id, since a client that resumes a stream chooses the id of the request."""
     model: ModelRecord
     """The model."""
     arithmetic: list[Arithmetic]
