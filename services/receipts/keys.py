@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-import rfc8785
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import (
     Ed25519PrivateKey,
@@ -25,6 +24,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     load_pem_public_key,
 )
+
+from services.receipts.canonical_json import canonical_json
 
 N_ID_DIGITS = 16
 """Number of hexadecimal digits of the id of a key."""
@@ -131,14 +132,14 @@ class SigningKeys:
     def signed(self, receipt: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a receipt with the fields `key_id` and `signature`."""
         unsigned = {**receipt, "key_id": self.id}
-        signature = self.private.sign(rfc8785.dumps(unsigned))
+        signature = self.private.sign(canonical_json(unsigned))
         return {**unsigned, "signature": base64.b64encode(signature).decode()}
 
 
 def signed_part(receipt: Mapping[str, Any]) -> bytes:
     """Returns the bytes of a receipt that its signature covers. Raises ValueError if the receipt
     has no canonical form."""
-    return rfc8785.dumps({name: value for name, value in receipt.items() if name != "signature"})
+    return canonical_json({name: value for name, value in receipt.items() if name != "signature"})
 
 
 def _key(place: int, name: bytes, block: bytes) -> Ed25519PrivateKey | Ed25519PublicKey:

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import rfc8785
 from pydantic import ValidationError
 
 from services.common.errors import InvalidRequest
+from services.receipts.canonical_json import canonical_json
 from services.receipts.keys import PublicKeys
 from services.receipts.receipt import HiddenPrompt, Receipt
 from services.verify.receipt_files import FoundReceipt
@@ -40,7 +40,7 @@ class GivenReceipt:
         if found.complaint:
             raise Unreadable(found.complaint)
         try:
-            receipt = Receipt.model_validate_json(rfc8785.dumps(found.content))
+            receipt = Receipt.model_validate_json(canonical_json(found.content))
             receipt.sampling.check(own_stop_token_ids=receipt.options.sampling.stop_token_ids)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]

@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import rfc8785
-
 from services.common.errors import InvalidRequest, Unavailable
 from services.frontend.generation.answer import Answer, Piece
 from services.frontend.generation.answers import Answers
 from services.frontend.generation.missing_receipts import MissingReceipts
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.pipeline import ServedPipeline, Traits
+from services.receipts.canonical_json import canonical_json
 from services.receipts.key_file import KeyFile
 from services.receipts.receipt import (
     TYPE,
@@ -213,7 +212,7 @@ def arithmetic_of(traits: Traits) -> dict[str, str]:
 
 def receipt_json(receipt: Mapping[str, Any] | None) -> str:
     """Returns a receipt as canonical JSON. The result is empty if there is no receipt."""
-    return "" if receipt is None else rfc8785.dumps(receipt).decode()
+    return "" if receipt is None else canonical_json(receipt).decode()
 
 
 def _finish(answer: Answer, last: Piece) -> str:
