@@ -168,7 +168,8 @@ def test_certificates_make_secrets_of_their_own() -> None:
         for volume in workload.pod["volumes"]
         if "secret" in volume
     }
-    assert mounted - {"orcinus-api-keys"} == made - {"orcinus-authority-tls-b"}
+    by_hand = {"orcinus-api-keys", "orcinus-receipt-keys"}
+    assert mounted - by_hand == made - {"orcinus-authority-tls-b"}
     public = manifests.get("Certificate", "orcinus-public-tls-b")["spec"]
     assert public["dnsNames"][0] == "orcinus-frontend-b.orcinus.svc"
 
