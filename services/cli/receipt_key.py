@@ -61,7 +61,6 @@ def write_key(file: Path, *, rotates: bool) -> str:
             scratch.write(content)
             scratch.flush()
             Path(scratch.name).replace(file)
-        except BaseException:  # no private key is left behind, whatever ends this
+        finally:  # no private key is left behind, whatever ends this
             Path(scratch.name).unlink(missing_ok=True)
-            raise
     return SigningKeys.parse(content).id

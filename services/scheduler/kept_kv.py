@@ -24,7 +24,8 @@ entries take memory of the scheduler. The pipeline that ended last is always rem
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What one epoch, or several epochs that went on with each other's blocks, have written."""
+    """The keys and values that a pipeline has written to the memories of its ranks, in one epoch or
+    in several epochs of which each continued with the blocks of the one before."""
 
     memories: Sequence[bytes]
     """Names of the memories of all ranks, stage by stage. Empty if a memory has no name."""

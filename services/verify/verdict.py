@@ -1,4 +1,4 @@
-"""What was found about a receipt."""
+"""The result of checking a receipt, for people and for programs."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,7 +23,8 @@ class Signature(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What was found about one receipt."""
+    """The result of checking one receipt: whether its tokens come again when they are computed, and
+    whether its signature is right."""
 
     place: str
     """File and number of the receipt."""
@@ -36,11 +37,6 @@ class Verdict:
     the sampling options change logits; None if it is not known."""
     why: str = ""
     """Explanation for people; empty if there is nothing to add."""
-
-    @property
-    def is_good(self) -> bool:
-        """Whether the tokens come again and the signature is not wrong."""
-        return self.outcome is Outcome.SAME and self.signature is not Signature.WRONG
 
     def __str__(self) -> str:
         said = {

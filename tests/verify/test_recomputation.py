@@ -135,7 +135,7 @@ async def test_what_is_said_of_a_receipt(
 
 async def test_the_system_is_asked_as_the_client_has_asked() -> None:
     stub = Counting()
-    assert (await verdict(stub)).is_good
+    assert (await verdict(stub)).outcome is Outcome.SAME
     asked = stub.asked[0].options
     assert asked.max_tokens == 9
     assert (asked.sampling.seed, dict(asked.sampling.logit_bias)) == (-5, {7: 1.5})
