@@ -21,6 +21,9 @@ from services.verify.verdict import Outcome, Verdict
 EXACT_KERNELS = "native-"
 """Beginning of the names of kernels that promise equal tokens in any batch."""
 
+ANSWER_TIMEOUT_S = 3600.0
+"""Seconds after which an answer that does not come ends the check: longer than any answer takes."""
+
 _FINISHES = {
     "stop": inference_pb2.FINISH_REASON_STOP,
     "stop_text": inference_pb2.FINISH_REASON_STOP,
@@ -57,9 +60,9 @@ class Recomputation:
         """
         stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
         request = inference_pb2.DescribeModelRequest(model=name)
-        described = await stub.DescribeModel(request)
+        described = await stub.DescribeModel(request, timeout=ANSWER_TIMEOUT_S)
         asked = _request([0], inference_pb2.GenerationOptions(max_tokens=1, receipt=True), name)
-        answer = await stub.Generate(asked)
+        answer = await stub.Generate(asked, timeout=ANSWER_TIMEOUT_S)
         own = Receipt.model_validate_json(answer.choices[0].receipt)
         return cls(stub, name, own.model, own.arithmetic[0], frozenset(described.eos_token_ids))
 
@@ -84,10 +87,12 @@ class Recomputation:
         """Returns the answer to the request of a receipt. If it is another one than the receipt's,
         and texts may have ended it, returns the answer with special tokens in its text."""
         request = self._asked(given)
-        answer: inference_pb2.Choice = (await self.stub.Generate(request)).choices[0]
+        answer: inference_pb2.Choice = (
+            await self.stub.Generate(request, timeout=ANSWER_TIMEOUT_S)
+        ).choices[0]
         if request.options.stop and list(answer.token_ids) != given.receipt.tokens:
             request.options.skip_special_tokens = False
-            answer = (await self.stub.Generate(request)).choices[0]
+            answer = (await self.stub.Generate(request, timeout=ANSWER_TIMEOUT_S)).choices[0]
         return answer
 
     def _other_model(self, receipt: Receipt) -> str:
@@ -158,7 +163,9 @@ class Recomputation:
         """Returns the log-probability of the last token after the others. Differences between two
         of them are differences between logits."""
         options = inference_pb2.GenerationOptions(max_tokens=0, prompt_logprobs=0)
-        answer = await self.stub.Generate(_request(tokens, options, self.name))
+        answer = await self.stub.Generate(
+            _request(tokens, options, self.name), timeout=ANSWER_TIMEOUT_S
+        )
         return float(answer.choices[0].prompt_logprobs[-1].logprob)
 
 

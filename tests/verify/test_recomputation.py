@@ -29,7 +29,9 @@ class Counting:
         self._ends_at = ends_at
 
     async def Generate(
-        self, request: inference_pb2.GenerateRequest
+        self,
+        request: inference_pb2.GenerateRequest,
+        timeout: float,  # noqa: ASYNC109 - as a stub of gRPC has it
     ) -> inference_pb2.GenerateResponse:
         self.asked.append(request)
         prompt = list(request.prompt.token_ids.ids)
