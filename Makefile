@@ -252,7 +252,7 @@ page-tools: $(PAGE_TOOLS)
 
 fuzzer: $(FUZZER)
 
-uv: $(UV)
+uv: $(UV)  ## Install uv into .venv, so that what is installed after it takes less time
 
 proto-breaking: setup  ## Check that the public gRPC API still serves clients of the baseline
 	$(PUBLIC_PROTO) --output - | $(BIN)/buf breaking - --against $(PROTO_BASELINE)
@@ -423,8 +423,8 @@ best-kernels: | $(BIN)/python
 	@CXX='$(CXX)' $(BIN)/python kernels/build.py best || \
 	  echo 'PyTorch'"'"'s operations are used instead. Native ones need g++ 12 or newer (Debian: apt-get install g++)'
 
-$(FUZZER): pyproject.toml constraints.txt | setup
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[fuzz]'
+$(FUZZER): pyproject.toml constraints.txt | setup $(UV)
+	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt -e '.[fuzz]'
 	@touch $@
 
 # checkov wants versions that nothing else here can live with.
@@ -456,7 +456,8 @@ $(PHOENIX): | $(UV)
 
 # What serving needs is less than half of what everything needs, which has it too.
 # TORCH_INDEX counts here only where it is given: `TORCH_INDEX=` takes PyTorch from the index of everything else.
-INSTALL = @BIN=$(BIN) $(if $(filter-out file,$(origin TORCH_INDEX)),TORCH_INDEX='$(TORCH_INDEX)') requirements/install.sh
+# uv is used where it is installed, or `make uv` was called before.
+INSTALL = @BIN=$(BIN) UV='$(or $(wildcard $(UV)),$(shell command -v uv))' $(if $(filter-out file,$(origin TORCH_INDEX)),TORCH_INDEX='$(TORCH_INDEX)') requirements/install.sh
 WHAT_IS_INSTALLED := pyproject.toml $(wildcard requirements/*.in) clients/python/pyproject.toml constraints.txt requirements/install.sh
 
 $(VENV)/.serves: $(WHAT_IS_INSTALLED) $(VENV)/.protos

@@ -3,6 +3,7 @@
 # serving needs, as `make run` calls it, or `dev` for everything, as `make setup` does.
 #
 #   BIN          the virtual environment's bin
+#   UV           the program uv, which installs everything but PyTorch in a tenth of pip's time; empty for pip
 #   TORCH_INDEX  a pip index for PyTorch; empty for the one of everything else. When not set, this looks by itself: PyTorch
 #                as it is installed, or as pip's own settings find it in a folder; else, where there is no GPU, the build
 #                without CUDA from CPU_INDEX, if that answers within five seconds; else as everything else.
@@ -42,7 +43,7 @@ if is_installed; then
 elif [ -n "${TORCH_INDEX+given}" ]; then
   [ -z "$TORCH_INDEX" ] || fetch_torch "$TORCH_INDEX"
 elif is_in_a_folder; then
-  :
+  [ -z "${UV:-}" ] || "$bin/pip" install --quiet --no-deps "torch==$wanted"  # uv has settings of its own
 elif ! has_gpu && answers "$cpu_index"; then
   fetch_torch "$cpu_index" "the build without CUDA, 0.2 GB, since there is no GPU here" ||
     echo "That failed; pip's usual index has PyTorch, too."
@@ -55,9 +56,14 @@ case $extra in
   dev) parts=(-e '.[dev]' -e clients/python) others='some 160 of them, most of them for tests' ;;
   *) echo "install.sh: local or dev, not $extra" >&2; exit 1 ;;
 esac
-echo "Other packages, $others; those of 10 MB or more:"
-"$bin/pip" install -c constraints.txt "${parts[@]}" |
-  awk '/^ *Downloading .*\.whl \([0-9.]+ [MG]B\)/ {
-    gsub(/\.whl|[()]/, "")
-    if ($3 >= 10 || $4 == "GB") { print "  " $2 "  " $3 " " $4; fflush() }
-  }'
+echo "Other packages, $others; the large ones:"
+if [ -n "${UV:-}" ]; then
+  # Without the list of all that was installed. What goes wrong is printed.
+  "$UV" pip install --python "$bin/python" --no-progress --constraint constraints.txt "${parts[@]}" 2>&1 | sed '/^ [-+~] /d'
+else
+  "$bin/pip" install -c constraints.txt "${parts[@]}" |
+    awk '/^ *Downloading .*\.whl \([0-9.]+ [MG]B\)/ {
+      gsub(/\.whl|[()]/, "")
+      if ($3 >= 10 || $4 == "GB") { print "  " $2 "  " $3 " " $4; fflush() }
+    }'
+fi

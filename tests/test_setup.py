@@ -35,6 +35,12 @@ exit {rest_status}
 PYTHON = """#!/bin/sh
 case "$*" in *importlib.metadata*) exit {installed_status} ;; *) exec {python} "$@" ;; esac
 """
+UV = """#!/bin/sh
+echo "uv $*" >>{log}
+echo 'Downloading numpy (16.7MiB)' >&2
+echo ' + numpy==2.4.6' >&2
+exit {rest_status}
+"""
 NVIDIA_SMI = """#!/bin/sh
 {gpus}
 """
@@ -45,7 +51,7 @@ MANY_GPUS = "seq -f 'GPU %g: a GPU' 20000 || exit 1"  # more than a pipe holds
 
 
 class Machine:
-    """A machine whose pip only notes how it is called, and says what it is told to."""
+    """A machine whose pip and uv only note how they are called, and say what they are told to."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -74,6 +80,7 @@ class Machine:
                 index_status=index_status,
                 rest_status=rest_status,
             ),
+            "uv": UV.format(log=self.log, rest_status=rest_status),
             "python": PYTHON.format(installed_status=int(not is_installed), python=sys.executable),
             "nvidia-smi": NVIDIA_SMI.format(gpus=gpus),
         }
@@ -91,7 +98,7 @@ class Machine:
         )
 
     def calls(self) -> list[str]:
-        """How pip was called."""
+        """How pip and uv were called."""
         return self.log.read_text(encoding="utf-8").splitlines()
 
 
@@ -190,6 +197,27 @@ def test_large_packages_are_named_and_failures_pass_on(machine: Machine) -> None
     assert machine.install(is_installed=True, rest_status=1).returncode == 1
 
 
+def test_uv_installs_everything_but_pytorch(machine: Machine) -> None:
+    uv = str(machine.log.parent / "bin" / "uv")
+    done = machine.install(TORCH_INDEX=NOBODY, UV=uv)
+    assert machine.calls() == [
+        fetch(NOBODY),
+        DRY,
+        f"uv pip install --python {machine.log.parent}/bin/python --no-progress"
+        " --constraint constraints.txt -e .[dev] -e clients/python",
+    ]
+    assert "Downloading numpy (16.7MiB)" in done.stdout.splitlines()
+    assert "numpy==2.4.6" not in done.stdout
+    assert machine.install(is_installed=True, rest_status=1, UV=uv).returncode == 1
+
+
+def test_uv_does_not_look_for_pytorch_in_pips_folders(machine: Machine) -> None:
+    machine.install(
+        is_in_a_folder=True, CPU_INDEX=NOBODY, UV=str(machine.log.parent / "bin" / "uv")
+    )
+    assert f"install --quiet --no-deps torch=={VERSION}" in machine.calls()
+
+
 def make(
     *arguments: str, path: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
@@ -221,18 +249,19 @@ def programs(directory: Path, **texts: str) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "given"),
     [
-        pytest.param([], "BIN=.venv/bin  requirements/install.sh", id="not-given"),
+        pytest.param([], None, id="not-given"),
         pytest.param(["TORCH_INDEX="], "TORCH_INDEX='' requirements", id="empty"),
         pytest.param(["TORCH_INDEX=http://x"], "TORCH_INDEX='http://x' requirements", id="given"),
     ],
 )
 @pytest.mark.parametrize(("target", "extra"), [(".serves", "local"), (".installed", "dev")])
 def test_make_passes_an_index_on_only_where_it_is_given(
-    arguments: list[str], given: str, target: str, extra: str
+    arguments: list[str], given: str | None, target: str, extra: str
 ) -> None:
     done = make("--dry-run", "--always-make", f".venv/{target}", *arguments)
     [line] = [line for line in done.stdout.splitlines() if "install.sh" in line]
-    assert given in line
+    assert ("TORCH_INDEX" in line) == bool(given)
+    assert (given or "") in line
     assert line.endswith(f"install.sh {extra}")
 
 
@@ -277,10 +306,12 @@ def test_fuzzing_without_its_guide_fails_where_that_must_be_there(
     path = programs(
         tmp_path / "bin",
         python='case "$*" in *atheris*) exit 1 ;; esac',
-        pip="",
+        uv="",
         uname=f"echo {machine_is}",
     )
-    done = make("fuzz", "--assume-old=setup", f"BIN={path}", f"STRICT={strict}", path=path)
+    done = make(
+        "fuzz", "--assume-old=setup", f"BIN={path}", f"UV={path}/uv", f"STRICT={strict}", path=path
+    )
     assert bool(done.returncode) == fails
     assert "atheris" in done.stdout
 
