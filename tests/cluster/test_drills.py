@@ -1,6 +1,6 @@
 """The table of the drills; the drills themselves need a cluster."""
 
-from tests.cluster.drills import PAGE, TABLE, Waits, table
+from tests.cluster.drills import PAGE, TABLE, Waits, median, table
 
 
 def test_the_table_has_a_place_on_the_page() -> None:
@@ -9,3 +9,7 @@ def test_the_table_has_a_place_on_the_page() -> None:
     text, n_places = TABLE.subn(found, PAGE.read_text(encoding="utf-8"))
     assert n_places == 1
     assert found in text
+
+
+def test_each_wait_has_a_median_of_its_own() -> None:
+    assert median([Waits(1, 6), Waits(9, 5), Waits(2, 7)]) == Waits(2, 6)
