@@ -2,8 +2,11 @@
 
 A launcher that starts a service locally passes it the write end of a pipe (`ready_fd`). The service
 writes one JSON object per line: its addresses, its progress while it loads, `ready`, and every
-`BEAT_S` seconds an empty object, which shows that its event loop runs. In a cluster there is no
-such pipe, and health checks report the same facts.
+`BEAT_S` seconds an empty object (a beat), which shows that the process runs. In a cluster there is
+no such pipe, and health checks report the same facts.
+
+Beats come from a thread. They cease when the process is stopped, gets no processor time, or is in a
+call that holds the interpreter lock. An event loop that hangs is found by the watchdog.
 """
 
 import asyncio
@@ -17,7 +20,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
 import uvloop
@@ -25,8 +28,8 @@ import uvloop
 from services.common.watchdog import watched
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-BEAT_S = 1.0
-"""Seconds between two empty messages (beats) to the launcher."""
+BEAT_S = 0.25
+"""Seconds between two beats."""
 
 YOUNG_OBJECTS = 10_000
 """Number of live objects created since the last collection after which the garbage collector
@@ -49,22 +52,38 @@ class ReadyPipe:
         if self._fd is not None:
             os.write(self._fd, json.dumps(message).encode() + b"\n")
 
-    async def beat(self) -> None:
+    @contextlib.contextmanager
+    def beating(self) -> Iterator[None]:
         """Writes an empty message every `BEAT_S`, and stops this process when the launcher is gone.
+        At the end of the `with` block, a message says that no more beats come.
 
         The check is needed because the launcher may have died before `die_with_parent` was called.
-        If the pipe is full, no message is written, so that a paused launcher does not block this
+        If the pipe is full, no beat is written, so that a paused launcher does not block this
         process.
         """
         if self._fd is None:
+            yield
             return
+        is_over = threading.Event()
+        thread = threading.Thread(
+            target=self._beat, args=(self._fd, is_over), name="beats", daemon=True
+        )
+        thread.start()
         try:
-            while True:
-                if select.select([], [self._fd], [], 0)[1]:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+            with contextlib.suppress(BrokenPipeError):
+                self.report({"is_ending": True})
+
+    def _beat(self, fd: int, is_over: threading.Event) -> None:
+        try:
+            while not is_over.wait(BEAT_S):
+                if select.select([], [fd], [], 0)[1]:
                     self.report({})
-                await asyncio.sleep(BEAT_S)
         except BrokenPipeError:
-            signal.raise_signal(signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def die_with_parent() -> None:
@@ -185,13 +204,8 @@ def run(main: Coroutine[Any, Any, int], *, ready_fd: int | None = None) -> int:
     the process if the event loop hangs.
     """
     freeze_objects()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(watched(_beating(main, ReadyPipe(ready_fd))))
-
-
-async def _beating(main: Coroutine[Any, Any, int], pipe: ReadyPipe) -> int:
-    beating = asyncio.create_task(pipe.beat())
-    try:
-        return await main
-    finally:
-        beating.cancel()
+    with (
+        ReadyPipe(ready_fd).beating(),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        return runner.run(watched(main))

@@ -1,7 +1,8 @@
 """A service as a child process.
 
 The service writes messages to a pipe: its address, its progress in loading, and that it is ready.
-Every second the service also writes a message that shows that its event loop still runs.
+Between its start and its end, a thread of the service also writes beats: empty messages that show
+that the process runs.
 """
 
 import asyncio
@@ -20,18 +21,16 @@ from services.common.watchdog import HUNG_STATUS
 STOP_TIMEOUT_S = 10.0
 LAST_MESSAGE_S = 1.0
 """Seconds after the end of a service for which its last messages are still read."""
-MAX_MISSED_BEATS = 8
-"""Number of checks without a new message after which a service counts as hung.
+MAX_MISSED_BEATS = 9
+"""Number of checks, BEAT_S apart, without a new message after which a service that has sent beats
+counts as hung.
 
-The event loop of this process checks once a second. If the machine is suspended or overloaded, the
-checks are delayed like the messages, so that the service is not killed for this reason.
+If the machine is suspended or overloaded, the checks of this process are delayed like the beats, so
+that the service is not killed for this reason.
 """
-MAX_TURNS_TO_FIRST_BEAT = 60
-"""Number of checks without any message after which a service that has never sent a message counts
-as hung.
-
-A service sends no messages while it imports its modules.
-"""
+MAX_CHECKS_WITHOUT_BEATS = 240
+"""The same number for a service that sends no beats yet, since it imports its modules, or no more,
+since it ends."""
 
 OnMessage = Callable[[dict[str, Any]], None]
 """A function that is called with each message of a service."""
@@ -61,6 +60,7 @@ class Child:
         self._turn_fd = turn_fd
         self._on_message = on_message
         self._n_messages = 0
+        self._is_beating = False
         self._is_hung = False
         self._is_silent = False
         self._has_news = asyncio.Condition()
@@ -155,7 +155,7 @@ class Child:
     async def kill_when_hung(self) -> None:
         """Waits until the service has sent no message for too long, then kills the service."""
         n_messages, n_missed = 0, 0
-        while n_missed < (MAX_MISSED_BEATS if n_messages else MAX_TURNS_TO_FIRST_BEAT):
+        while n_missed < (MAX_MISSED_BEATS if self._is_beating else MAX_CHECKS_WITHOUT_BEATS):
             await asyncio.sleep(BEAT_S)
             n_missed = n_missed + 1 if n_messages == self._n_messages else 0
             n_messages = self._n_messages
@@ -190,7 +190,10 @@ class Child:
         try:
             while line := await lines.readline():
                 self._n_messages += 1
-                if message := json.loads(line):
+                message = json.loads(line)
+                self._is_beating |= not message
+                self._is_beating &= "is_ending" not in message
+                if message:
                     self.said.update(message)
                     self._on_message(message)
                     await self._tell_waiters()

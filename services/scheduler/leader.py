@@ -133,6 +133,7 @@ class Leader:
             on_shortfall=self._on_shortfall,
             on_wanted=self._on_wanted,
             on_members=self._on_members,
+            on_return=self._suspicion.note_wrong,
         )
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         forming = [self._start(self._form(former), "forming")]

@@ -222,8 +222,10 @@ class SchedulerSettings(ServerSettings):
     Kubernetes starts it again. Must exceed the time that weights take to load."""
 
     silence_limit_s: float = Field(default=8.0, gt=0)
-    """Seconds after which a silent stage counts as lost. A stage gives a sign of life every second,
-    however busy it is. A process that dies is noticed at once; this limit is for a network that is
+    """Largest number of seconds after which a silent stage counts as lost. A stage gives two signs
+    of life a second, however busy it is. While an iteration is later than expected, a silence of
+    1.5 seconds is enough; this time is longer after a stage was taken for lost too soon. A process
+    that dies is noticed at once; the limits are for stopped processes, and for a network that is
     cut."""
 
     iteration_limit_s: float = Field(default=300.0, gt=0)

@@ -225,9 +225,9 @@ class WorkerSettings(SharedSettings, ServerSettings):
     """Directory for profiles of iterations, which `python -m services.worker.profile` orders. When
     not set, profiles cannot be ordered."""
 
-    rank_silence_limit_s: float = Field(default=5.0, ge=2)
+    rank_silence_limit_s: float = Field(default=2.0, ge=1)
     """Seconds without a heartbeat after which a loaded rank counts as lost, and its stage starts
-    again. A separate thread of the rank sends two heartbeats per second, so only a rank that is
+    again. A separate thread of the rank sends four heartbeats per second, so only a rank that is
     stopped or gets no processor time is silent. Seconds in which the controller did not run do not
     count."""
 

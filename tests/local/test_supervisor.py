@@ -139,10 +139,7 @@ async def next_spare(supervisor: Supervisor, known: Sequence[int]) -> int:
         pytest.param(True, id="it-is-stopped"),
     ],
 )
-async def test_a_child_that_hangs_is_ended_and_comes_back(
-    stops_process: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.local.child.MAX_MISSED_BEATS", 5)
+async def test_a_child_that_hangs_is_ended_and_comes_back(stops_process: bool) -> None:
     async with supervised("serve" if stops_process else "hang") as (supervisor, heard):
         supervisor.begin_restarts()
         first = supervisor.child

@@ -30,6 +30,10 @@ second."""
 MOMENT_S = 2.0
 """Seconds after an assignment in which the worker is asked every SOON_S."""
 
+RETURN_S = 1.0
+"""Seconds after the loss of a pipeline within which the worker that was lost answers if it was
+taken for lost too soon. A new epoch costs about as much time."""
+
 DESCRIBE_TIMEOUT_S = 3.0
 """Seconds after which a worker that does not answer counts as absent, so that a stage that no other
 worker holds is assigned to a free one."""
@@ -51,10 +55,12 @@ class AskedWorker:
         *,
         last: worker_pb2.DescribeResponse | None = None,
         is_gone: bool = False,
+        on_return: Callable[[], None] = lambda: None,
     ) -> None:
         """`last` is the worker's description as a member of the last pipeline. `is_gone` says that
         the worker was silent in that pipeline, or that the connection to it has broken. Then
-        nothing waits for the worker's next answer."""
+        nothing waits for the worker's next answer, and `on_return` is called if the same process
+        answers within RETURN_S."""
         self.address = address
         self.description: worker_pb2.DescribeResponse | None = None
         """The worker's latest answer; None if the worker did not answer the latest question."""
@@ -73,6 +79,9 @@ class AskedWorker:
         # What the worker answered or was ordered last, and until when it may still be that.
         self._last: worker_pb2.DescribeResponse | None = None
         self._last_until = 0.0
+        self._on_return = on_return
+        now = asyncio.get_running_loop().time()
+        self._returns_until = now + RETURN_S if is_gone else -math.inf
         # Whether the worker's host refuses connections, or the last pipeline has lost it.
         self._has_ended = is_gone
         if last is not None:
@@ -144,8 +153,15 @@ class AskedWorker:
             return  # the answer is older than the order
         self.description, self.trouble, self.is_settled = answer, trouble, True
         if answer is not None:
+            self._note_return(answer)
             self._note(answer)
         self._on_news()
+
+    def _note_return(self, answer: worker_pb2.DescribeResponse) -> None:
+        until, self._returns_until = self._returns_until, -math.inf
+        is_same = self._last is not None and answer.process == self._last.process
+        if is_same and asyncio.get_running_loop().time() < until:
+            self._on_return()
 
     def _note(self, last: worker_pb2.DescribeResponse) -> None:
         self._last = last

@@ -98,12 +98,13 @@ class Former:
         on_shortfall: OnShortfall = lambda _: None,
         on_wanted: Callable[[int], None] = lambda _: None,
         on_members: OnMembers = lambda serving, draining: None,
+        on_return: Callable[[], None] = lambda: None,
     ) -> None:
         """`limit_s` limits the time without any serving pipeline, and `is_serving` returns whether
         a pipeline serves. `release` ends a pipeline that drains, when another pipeline takes over
         some of its members. `max_pipelines` limits the number of pipelines. `on_wanted` is called
         with the number of pipelines that the known workers allow. `on_members` is called when
-        pipelines form, begin to drain or end."""
+        pipelines form, begin to drain or end. `AskedWorker` describes `on_return`."""
         self._free = FreeWorkers(stages)
         self._term = term
         self._pipeline_id = pipeline_id
@@ -124,6 +125,7 @@ class Former:
             taken=self._free.processes,
             may_use_leaving=self._free.may_use_leaving,
             is_terminating=self._free.is_terminating,
+            on_return=on_return,
         )
         self._pause_until = 0.0
         self._has_ended = asyncio.Event()

@@ -1,14 +1,17 @@
 """Lateness: detects a stage that is silent for too long, and an iteration that does not return.
 
-Where other pipelines serve, a late iteration is suspected long before its limit (`suspicion.py`).
-The suspicion ends nothing: requests of the pipeline go on elsewhere, and the pipeline goes on when
-the iteration returns. Each iteration is suspected at most once.
+A late iteration is suspected long before its limit (`suspicion.py`). The suspicion ends nothing:
+where other pipelines serve, requests of the pipeline go on there, and the pipeline goes on when the
+iteration returns. Each iteration is suspected at most once. But if a stage is silent meanwhile, two
+things speak for a process that is stopped or a network that is cut, and the stage counts as lost
+sooner than without a late iteration.
 
 Time is counted only while this process runs. While the process is stopped or starved, it reads no
 reports, and the stages that sent them are not silent.
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -135,12 +138,15 @@ class Lateness:
         """Returns the stages that are silent for too long, and the oldest iteration in flight if it
         is late. `since_s` are the seconds since the last check."""
         self._now_s += min(since_s, 2 * self._pause_s)
-        found = [
-            Late(f"stage {index} has been silent for {self._silence_limit_s:g} s", index)
-            for index, last_s in enumerate(self._last_report_s)
-            if self._now_s - last_s > self._silence_limit_s
-        ]
         sent = next(iter(self._sent.values()), None)
+        limit_s = self._silence_limit_s
+        if sent is not None and self._is_suspicious(sent):
+            limit_s = min(limit_s, self._suspicion.silence_s)
+        found = [
+            Late(f"stage {index} has been silent for {limit_s:g} s", index)
+            for index, last_s in enumerate(self._last_report_s)
+            if self._now_s - last_s > limit_s
+        ]
         if sent is not None and (late := self._late_iteration(sent)) is not None:
             found.append(late)
         return found
@@ -151,19 +157,30 @@ class Lateness:
         running_s = self._now_s - max(sent.at_s, self._returned_at_s)
         return min(now - max(sent.at, self._returned_at), running_s + self._pause_s)
 
+    def _running_s(self, sent: _Sent) -> float:
+        """Returns the seconds, of those in which this process ran, that the oldest iteration in
+        flight takes already."""
+        return self._now_s - max(sent.at_s, self._returned_at_s)
+
+    def _suspicious_s(self, sent: _Sent) -> float:
+        """Returns the seconds after which an iteration is suspicious: infinitely many before any
+        iteration has been measured."""
+        expected_s = self._limit.expected_s(sent.work())
+        return math.inf if expected_s is None else self._suspicion.limit_s(expected_s)
+
+    def _is_suspicious(self, sent: _Sent) -> bool:
+        """Returns whether the oldest iteration in flight is suspiciously late."""
+        return self._running_s(sent) > self._suspicious_s(sent)
+
     def _late_iteration(self, sent: _Sent) -> Late | None:
-        """Returns an iteration, the oldest in flight, if it is late or suspiciously late."""
-        running_s = self._now_s - max(sent.at_s, self._returned_at_s)
-        iteration, work = sent.batch.iteration, sent.work()
-        limit_s = self._limit.of(work)
+        """Returns the oldest iteration in flight if it is late or suspiciously late."""
+        iteration, limit_s = sent.batch.iteration, self._limit.of(sent.work())
         reason = "iteration {} has not returned in {:.1f} s"
-        if running_s > limit_s:
+        if self._running_s(sent) > limit_s:
             return Late(reason.format(iteration, limit_s), None)
-        expected_s = self._limit.expected_s(work)
-        if expected_s is None or self._suspected.iteration == iteration or not self._may_suspect():
+        is_new = self._suspected.iteration != iteration
+        if not is_new or not self._is_suspicious(sent) or not self._may_suspect():
             return None
-        limit_s = self._suspicion.limit_s(expected_s)
-        if running_s <= limit_s:
-            return None
+        limit_s = self._suspicious_s(sent)
         self._suspected = _Suspected(iteration, limit_s)
         return Late(reason.format(iteration, limit_s), None, is_suspicion=True)

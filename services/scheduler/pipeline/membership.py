@@ -126,6 +126,7 @@ class RollCall:
         taken: Callable[[], Collection[str]] = tuple,
         may_use_leaving: Callable[[], bool] = lambda: False,
         is_terminating: Callable[[str], bool] = lambda address: False,
+        on_return: Callable[[], None] = lambda: None,
     ) -> None:
         """`n_pipelines` returns the largest number of pipelines to form out of these workers.
         `serving` returns the traits of the workers in the pipelines that serve already, if there
@@ -133,7 +134,7 @@ class RollCall:
         returns the processes of the workers that the pipelines keep. `may_use_leaving` returns
         whether workers that are leaving may be members if the others do not complete a pipeline.
         `is_terminating` returns whether the worker at an address is leaving, even if the worker
-        does not know it."""
+        does not know it. `AskedWorker` describes `on_return`."""
         self.trouble = ""
         """The latest reason why the workers do not make a pipeline; empty before the first
         attempt."""
@@ -149,6 +150,7 @@ class RollCall:
         self._taken = taken
         self._may_use_leaving = may_use_leaving
         self._is_terminating = is_terminating
+        self._on_return = on_return
         self._told: set[str] = set()
         self._has_news = asyncio.Event()
         self._workers: dict[str, AskedWorker] = {}  # by address, in the directory's order
@@ -308,6 +310,7 @@ class RollCall:
             self._has_news.set,
             last=lost.description_of(address),
             is_gone=lost.is_gone(address),
+            on_return=self._on_return,
         )
 
     def _note(self, trouble: str) -> None:

@@ -1,11 +1,13 @@
-"""The time after which a late pipeline is suspected, if other pipelines serve.
+"""The time after which a late pipeline is suspected.
 
-A suspicion costs the computation of the requests that go on elsewhere. On a machine that is often
-late, for example because its processors are shared, suspicions would follow each other. So each
-suspicion that was wrong doubles the time until the next one, and the time halves with each minute
-without a wrong suspicion. A suspicion was wrong if the iteration returned soon after it: then it
-would have been cheaper to wait. Suspicions that were right need no such limit, since each of them
-takes a pause of the pipeline that is longer than what it costs.
+If other pipelines serve, requests of a suspected pipeline go on there. In any case, a stage of it
+that is silent, too, is taken for lost. A suspicion costs the computation of the requests that go on
+elsewhere, or a new epoch. On a machine that is often late, for example because its processors are
+shared, suspicions would follow each other. So each suspicion that was wrong doubles the time until
+the next one, and the time halves with each minute without a wrong suspicion. A suspicion was wrong
+if the iteration returned, or the stage answered, soon after it: then it would have been cheaper to
+wait. Suspicions that were right need no such limit, since each of them takes a pause of the
+pipeline that is longer than what it costs.
 """
 
 import asyncio
@@ -16,6 +18,10 @@ SUSPICION_S = 0.5
 MULTIPLE = 3.0
 """An iteration is not suspected before this multiple of its expected time, plus some fixed seconds.
 The expected time is an upper estimate: twice the longest time of late."""
+
+SILENCES = 3.0
+"""A silent stage is taken for lost after this multiple of the seconds by which an iteration is
+late. At the beginning this is the time of three heartbeats."""
 
 WRONG_WITHIN = 2.0
 """A suspicion was wrong if the iteration returned within this multiple of the time after which it
@@ -41,9 +47,15 @@ class Suspicion:
         return self._present_s + MULTIPLE * expected_s
 
     def note_wrong(self) -> None:
-        """Notes that an iteration returned soon after it was suspected."""
+        """Notes that an iteration returned soon after it was suspected, or that a stage answered
+        soon after it was taken for lost."""
         self._fixed_s = min(2 * self._present_s, MAX_SUSPICION_S)
         self._noted_at = asyncio.get_running_loop().time()
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds after which a silent stage is taken for lost while an iteration is late."""
+        return SILENCES * self._present_s
 
     @property
     def _present_s(self) -> float:

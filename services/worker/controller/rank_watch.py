@@ -1,16 +1,22 @@
 """Watches the heartbeats of a stage's ranks, and sends the heartbeats of the stage.
 
-Each rank sends heartbeats from the start of its process, more often than the stage. The stage sends
-a heartbeat as long as all ranks send theirs. The stage has failed when a rank ends or is silent for
-too long.
+Each rank sends heartbeats from the start of its process, more often than the stage. The stage has
+failed when a rank ends or is silent for too long. Until then the stage sends heartbeats: they say
+that its controller runs, and that no rank counts as lost.
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
-HEARTBEAT_S = 1.0
-"""Interval between two heartbeats of the stage, in seconds. Ranks send heartbeats at a shorter
-interval."""
+CHECK_S = 0.25
+"""Seconds between two checks of the ranks."""
+
+HEARTBEAT_S = 0.5
+"""Seconds between two heartbeats of the stage."""
+
+RECENTLY_S = 1.0
+"""A rank that has sent a heartbeat within this number of seconds is alive."""
 
 LOADING_SILENCE_LIMIT_S = 60.0
 """Seconds without a heartbeat after which a rank that has not loaded counts as lost. A rank sends
@@ -40,9 +46,8 @@ class RankWatch:
 
     @property
     def n_alive(self) -> int:
-        """Number of ranks that have sent a heartbeat recently: since the check before the
-        last one."""
-        return sum(self._n_missed[tp_rank] <= 1 for tp_rank in list(self._heard))
+        """Number of ranks that have sent a heartbeat recently."""
+        return sum(self._n_missed[tp_rank] * CHECK_S <= RECENTLY_S for tp_rank in list(self._heard))
 
     def note_heartbeat(self, tp_rank: int) -> None:
         """Handles a heartbeat of a rank."""
@@ -62,14 +67,19 @@ class RankWatch:
             self._on_lost(reason, is_by_itself)
 
     async def watch(self, silence_limit_s: float) -> None:
-        """Checks the ranks every HEARTBEAT_S seconds until a rank is lost."""
-        while not self.failure.done():
-            await asyncio.sleep(HEARTBEAT_S)
+        """Checks the ranks every CHECK_S seconds, and sends a heartbeat of the stage every
+        HEARTBEAT_S seconds, until a rank is lost."""
+        n_checks_each = round(HEARTBEAT_S / CHECK_S)
+        for number in itertools.count(1):
+            await asyncio.sleep(CHECK_S)
             self.check(silence_limit_s)
+            if self.failure.done():
+                return
+            if number % n_checks_each == 0:
+                self.beat()
 
     def check(self, silence_limit_s: float) -> None:
-        """Sends a heartbeat of the stage if every rank has sent one since the last check. Declares
-        a rank lost if it has been silent for too long.
+        """Declares a rank lost if it has been silent for too long.
 
         The limit is `silence_limit_s`, or LOADING_SILENCE_LIMIT_S until the rank has loaded.
         Silence is measured in checks and not by the clock, because heartbeats stay unread while the
@@ -78,11 +88,14 @@ class RankWatch:
         for tp_rank, n_missed in self._n_missed.items():
             is_loaded = tp_rank in self._loaded
             limit_s = silence_limit_s if is_loaded else LOADING_SILENCE_LIMIT_S
-            if n_missed * HEARTBEAT_S >= limit_s:
+            if n_missed * CHECK_S >= limit_s:
                 self.lose(f"rank {tp_rank} has given no sign of life for {limit_s:g} s")
                 return
-        if len(self._heard) == self.tp_size and not any(self._n_missed.values()):
-            self.n_heartbeats += 1
-            self._on_alive()
         for tp_rank in self._n_missed:
             self._n_missed[tp_rank] += 1
+
+    def beat(self) -> None:
+        """Sends a heartbeat of the stage if every rank has sent one since it has started."""
+        if len(self._heard) == self.tp_size:
+            self.n_heartbeats += 1
+            self._on_alive()

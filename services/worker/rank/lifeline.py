@@ -14,7 +14,7 @@ from services.common.watchdog import end_hung_process
 from services.worker.channel import ChannelClosed, MessageKind, RankEnd
 from services.worker.rank.activity import Activity, StepTimer
 
-HEARTBEAT_S = 0.5
+HEARTBEAT_S = 0.25
 """Interval of a rank's heartbeats in seconds."""
 
 

@@ -87,6 +87,26 @@ async def test_a_spare_takes_the_stage_of_one_that_is_gone_and_the_others_keep_t
         assert members(pipeline) == [a.address, spare.address]
 
 
+@pytest.mark.parametrize("is_same_process", [True, False])
+async def test_a_worker_that_was_taken_for_lost_too_soon_is_noticed(is_same_process: bool) -> None:
+    n_returned = 0
+
+    def note_return() -> None:
+        nonlocal n_returned
+        n_returned += 1
+
+    async with fake_worker() as worker:
+        pipeline = await form(workers(1, worker))
+        if not is_same_process:
+            pipeline.first.process = "the process before"
+        call = RollCall(workers(1, worker), Unopposed(), rpc.connect, on_return=note_return)
+        call.note_lost(LastPipeline(pipeline.members, gone=0))
+        async with asyncio.timeout(LIMIT_S):
+            await call.until_complete()
+        await call.close()
+    assert n_returned == is_same_process
+
+
 async def test_a_worker_that_comes_later_is_assigned_what_is_missing() -> None:
     async with fake_worker() as a, fake_worker() as b:
         known = workers(2, a)

@@ -10,6 +10,8 @@ from services.scheduler.core.request import Request, RequestId
 from services.scheduler.pipeline.lateness import Late, Lateness
 from services.scheduler.pipeline.suspicion import MAX_SUSPICION_S, QUIET_S, SUSPICION_S, Suspicion
 
+SILENCE_LIMIT_S = 8.0
+
 
 @pytest.fixture
 async def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
@@ -31,13 +33,14 @@ class Pipe:
         self._clock = clock
         self.has_others = True
         self.lateness = Lateness(
-            silence_limit_s=1000.0,
+            silence_limit_s=SILENCE_LIMIT_S,
             iteration_limit_s=1000.0,
             hang_limit_s=9.0,
             suspicion=suspicion,
             may_suspect=lambda: self.has_others,
         )
         self.lateness.begin(1)
+        self.is_silent = False
         self.found: list[Late] = []
         self._iteration = 0
         self.iterate(0.1)
@@ -52,6 +55,8 @@ class Pipe:
         """Lets time pass, in which the checks are made as often as usual."""
         for _ in range(round(seconds / 0.1)):
             self._clock(0.1)
+            if not self.is_silent:
+                self.lateness.note_report(0)
             self.found += self.lateness.look(0.1)
 
     def iterate(self, seconds: float) -> float | None:
@@ -136,3 +141,44 @@ async def test_seconds_in_which_this_process_was_stopped_are_not_learned(
     assert pipe.lateness.note_returned(2) is None
     pipe.iterate(6.0)
     assert pipe.found, "an iteration is expected to take less than seconds"
+
+
+async def test_a_silent_stage_is_lost_sooner_while_an_iteration_is_late(
+    clock: Callable[[float], None],
+) -> None:
+    pipe = Pipe(clock, Suspicion())
+    pipe.has_others = False
+    pipe.is_silent = True
+    pipe.wait(SILENCE_LIMIT_S - 1.0)
+    assert pipe.found == [], "no iteration is in flight"
+    pipe.is_silent = False
+    pipe.wait(0.1)
+    pipe.is_silent = True
+    pipe.send()
+    pipe.wait(3 * SUSPICION_S - 0.2)
+    assert pipe.found == []
+    pipe.wait(0.5)
+    assert pipe.found[0].stage_index == 0
+    assert not pipe.found[0].is_suspicion
+
+
+async def test_a_stage_that_was_lost_too_soon_may_be_silent_for_longer(
+    clock: Callable[[float], None],
+) -> None:
+    suspicion = Suspicion()
+    pipe = Pipe(clock, suspicion)
+    pipe.has_others = False
+    suspicion.note_wrong()
+    pipe.is_silent = True
+    pipe.send()
+    pipe.wait(6 * SUSPICION_S - 0.2)
+    assert pipe.found == []
+    pipe.wait(0.5)
+    assert pipe.found
+    for _ in range(9):
+        suspicion.note_wrong()
+    silent = Pipe(clock, suspicion)
+    silent.has_others, silent.is_silent = False, True
+    silent.send()
+    silent.wait(SILENCE_LIMIT_S + 0.5)
+    assert silent.found, "never longer than the limit of any silence"

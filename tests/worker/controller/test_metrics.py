@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from services.worker.channel import MessageKind
 from services.worker.controller.controller import Controller
 from services.worker.controller.metrics import WorkerMetrics
+from services.worker.controller.rank_watch import CHECK_S, RECENTLY_S
 from tests.exposition import Samples
 from tests.fakes import FakeRank, fake_stage
 
@@ -40,15 +41,18 @@ async def test_a_rank_that_falls_silent_is_no_longer_alive() -> None:
     for _ in range(3):
         it.controller.on_message(0, MessageKind.HEARTBEAT, b"")
         it.controller.rank_watch.check(60)
+        it.controller.rank_watch.beat()
     assert it.samples.sum("orcinus_worker_heartbeats_total") == 0  # the other has given none
     for _ in range(2):
         for tp_rank in (0, 1):
             it.controller.on_message(tp_rank, MessageKind.HEARTBEAT, b"")
         it.controller.rank_watch.check(60)
+        it.controller.rank_watch.beat()
     assert it.samples.sum("orcinus_worker_heartbeats_total") == 2
     assert it.samples.sum("orcinus_worker_ranks_alive") == 2
-    it.controller.on_message(0, MessageKind.HEARTBEAT, b"")
-    it.controller.rank_watch.check(60)
+    for _ in range(round(RECENTLY_S / CHECK_S)):
+        it.controller.on_message(0, MessageKind.HEARTBEAT, b"")
+        it.controller.rank_watch.check(60)
     assert it.samples.sum("orcinus_worker_ranks_alive") == 1
     assert it.samples.sum("orcinus_worker_heartbeats_total") == 2
 

@@ -1,12 +1,16 @@
 """Heartbeats of ranks and of their stage, and ranks that are lost."""
 
+import asyncio
+
 import pytest
 
 from services.worker.controller.rank_watch import (
-    HEARTBEAT_S,
+    CHECK_S,
     LOADING_SILENCE_LIMIT_S,
+    RECENTLY_S,
     RankWatch,
 )
+from tests.limits import HANG_S
 
 
 class World:
@@ -27,7 +31,10 @@ class World:
     def beat(self, *tp_ranks: int) -> None:
         for tp_rank in tp_ranks:
             self.watch.note_heartbeat(tp_rank)
-        self.watch.check(silence_limit_s=3)
+        self.watch.check(silence_limit_s=LIMIT_S)
+
+
+LIMIT_S = 4 * CHECK_S
 
 
 async def test_a_stage_lives_as_long_as_all_its_ranks_do() -> None:
@@ -35,18 +42,27 @@ async def test_a_stage_lives_as_long_as_all_its_ranks_do() -> None:
     it.beat()  # both are loading
     it.load(0, 1)
     it.beat(0)
+    it.watch.beat()
+    assert it.said == [], "nothing from one of them yet"
     it.beat(0, 1)
-    it.beat(0)  # nothing from one of them yet
-    it.beat(0)
-    it.beat(0, 1)
-    assert it.said == ["alive", "alive"]
-    for _ in range(3):
+    it.watch.beat()
+    for _ in range(4):
         assert not it.watch.failure.done()
+        it.watch.beat()
         it.beat(1)
-    reason = "rank 0 has given no sign of life for 3 s"
-    assert it.said == ["alive", "alive", reason]
+    reason = "rank 0 has given no sign of life for 1 s"
+    assert it.said == [*["alive"] * 5, reason]
     assert it.watch.failure.result() == reason
-    assert it.watch.n_heartbeats == 2
+    assert it.watch.n_heartbeats == 5
+
+
+async def test_a_stage_sends_heartbeats_until_it_is_lost() -> None:
+    it = World()
+    it.load(0, 1)
+    it.beat(0, 1)
+    async with asyncio.timeout(HANG_S):
+        await it.watch.watch(LIMIT_S)  # no rank sends anything from now on
+    assert it.said == ["alive", "rank 0 has given no sign of life for 1 s"]
 
 
 @pytest.mark.parametrize("begins", [False, True], ids=["never begins", "begins"])
@@ -55,7 +71,7 @@ async def test_a_rank_that_loads_may_be_silent_for_longer_but_not_for_ever(begin
     it.load(1)
     if begins:
         it.beat(0, 1)
-    for _ in range(int(LOADING_SILENCE_LIMIT_S / HEARTBEAT_S)):
+    for _ in range(int(LOADING_SILENCE_LIMIT_S / CHECK_S)):
         assert not it.watch.failure.done()
         it.beat(1)
     it.beat(1)
@@ -70,12 +86,14 @@ async def test_a_stage_fails_once() -> None:
     assert it.watch.failure.result() == "rank 1: out of memory"
 
 
-async def test_a_rank_is_alive_from_its_first_heartbeat_until_it_misses_two_checks() -> None:
+async def test_a_rank_is_alive_for_a_second_after_each_heartbeat() -> None:
     it = World()
     assert it.watch.n_alive == 0
     it.beat(0)
     assert it.watch.n_alive == 1
-    it.beat(1)
+    for _ in range(round(RECENTLY_S / CHECK_S)):
+        assert it.watch.n_alive >= 1
+        it.beat(1)
     assert it.watch.n_alive == 1
     it.watch.note_heartbeat(0)
     assert it.watch.n_alive == 2
