@@ -58,9 +58,10 @@ class Backlog:
 
     @property
     def work(self) -> WaitingWork:
-        """All the work that waits."""
+        """All the work that waits. The thread that answers Prometheus reads it, too, while classes
+        come and go."""
         result = NOTHING
-        for a_class in self._classes.values():
+        for a_class in tuple(self._classes.values()):
             result = result.plus(a_class.work)
         return result
 
