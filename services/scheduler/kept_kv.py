@@ -37,9 +37,18 @@ class Written:
 
     def are_in(self, stored_kv: StoredKV) -> bool:
         """Returns whether all that has returned is complete in the memories of the ranks, and no
-        other epoch has written to them."""
+        other epoch has written to them.
+
+        A rank that was killed may not have recorded the last iteration that has returned. Its keys
+        and values are complete nevertheless: the ranks of a stage add their results after each
+        layer, so no rank can finish an iteration before all ranks have stored its keys and values.
+        Only the last one can be missing in the record, since a rank records an iteration before it
+        begins the next.
+        """
+        epoch, iteration = self.complete
         return self.memories == names_of(stored_kv) and all(
-            self.complete <= (stored.epoch, stored.iteration) and stored.epoch <= self.last_epoch
+            (epoch, iteration - 1) <= (stored.epoch, stored.iteration)
+            and stored.epoch <= self.last_epoch
             for stage in stored_kv
             for stored in stage
         )

@@ -51,8 +51,8 @@ class PipelineRoom:
         kv_manager = self._kv_manager
         if not self._pool.grammars.passes(request):
             return False
-        if self._pool.has_suspects and not request.is_suspect:
-            return False  # suspects come first
+        if self._pool.has_trials and not request.needs_trial:
+            return False  # suspects on trial come first
         n_blocks = n_more_blocks + self.n_blocks_for(request)
         if kv_manager.n_reserved_blocks + n_blocks > kv_manager.n_blocks:
             return False

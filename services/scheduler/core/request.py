@@ -176,6 +176,12 @@ class Request:
         return self.n_losses > 0
 
     @property
+    def needs_trial(self) -> bool:
+        """Whether the request is admitted alone among the suspects, so that the next loss can be
+        blamed on it: it was in flight at two losses in a row, or when a rank failed by itself."""
+        return self.n_losses > 1 or self.n_deaths > 0
+
+    @property
     def may_move(self) -> bool:
         """Whether the request goes on elsewhere if its pipeline is late. A suspect stays, and so
         does a request that was moved before and has made no progress since: it may be the cause."""

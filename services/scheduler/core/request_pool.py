@@ -122,8 +122,9 @@ class RequestPool:
         return max(self._admitted, key=self.order.rank)
 
     @property
-    def has_suspects(self) -> bool:
-        """Whether a request that waits, or that runs here, may have ended a pipeline."""
+    def has_trials(self) -> bool:
+        """Whether a request waits for its trial, or is on trial here, since it may have ended a
+        pipeline."""
         return self._suspects.are_in(self._admitted)
 
     def fits_ever(self, request: Request) -> bool:
@@ -186,7 +187,7 @@ class RequestPool:
     def batch_limits(self) -> BatchLimits | None:
         """Returns the limits of the order for the next batch. Returns None where the order limits
         no request."""
-        if self.has_suspects:
+        if self.has_trials:
             return None
         return self.order.batch_limits(self._admitted, self._ready.by_place, pipeline=self.number)
 

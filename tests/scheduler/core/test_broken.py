@@ -74,7 +74,7 @@ def test_a_request_that_is_broken_fails_and_no_other_does() -> None:
     assert [(updates[name].token_id, updates[name].finish_reason) for name in "ac"] == [
         (9, None)
     ] * 2
-    assert not scheduler.pool.has_suspects
+    assert not scheduler.pool.has_trials
     run_to_the_end(scheduler)
 
 

@@ -116,7 +116,7 @@ def test_every_token_comes_once_whatever_is_lost(
         batch = driver.select()
         check_memory(driver)
         check_batches(driver, max_batch_size=4)
-        check_probation(driver, batch)
+        check_trial(driver, batch)
         what = data.draw(st.sampled_from(["lose", "return", "return", "return", "wait"]))
         if what == "lose" and driver.n_losses < 6:
             driver.lose()
@@ -128,13 +128,13 @@ def test_every_token_comes_once_whatever_is_lost(
     check_ends(driver)
 
 
-def check_probation(driver: LossyDriver, batch: Batch | None) -> None:
-    """A suspect is admitted alone, and nobody else before it has a token."""
-    suspects = [request for request in driver.scheduler.pool.running if request.is_suspect]
-    assert len(suspects) <= 1
-    if batch is not None and suspects:
+def check_trial(driver: LossyDriver, batch: Batch | None) -> None:
+    """A suspect on trial is admitted alone, and no other request before it has a token."""
+    on_trial = [request for request in driver.scheduler.pool.running if request.needs_trial]
+    assert len(on_trial) <= 1
+    if batch is not None and on_trial:
         admitted = [span.request for span in batch.spans if span.is_admission]
-        assert admitted in ([], suspects)
+        assert admitted in ([], on_trial)
 
 
 def check_failures(driver: LossyDriver) -> None:
@@ -192,13 +192,13 @@ def is_deadly(span: Span, position: int, *, only_decodes: bool) -> bool:
     return span.start_position <= position < end
 
 
-def test_who_was_never_run_does_not_ride_beside_a_suspect() -> None:
+def test_no_new_request_is_admitted_beside_a_suspect_on_trial() -> None:
     driver = LossyDriver(
         build(max_batch_size=4, n_blocks=40, block_size=4, pipeline_depth=2), [Arrival(0, 3, 9, 9)]
     )
     driver.arrive()
     suspect = request_for(1, Arrival(0, 3, 9, 9))
-    suspect.n_losses = 1
+    suspect.n_losses = 2
     driver.scheduler.submit(suspect)
     first = driver.select()
     assert first is not None
@@ -225,14 +225,25 @@ def test_a_request_goes_on_after_the_tokens_that_it_came_with() -> None:
     assert update.finish_reason is FinishReason.LENGTH
 
 
-def test_suspects_are_admitted_one_at_a_time_in_the_order_in_which_they_came() -> None:
-    driver = LossyDriver(
-        build(max_batch_size=4, n_blocks=40, block_size=4, pipeline_depth=1),
-        [Arrival(0, 3, 9, 9)] * 3,
-    )
-    driver.arrive()
+@pytest.mark.parametrize("is_by_itself", [False, True])
+def test_all_suspects_go_on_at_once_after_a_loss_from_outside(is_by_itself: bool) -> None:
+    driver = driver_of(3)
+    driver.select()
+    if is_by_itself:
+        lose_by_itself(driver)
+    else:
+        driver.lose()
+    batch = driver.select()
+    assert batch is not None
+    assert len(batch.spans) == (1 if is_by_itself else 3)
+
+
+def test_after_two_losses_suspects_are_admitted_one_at_a_time_in_the_order_of_arrival() -> None:
+    driver = driver_of(3)
     driver.select()
     driver.return_oldest()
+    driver.select()
+    driver.lose()
     driver.select()
     driver.lose()
     admitted = []

@@ -201,7 +201,7 @@ class Site:
             assert kv_manager.n_reserved_blocks <= kv_manager.n_blocks
             assert not line.core.has_left
             assert not line.pool.is_late or not line.pool.ready_by_place or line.in_flight
-            if line.pool.is_late or self.pool.has_suspects:
+            if line.pool.is_late or self.pool.has_trials:
                 continue
             if not line.pool.running and not line.in_flight:
                 for request in self.pool.order:

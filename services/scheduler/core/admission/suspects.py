@@ -1,9 +1,12 @@
 """Suspects: the requests that were in flight when a pipeline was lost, until they are cleared.
 
-Each suspect may have caused the loss. Suspects are admitted before all other requests and one at a
-time, the most suspicious first. The next suspect is admitted when every running request has
-produced tokens and the last suspect is cleared. So the next loss is blamed on the only suspect in
-flight, and a request that is blamed again runs alone the next time.
+Each suspect may have caused the loss. Most losses have other causes, such as a node or a link that
+is lost, so after the first loss of this kind all suspects go on at once. After the second one in a
+row, and after the first loss at which a rank failed by itself, suspects are on trial: they are
+admitted before all other requests and one at a time, the most suspicious first. The next one is
+admitted when every running request has produced tokens and the last one is cleared. So the next
+loss is blamed on the only suspect in flight, and a request that is blamed again runs alone the next
+time.
 
 How soon a suspect fails depends on how the pipelines were lost. A rank that fails by itself, by an
 error or a signal such as SIGSEGV, was most likely ended by what it computed: the suspect fails at
@@ -21,50 +24,52 @@ NOT_FINITE = "the model's numbers for this request are not finite"
 
 
 class Suspects:
-    """The waiting suspects, which all pipelines share, and the suspect on probation in one
-    pipeline: the suspect that the pipeline admitted last."""
+    """The waiting suspects that need a trial, which all pipelines share, and the suspect on trial
+    in one pipeline: the one that the pipeline admitted last."""
 
     def __init__(
         self,
         waiting: dict[Request, None] | None = None,
         fits: Callable[[Request], bool] = lambda request: True,
     ) -> None:
-        """`waiting`, if given, are the waiting suspects that other pipelines share. `fits` returns
+        """`waiting`, if given, are the waiting suspects that need a trial; other pipelines share
+        them. `fits` returns
         whether the pipeline could ever run a request. Suspects that it could not run keep no
         request of this pipeline waiting."""
         self._waiting = {} if waiting is None else waiting
         self._fits = fits
-        self._on_probation: Request | None = None  # the suspect that was admitted last
+        self._on_trial: Request | None = None  # the suspect that was admitted last
 
     def add(self, request: Request) -> None:
-        """Notes a waiting request, if the request is a suspect."""
-        if request.is_suspect:
+        """Notes a waiting request, if the request needs a trial."""
+        if request.needs_trial:
             self._waiting[request] = None
 
     def admit(self, request: Request) -> None:
-        """Notes that a waiting request is admitted. A suspect is on probation from then on."""
-        if request.is_suspect:
+        """Notes that a waiting request is admitted. If it needs a trial, it is on trial from then
+        on."""
+        if request.needs_trial:
             del self._waiting[request]
-            self._on_probation = request
+            self._on_trial = request
 
     def remove(self, request: Request) -> None:
         """Notes that a waiting request has left the pool."""
         self._waiting.pop(request, None)
 
     def reset(self, waiting: Iterable[Request]) -> None:
-        """Replaces the waiting suspects by the suspects in `waiting`, the requests that wait after
-        a loss."""
+        """Replaces the waiting suspects by those in `waiting`, the requests that wait after a loss,
+        that need a trial."""
         self._waiting.clear()
-        self._waiting.update({request: None for request in waiting if request.is_suspect})
+        self._waiting.update({request: None for request in waiting if request.needs_trial})
 
     def are_in(self, admitted: Collection[Request]) -> bool:
-        """Returns whether any suspect waits, or is among the admitted requests."""
-        return any(map(self._fits, self._waiting)) or self._is_probation(admitted)
+        """Returns whether any suspect waits for its trial, or is on trial."""
+        return any(map(self._fits, self._waiting)) or self._is_trial(admitted)
 
     def may_be_admitted(self, admitted: Collection[Request]) -> Sequence[Request] | None:
         """Returns the only waiting requests that may be admitted. Returns None if all waiting
         requests may be admitted."""
-        if self._is_probation(admitted):
+        if self._is_trial(admitted):
             return ()
         waiting = [request for request in self._waiting if self._fits(request)]
         if not waiting:
@@ -73,9 +78,9 @@ class Suspects:
             return ()
         return (max(waiting, key=_suspicion),)
 
-    def _is_probation(self, admitted: Collection[Request]) -> bool:
-        suspect = self._on_probation
-        return suspect is not None and suspect.is_suspect and suspect in admitted
+    def _is_trial(self, admitted: Collection[Request]) -> bool:
+        suspect = self._on_trial
+        return suspect is not None and suspect.needs_trial and suspect in admitted
 
 
 def _suspicion(request: Request) -> tuple[int, int]:

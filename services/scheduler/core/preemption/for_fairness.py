@@ -73,7 +73,7 @@ class ForFairness:
             self._stop()
         else:
             self._order.call(None)  # a call of another pipeline, whose selection is over
-        if not self._order.has_rivals or self._kv_manager.is_owing or self._pool.has_suspects:
+        if not self._order.has_rivals or self._kv_manager.is_owing or self._pool.has_trials:
             return
         first = self._order.first_to_call(self._pool.running)
         if first is None:
