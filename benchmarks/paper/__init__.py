@@ -11,7 +11,6 @@ manager of `services.scheduler.core`, and the paper's baselines, run the paper's
     models.py               the models of Table 1
     gpu_costs.py, fit.py    the time of an iteration, and its parameters
     faster_transformer.py   the paper's baseline
-    cellular.py             BatchMaker's policy
     systems.py, sweep.py    the systems, and their runs at many rates
     predict.py              predictions for a running system, and measurements of it
     comparison.py           the figures of both, as a table, a record and a plot

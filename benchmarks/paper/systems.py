@@ -7,12 +7,12 @@ BatchMaker's policy on Orca's engine.
 
 import re
 
-from benchmarks.paper.cellular import CellularPolicy
 from benchmarks.paper.faster_transformer import FasterTransformer
 from benchmarks.paper.gpu_costs import Gpu, GpuCosts
 from benchmarks.paper.models import PaperModel
 from services.scheduler.core.memory.kv_manager import KVManager
-from services.scheduler.core.policies import Policy
+from services.scheduler.core.policies import Policy, PolicyOptions
+from services.scheduler.core.policies.batchmaker import BatchMakerPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
@@ -38,7 +38,7 @@ def scheduling(name: str, model: PaperModel, *, n_in_flight: int | None = None) 
             max_batch_size=max_batch_size,
             microbatch_size=microbatch_size or max_batch_size,
         )
-    policy: Policy = CellularPolicy(max_batch_size=max_batch_size)
+    policy: Policy = BatchMakerPolicy(PolicyOptions(max_batch_size))
     if kind == "orca":
         policy = OrcaPolicy(max_batch_size=max_batch_size)
     return Scheduler(

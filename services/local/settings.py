@@ -115,8 +115,9 @@ class LocalSettings(ServiceSettings):
     pipeline_depth: int | None = Field(default=None, ge=1)
     """Largest number of batches in flight. The default is the number of stages, but at least 2."""
 
-    policy: Literal["orca", "chunked"] | None = None
-    """How the scheduler fills batches. When not set, the scheduler's default applies."""
+    policy: str | None = None
+    """How the scheduler fills batches, by a name that the scheduler's setting `policy` has. When
+    not set, the scheduler's default applies."""
 
     max_batch_tokens: int | None = Field(default=None, ge=1)
     """Largest number of tokens of one iteration, with the policy `chunked`. When not set, the

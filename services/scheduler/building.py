@@ -14,7 +14,7 @@ from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.order.order import Order, OrderOptions
 from services.scheduler.core.order.registry import ORDERS
 from services.scheduler.core.policies import Policy, PolicyOptions
-from services.scheduler.core.policies.registry import POLICIES
+from services.scheduler.core.policies.registry import policy_of
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.fit import build_of, traits_of
@@ -30,17 +30,23 @@ def build_scheduler(
     settings: SchedulerSettings,
     pipeline: Pipeline,
     pool: RequestPool,
+    *,
+    make: type[Scheduler] = Scheduler,
+    policy: Policy | None = None,
 ) -> Scheduler:
     """Returns a scheduling core with the K/V memory, the policy and the depth for a pipeline.
+    Without `policy` it has the policy that the settings name. `make` is the class of the core.
 
     Raises:
         Unavailable: there is no memory for a single block.
     """
     has_one_stage = pipeline.n_stages == 1
     depth = settings.pipeline_depth or default_depth(pipeline.n_stages)
-    policy = build_policy(settings, n_shares=1 if has_one_stage else depth)
-    drafter = build_drafter(settings, pipeline)
-    return Scheduler(
+    if policy is None:
+        policy = build_policy(settings, n_shares=1 if has_one_stage else depth)
+    # Algorithm 1, for example, knows no drafts.
+    drafter = build_drafter(settings, pipeline) if policy.takes_drafts else None
+    return make(
         pool,
         build_kv_manager(settings, pipeline, policy, drafter),
         policy=policy,
@@ -99,12 +105,12 @@ def build_kv_manager(
 def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | None:
     """Returns the drafter, or None if no tokens are drafted.
 
-    There are no drafts with Algorithm 1, which does not know them. There are none for a model that
+    There are none for a model that
     keeps a state of each request, since a state cannot undo a refused draft. There are none where
     stages record decodes (CUDA graphs): spans of several tokens are not recorded, so drafts would
     not make an iteration faster.
     """
-    if not (POLICIES[settings.policy].takes_drafts and settings.speculative_tokens):
+    if not settings.speculative_tokens:
         return None
     if pipeline.n_state_rows is not None:
         return None
@@ -128,8 +134,9 @@ def build_order(settings: SchedulerSettings, *, now: Callable[[], float] = time.
 def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:
     """Returns the policy that the settings name. `n_shares` is the number of batches in flight
     among which the policy divides the requests."""
-    return POLICIES[settings.policy].of(
-        PolicyOptions(settings.max_batch_size, settings.max_batch_tokens, n_shares)
+    return policy_of(
+        settings.policy,
+        PolicyOptions(settings.max_batch_size, settings.max_batch_tokens, n_shares),
     )
 
 

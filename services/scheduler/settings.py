@@ -137,13 +137,15 @@ class SchedulerSettings(ServerSettings):
     policy: PolicyName = "chunked"
     """Rule by which a batch is filled. `orca` is Algorithm 1 of the paper: a whole prompt runs in
     one iteration. `chunked` also limits a batch to `max_batch_tokens`, so that a long prompt does
-    not delay requests that generate."""
+    not delay requests that generate. The others are for comparisons. An installed package may offer
+    further ones; they run inside the scheduler."""
 
     order: OrderName = "fair"
     """Order in which waiting requests are admitted. `fcfs` is the order of the paper: first come,
     first served. `fair` heeds priorities and divides the service among API keys in proportion to
     their weights. With one client and no priorities both admit in the same order, except that
-    `fair` prefers requests whose beginnings are in the prefix cache when memory is short."""
+    `fair` prefers requests whose beginnings are in the prefix cache when memory is short. An
+    installed package may offer further orders; they run inside the scheduler."""
 
     ageing_s: float = Field(default=30.0, gt=0)
     """Seconds without an admission after which a priority class rises by one, in the order `fair`.
@@ -286,7 +288,7 @@ class SchedulerSettings(ServerSettings):
                 f"{len(self.stage_addresses)} addresses"
             )
         self._check_scaling()
-        if self.policy == "chunked" and self.max_batch_tokens < self.max_batch_size:
+        if self.max_batch_tokens < self.max_batch_size and self.policy in ("chunked", "sarathi"):
             raise ValueError(
                 f"max_batch_tokens: {self.max_batch_tokens} is less than "
                 f"max_batch_size {self.max_batch_size}"

@@ -5,11 +5,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from benchmarks.paper.baselines.request_level import RequestLevelPolicy, RequestLevelScheduler
 from services.scheduler import __main__ as scheduler
-from services.scheduler.building import build_kv_manager, default_depth
+from services.scheduler.building import build_scheduler, default_depth
+from services.scheduler.core.policies import PolicyOptions
+from services.scheduler.core.policies.request_level import RequestLevelPolicy
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.whole_batches import WholeBatchScheduler
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.settings import SchedulerSettings
 
@@ -36,22 +38,14 @@ def build(settings: SchedulerSettings, pipeline: Pipeline, pool: RequestPool) ->
     if not isinstance(settings, BaselineSchedulerSettings):
         raise TypeError(f"{type(settings).__name__} does not say which baseline")
     depth = settings.pipeline_depth or default_depth(pipeline.n_stages)
-    has_one_stage = pipeline.n_stages == 1
     if settings.baseline == "microbatch":
         policy = RequestLevelPolicy(
-            max_batch_size=settings.max_batch_size, microbatch_size=settings.microbatch_size
+            PolicyOptions(settings.max_batch_size), microbatch_size=settings.microbatch_size
         )
     else:
-        policy = RequestLevelPolicy(
-            max_batch_size=settings.max_batch_size, n_groups=1 if has_one_stage else depth
-        )
-    return RequestLevelScheduler(
-        pool,
-        build_kv_manager(settings, pipeline, policy),
-        policy=policy,
-        pipeline_depth=depth,
-        token_hand_off=has_one_stage,
-    )
+        n_batches = 1 if pipeline.n_stages == 1 else depth
+        policy = RequestLevelPolicy(PolicyOptions(settings.max_batch_size, n_shares=n_batches))
+    return build_scheduler(settings, pipeline, pool, make=WholeBatchScheduler, policy=policy)
 
 
 if __name__ == "__main__":

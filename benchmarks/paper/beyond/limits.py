@@ -19,11 +19,13 @@ which no real scheduler knows, and so has short latencies when many requests wai
 """
 
 from bisect import insort
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import ClassVar
 
 from benchmarks.paper.gpu_costs import Gpu, GpuCosts
 from benchmarks.paper.models import BYTES, PaperModel
+from services.scheduler.core.order.order import Order
 from services.scheduler.core.request import Request
 from simulator.costs import IterationWork
 from simulator.workload import Lengths
@@ -77,8 +79,10 @@ def _slots_of_spans(each: Lengths) -> int:
     return sum(range(each.n_prompt, each.n_prompt + each.n_output))
 
 
-class ShortestFirst:
+class ShortestFirst(Order):
     """An order by the number of remaining tokens; a running request keeps its place."""
+
+    name: ClassVar[str] = "shortest first"
 
     def __init__(self) -> None:
         self._waiting: list[Request] = []  # by the number of remaining tokens
@@ -115,15 +119,6 @@ class ShortestFirst:
     ) -> Iterator[Request]:
         """Yields the ready requests, and then the waiting requests, the shortest one first."""
         return chain(ready, self._waiting if waiting is None else waiting)
-
-    def batch_limits(
-        self, running: Collection[Request], ready: Sequence[Request], *, pipeline: int = 0
-    ) -> None:
-        """Limits no request."""
-
-    def may_begin(self, request: Request, running: Collection[Request]) -> bool:
-        """Limits no request."""
-        return True
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Returns the sort key of a request for preemption: the request with the most remaining

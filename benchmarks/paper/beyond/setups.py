@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from benchmarks.paper.beyond.limits import ShortestFirst
-from benchmarks.paper.cellular import CellularPolicy
 from benchmarks.paper.faster_transformer import FasterTransformer, Kinder
 from benchmarks.paper.models import PaperModel
 from benchmarks.paper.systems import BLOCK_SIZE, N_REQUESTS
@@ -13,7 +12,8 @@ from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.order.fair import Fair
 from services.scheduler.core.order.fcfs import FirstComeFirstServed
 from services.scheduler.core.order.order import Order
-from services.scheduler.core.policies import Policy
+from services.scheduler.core.policies import Policy, PolicyOptions
+from services.scheduler.core.policies.batchmaker import BatchMakerPolicy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request_pool import RequestPool
@@ -94,7 +94,7 @@ class IterationLevel:
         size = self.max_batch_size
         match self.policy:
             case "cellular":
-                return CellularPolicy(max_batch_size=size)
+                return BatchMakerPolicy(PolicyOptions(size))
             case "orca":
                 return OrcaPolicy(max_batch_size=size)
         return ChunkedPolicy(

@@ -60,9 +60,7 @@ class PipelineRoom:
 
     def n_blocks_for(self, request: Request) -> int:
         """Returns how many blocks the pipeline would reserve for a request without a cache."""
-        kv_manager = self._kv_manager
-        n_columns = kv_manager.columns_for(kv_manager.expected_use.n_tokens(request))
-        return kv_manager.n_blocks_for(n_columns, request.n_tokens)
+        return self._kv_manager.n_blocks_to_admit(request)
 
     def n_uncached_tokens(self, request: Request) -> int:
         """Returns how many tokens of a request are not in the prefix cache of the pipeline."""

@@ -36,7 +36,7 @@ def tell_calls(core: Scheduler, decisions: Decisions, *, pipeline: int) -> None:
     if decisions.are_wanted:
         facts = facts_of(core, is_first=number == 0, pipeline=pipeline)
         decisions.begin()
-        decisions.tell(number, core="" if facts is None else facts.model_dump_json())
+        decisions.tell(number, core=facts.model_dump_json())
 
 
 def _call(

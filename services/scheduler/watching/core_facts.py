@@ -9,9 +9,9 @@ from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.memory.kv_groups import BlockGroups
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.order.order import Order, OrderOptions
-from services.scheduler.core.order.registry import ORDERS, OrderName, named_order
+from services.scheduler.core.order.registry import ORDERS, OrderName
 from services.scheduler.core.policies import PolicyOptions
-from services.scheduler.core.policies.registry import POLICIES, PolicyName, named_policy
+from services.scheduler.core.policies.registry import PolicyName, policy_of
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 
@@ -58,13 +58,10 @@ class CoreFacts(BaseModel):
     """Name of the build of the pipeline's workers."""
 
 
-def facts_of(scheduler: Scheduler, *, is_first: bool, pipeline: int = 0) -> CoreFacts | None:
-    """Returns the description of a scheduling core of the pipeline with the number `pipeline`.
-    Returns None if the settings have no name for its policy or for its order."""
+def facts_of(scheduler: Scheduler, *, is_first: bool, pipeline: int = 0) -> CoreFacts:
+    """Returns the description of a scheduling core of the pipeline with the number `pipeline`."""
     kv_manager, pool, drafter = scheduler.kv_manager, scheduler.pool, scheduler.drafter
-    policy, order = named_policy(scheduler.policy), named_order(pool.order)
-    if policy is None or order is None:
-        return None
+    policy, order = scheduler.policy, pool.order
     policy_options, order_options = policy.options, order.options
     drafts = None
     if drafter is not None:
@@ -103,8 +100,9 @@ def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
         ValueError: no core can have this description.
     """
     drafts = facts.drafts
-    policy = POLICIES[facts.policy].of(
-        PolicyOptions(facts.max_batch_size, facts.max_batch_tokens, facts.n_shares)
+    policy = policy_of(
+        facts.policy,
+        PolicyOptions(facts.max_batch_size, facts.max_batch_tokens, facts.n_shares),
     )
     drafter = None
     if drafts is not None:

@@ -143,7 +143,7 @@ class EpochTeller:
             n_slots=kv_manager.n_slots,
             block_size=kv_manager.block_size,
             max_batch_size=policy.max_batch_size,
-            max_batch_tokens=settings.max_batch_tokens if policy.name == "chunked" else 0,
+            max_batch_tokens=policy.max_tokens or 0,
             pipeline_depth=scheduler.pipeline_depth,
             policy=policy.name,
             order=settings.order,

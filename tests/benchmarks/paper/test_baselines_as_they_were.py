@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.paper.cellular import CellularPolicy
 from benchmarks.paper.faster_transformer import FasterTransformer
 from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.policies import PolicyOptions
+from services.scheduler.core.policies.batchmaker import BatchMakerPolicy
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 from simulator.costs import LinearCosts
@@ -31,7 +32,7 @@ def cellular(max_batch_size: int = 8, *, n_blocks: int = 1000) -> Scheduler:
     return Scheduler(
         RequestPool(max_requests=100),
         KVManager(n_blocks=n_blocks, block_size=4),
-        policy=CellularPolicy(max_batch_size=max_batch_size),
+        policy=BatchMakerPolicy(PolicyOptions(max_batch_size)),
         pipeline_depth=1,
     )
 

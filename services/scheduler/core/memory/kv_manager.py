@@ -279,6 +279,17 @@ class KVManager:
         """Number of slots in the blocks that the prefix cache keeps and no request uses."""
         return self._slots_of(self.prefix_cache.n_unused)
 
+    @property
+    def n_free_blocks(self) -> int:
+        """Number of blocks that no request has reserved."""
+        return self.n_blocks - self.n_reserved_blocks
+
+    def n_blocks_to_admit(self, request: Holder) -> int:
+        """Returns how many blocks `reserve` would reserve for a request of which the prefix cache
+        has nothing."""
+        n_columns = self.columns_for(self.expected_use.n_tokens(request))
+        return self.n_blocks_for(n_columns, request.n_tokens)
+
     def n_blocks_for(self, n_columns: int, n_unscheduled: int) -> int:
         """Returns the largest number of blocks, in all groups together, that a request may have.
         The sequence of the request takes `n_columns` columns of blocks, and `n_unscheduled` of its

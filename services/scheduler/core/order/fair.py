@@ -40,7 +40,7 @@ from typing import ClassVar, Self
 from services.scheduler.core.clients.accounts import AccountUse
 from services.scheduler.core.clients.client import ServedClient
 from services.scheduler.core.order.fair_batch import Allowances, FairBatch
-from services.scheduler.core.order.order import Clock, OrderOptions
+from services.scheduler.core.order.order import Clock, Order, OrderOptions
 from services.scheduler.core.order.priorities import (
     ClientLine,
     Counters,
@@ -57,7 +57,7 @@ MAX_CLIENTS = 65_536
 """Largest number of clients that are remembered without a request in the pool."""
 
 
-class Fair:
+class Fair(Order):
     """The fair order: priority classes, and within each class the clients by their counters."""
 
     name: ClassVar[str] = "fair"

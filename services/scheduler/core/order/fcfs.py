@@ -3,26 +3,19 @@
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from services.scheduler.core.order.order import Clock, OrderOptions
+from services.scheduler.core.order.order import Order
 from services.scheduler.core.request import Request
 
 
-class FirstComeFirstServed:
+class FirstComeFirstServed(Order):
     """The order of arrival, whichever client a request belongs to."""
 
     name: ClassVar[str] = "fcfs"
-    heeds_clients: ClassVar[bool] = False
-    options = OrderOptions()
 
     def __init__(self) -> None:
         self._waiting: dict[Request, None] = {}  # by arrival
-
-    @classmethod
-    def of(cls, options: OrderOptions, now: Clock) -> Self:
-        """Returns an order without requests."""
-        return cls()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -57,15 +50,3 @@ class FirstComeFirstServed:
         memory for it, they could not continue and free their memory.
         """
         return chain(ready, self._waiting if waiting is None else waiting)
-
-    def batch_limits(self, running: object, ready: object, *, pipeline: int = 0) -> None:
-        """Returns None, since this order limits no request."""
-
-    def may_begin(self, request: Request, running: object) -> bool:
-        """Returns True, since this order limits no request."""
-        return True
-
-    def rank(self, request: Request) -> tuple[int, ...]:
-        """Returns the number of the request in the order of arrival. The request that arrived last
-        is preempted first."""
-        return (request.place,)

@@ -4,15 +4,20 @@ The pool owns one order object, which holds the waiting requests. A running requ
 among the running ones. A request that waits for the first time can overtake a running request only
 if that one is preempted.
 
-To add an order, write a class in a file of its own, and add a line in `registry.py` through which
-the setting `order` finds the class.
+An order is a subclass of `Order` in a file of its own; an order by a number for each request is a
+subclass of `OrderByKey` (`by_key.py`). An order of this project has a line in `registry.py`; an
+order of an installed package has an entry point in the group `orcinus.orders`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol, Self
 
 from services.scheduler.core.request import Request
+
+ORDER_API = 1
+"""Version of the contract. It grows when an order that was written for it would go wrong."""
 
 Clock = Callable[[], float]
 """A function that returns the time in seconds."""
@@ -43,34 +48,54 @@ class BatchLimits(Protocol):
         tokens."""
 
 
-class Order(Protocol):
-    """The waiting requests, and the choice of the next one."""
+class Order(ABC):
+    """The waiting requests, and the choice of the next one. A subclass must have a `name`, an `api`
+    and the abstract methods."""
 
+    api: ClassVar[int]
+    """`ORDER_API` of the contract for which an order of a package is written."""
+    name: ClassVar[str]
+    """The value of the setting `order`."""
+    heeds_clients: ClassVar[bool] = False
+    """Whether the order depends on the priorities and clients of requests."""
+
+    @classmethod
+    def of(cls, options: OrderOptions, now: Clock) -> Self:
+        """Returns an order without requests. `now` is its clock."""
+        return cls()
+
+    @property
+    def options(self) -> OrderOptions:
+        """The options with which the order was made. Options that the order does not use have
+        defaults."""
+        return OrderOptions()
+
+    @abstractmethod
     def __len__(self) -> int:
         """Returns the number of requests that wait."""
-        ...
 
+    @abstractmethod
     def __iter__(self) -> Iterator[Request]:
         """Yields the requests that wait, in any order."""
-        ...
 
+    @abstractmethod
     def add(self, request: Request) -> None:
         """Adds a request that has arrived."""
-        ...
 
+    @abstractmethod
     def restore(self, requests: Sequence[Request]) -> None:
         """Adds requests that have run and were preempted. The requests keep their places."""
-        ...
 
+    @abstractmethod
     def admit(self, request: Request) -> None:
         """Removes an admitted request from the waiting ones, and gives the request a place among
         the running ones."""
-        ...
 
+    @abstractmethod
     def remove(self, request: Request) -> None:
         """Forgets a request that ends, whether the request waits or runs."""
-        ...
 
+    @abstractmethod
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
@@ -78,7 +103,6 @@ class Order(Protocol):
         waiting requests, as if each were admitted before the next is asked for. `waiting`, if
         given, lists the only waiting requests that may be admitted. The order is not changed, and
         must not change while the iterator is used."""
-        ...
 
     def batch_limits(
         self, running: Collection[Request], ready: Sequence[Request], *, pipeline: int = 0
@@ -86,14 +110,15 @@ class Order(Protocol):
         """Returns the limits of the order for the next batch of a pipeline. Returns None if the
         order limits no request. `running` are all requests that run in the pipeline, and `ready`
         the requests that could be in the batch, by place."""
-        ...
+        return None
 
     def may_begin(self, request: Request, running: Collection[Request]) -> bool:
         """Returns whether the limits let a waiting request begin in a pipeline where `running`
         run."""
-        ...
+        return True
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Returns the rank of a running request. If not all requests can continue, the request with
-        the highest rank is preempted first. The rank changes only when the request is preempted."""
-        ...
+        the highest rank is preempted first. The rank changes only when the request is preempted. By
+        default the last admitted request is preempted first."""
+        return (request.place,)

@@ -1,22 +1,33 @@
-"""Policies: a policy chooses the requests of the next iteration, and the number of tokens of each
-request.
+"""The contract of policies: a policy chooses the requests of the next iteration, and the number of
+tokens of each request.
 
-A policy is a class in a file of its own with the methods of `Policy`, and a line in `registry.py`
-through which the setting `policy` finds the class. A policy considers requests in the order of the
-pool, and reserves K/V memory for the requests that it admits. The tokens that the prefix cache has
-of an admitted request count as scheduled from then on. A policy changes no other state of requests.
+A policy is a subclass of `Policy` in a file of its own. A policy of this project has a line in
+`registry.py`; a policy of an installed package has an entry point in the group `orcinus.policies`.
+`docs/writing-a-policy.md` is the guide.
+
+A policy sees requests, the pool (`PoolView`) and the K/V memory (`MemoryView`), and changes none of
+them, except that it reserves memory for the requests that it admits. The tokens that the prefix
+cache has of an admitted request count as scheduled from then on. `checked.py` has the rules that
+each selection must keep.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple, Protocol, Self
 
 from services.common.named_tuples import maker
-from services.scheduler.core.admission.prompt_groups import NoPromptGroups, PromptGroups
-from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.admission.prompt_groups import (
+    NO_PROMPT_GROUPS,
+    NoPromptGroups,
+    PromptGroups,
+)
 from services.scheduler.core.memory.reservation import Reservation
+from services.scheduler.core.order.order import BatchLimits
 from services.scheduler.core.request import Request
-from services.scheduler.core.request_pool import RequestPool
+
+POLICY_API = 1
+"""Version of the contract. It grows when a policy that was written for it would go wrong."""
 
 
 class Selection(NamedTuple):
@@ -31,6 +42,62 @@ selection_of = maker(Selection)
 """Makes a selection from a tuple of its fields."""
 
 
+class PoolView(Protocol):
+    """What a policy sees of the requests of its pipeline."""
+
+    @property
+    def n_waiting(self) -> int:
+        """Number of requests that wait to run for the first time, or again."""
+        ...
+
+    @property
+    def n_running(self) -> int:
+        """Number of requests that the pipeline has admitted and that have not ended."""
+        ...
+
+    def candidates(self) -> Iterator[Request]:
+        """Yields the requests that can be in the next batch: the running ones first, in the order
+        of their places, and then the waiting ones in the order in which they are to be
+        admitted."""
+        ...
+
+    def batch_limits(self) -> BatchLimits | None:
+        """Returns the limits of the order for the next batch. Returns None where the order limits
+        no request."""
+        ...
+
+
+class MemoryView(Protocol):
+    """What a policy sees of the K/V memory of its pipeline."""
+
+    @property
+    def n_free_blocks(self) -> int:
+        """Number of blocks that no request has reserved."""
+        ...
+
+    def n_blocks_to_admit(self, request: Request) -> int:
+        """Returns how many blocks `reserve` would reserve for a waiting request of which the prefix
+        cache has nothing."""
+        ...
+
+    def reserve(self, request: Request) -> Reservation | None:
+        """Reserves memory for a waiting request, and returns the reservation. Returns None if there
+        is not enough memory now. The request must be in the batch that is being selected."""
+        ...
+
+
+class LengthPredictor(Protocol):
+    """Predicts how many tokens requests will generate."""
+
+    def learn(self, n_generated: int, max_new_tokens: int) -> None:
+        """Learns that an ended request has generated `n_generated` tokens of `max_new_tokens`."""
+        ...
+
+    def n_left(self, request: Request) -> float:
+        """Returns the number of tokens that a request is expected to generate from now on."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
     """The settings that policies may use."""
@@ -40,37 +107,76 @@ class PolicyOptions:
     max_batch_tokens: int | None = None
     """Largest number of tokens in a batch; None where there is no limit."""
     n_shares: int = 1
-    """Number of batches in flight that share the running requests evenly."""
+    """Number of batches in flight that share the running requests evenly. With 1, each batch may
+    have all of them."""
+    predictor: LengthPredictor | None = field(default=None, compare=False)
+    """Predictor of the lengths of outputs. With None, a policy that needs one learns lengths from
+    the requests that have ended."""
 
 
-class Policy(Protocol):
-    """Interface of a policy, which chooses the requests of each batch."""
+class Policy(ABC):
+    """Chooses the requests of each batch. A subclass must have a `name`, an `api` and `select`."""
 
-    max_batch_size: int
-    """Largest number of requests in a batch."""
+    api: ClassVar[int]
+    """`POLICY_API` of the contract for which a policy of a package is written."""
+    name: ClassVar[str]
+    """The value of the setting `policy`."""
+    takes_drafts: ClassVar[bool] = False
+    """Whether the decodes of the policy's batches may carry drafts."""
+    keeps_order: ClassVar[bool] = True
+    """Whether waiting requests are admitted only in the order of the pool, so that none overtakes
+    an earlier one. This promise is checked."""
+    prompt_groups: PromptGroups | NoPromptGroups = NO_PROMPT_GROUPS
+    """The groups in which the policy begins prompts."""
+
+    def __init__(self, options: PolicyOptions) -> None:
+        if options.max_batch_size < 1 or options.n_shares < 1:
+            raise ValueError(
+                "max_batch_size and n_shares must be at least 1, not "
+                f"{options.max_batch_size}, {options.n_shares}"
+            )
+        self.max_batch_size = options.max_batch_size
+        """Largest number of requests in a batch."""
+        self._options = options
+
+    @classmethod
+    def of(cls, options: PolicyOptions) -> Self:
+        """Returns the policy with the given options.
+
+        Raises:
+            ValueError: the policy cannot have these options.
+        """
+        return cls(options)
 
     @property
-    def name(self) -> str:
-        """Name of the policy, in the settings and for observers."""
-        ...
+    def options(self) -> PolicyOptions:
+        """The options with which the policy was made. Options that the policy does not use may have
+        defaults."""
+        return self._options
 
     @property
     def max_span_tokens(self) -> int | None:
-        """Largest number of tokens of one request in a batch, or None where a prompt is always one
+        """Largest number of tokens of one request in a batch. None where a prompt may be one
         span."""
-        ...
+        return None
 
     @property
-    def prompt_groups(self) -> PromptGroups | NoPromptGroups:
-        """The groups in which the policy begins prompts."""
-        ...
+    def max_tokens(self) -> int | None:
+        """Largest number of tokens of a batch. None where the policy has no limit."""
+        return None
 
-    def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
+    @abstractmethod
+    def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
         """Returns the requests of the next batch in order. Returns an empty list if no request can
         run."""
-        ...
 
     def is_full(self, ready: Sequence[Request]) -> bool:
         """Returns whether the next batch has no room for another request, if all of the running
         requests `ready` are in that batch."""
-        ...
+        return len(ready) >= self.max_batch_size
+
+    def answered_with(self, request: Request) -> Collection[Request]:
+        """Returns the requests whose answers are returned together with the answer of a request,
+        when all of them are complete. An empty collection means that each token is returned at
+        once. Only `whole_batches.py` withholds answers."""
+        return ()

@@ -22,30 +22,31 @@ from collections.abc import Sequence
 from typing import ClassVar, Self
 
 from services.scheduler.core.admission.prompt_groups import PromptGroups
-from services.scheduler.core.memory.kv_manager import KVManager
-from services.scheduler.core.policies import PolicyOptions, Selection, selection_of
+from services.scheduler.core.policies import (
+    MemoryView,
+    Policy,
+    PolicyOptions,
+    PoolView,
+    Selection,
+    selection_of,
+)
 from services.scheduler.core.request import Request
-from services.scheduler.core.request_pool import RequestPool
 
 
-class ChunkedPolicy:
+class ChunkedPolicy(Policy):
     """The policy `chunked`: iteration-level first come, first served, in batches of even size."""
 
     name: ClassVar[str] = "chunked"
     takes_drafts: ClassVar[bool] = True
 
     def __init__(self, *, max_batch_size: int, max_batch_tokens: int, n_shares: int = 1) -> None:
-        if max_batch_size < 1 or n_shares < 1:
-            raise ValueError(
-                f"max_batch_size and n_shares must be at least 1, not {max_batch_size}, {n_shares}"
-            )
+        super().__init__(PolicyOptions(max_batch_size, max_batch_tokens, n_shares))
         if max_batch_tokens < max_batch_size:
             # Decodes alone could fill the budget, and prompts would starve.
             raise ValueError(
                 f"max_batch_tokens must be at least max_batch_size, {max_batch_size}, "
                 f"not {max_batch_tokens}"
             )
-        self.max_batch_size = max_batch_size
         self.max_batch_tokens = max_batch_tokens
         self.n_shares = n_shares
         self.prompt_groups = PromptGroups(
@@ -64,16 +65,16 @@ class ChunkedPolicy:
         )
 
     @property
-    def options(self) -> PolicyOptions:
-        """The options with which the policy was made."""
-        return PolicyOptions(self.max_batch_size, self.max_batch_tokens, self.n_shares)
-
-    @property
     def max_span_tokens(self) -> int:
         """Largest number of tokens of one request in a batch."""
         return self.max_batch_tokens
 
-    def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
+    @property
+    def max_tokens(self) -> int:
+        """Largest number of tokens of a batch."""
+        return self.max_batch_tokens
+
+    def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
         """Returns the requests of the next batch. Requests are taken in the order of the pool, each
         with as many tokens as fit. New prompts begin in at most one group."""
         selections: list[Selection] = []

@@ -1,46 +1,54 @@
 """The policies, by their names in the setting `policy`."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self
+from typing import Annotated
 
-from services.scheduler.core.policies import Policy, PolicyOptions
+from pydantic import AfterValidator, WithJsonSchema
+
+from services.scheduler.core.plugins import Registry
+from services.scheduler.core.policies import POLICY_API, Policy, PolicyOptions
+from services.scheduler.core.policies.aging import AgingPolicy
+from services.scheduler.core.policies.batchmaker import BatchMakerPolicy
+from services.scheduler.core.policies.checked import CheckedPolicy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
+from services.scheduler.core.policies.faster_transformer import FasterTransformerPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
+from services.scheduler.core.policies.request_level import RequestLevelPolicy
+from services.scheduler.core.policies.sarathi import SarathiPolicy
+from services.scheduler.core.policies.shortest import ShortestPolicy
+
+POLICIES: Registry[Policy] = Registry(
+    Policy,  # type: ignore[type-abstract]
+    "policy",
+    group="orcinus.policies",
+    api=POLICY_API,
+    built_in=(
+        ChunkedPolicy,
+        OrcaPolicy,
+        SarathiPolicy,
+        ShortestPolicy,
+        AgingPolicy,
+        RequestLevelPolicy,
+        BatchMakerPolicy,
+        FasterTransformerPolicy,
+    ),
+)
 
 
-class NamedPolicy(Policy, Protocol):
-    """A policy that can be created from settings."""
+def policy_of(name: str, options: PolicyOptions) -> Policy:
+    """Returns the policy with a name and the given options. The selections of a policy that is not
+    of this project are checked, since the scheduler and its clients depend on them.
 
-    name: ClassVar[str]
-    """The value of the setting `policy`."""
-    takes_drafts: ClassVar[bool]
-    """Whether the decodes of the policy's batches may carry drafts."""
-
-    @classmethod
-    def of(cls, options: PolicyOptions) -> Self:
-        """Returns the policy with the given options."""
-        ...
-
-    @property
-    def options(self) -> PolicyOptions:
-        """The options with which the policy was made. Options that the policy does not use have
-        defaults."""
-        ...
+    Raises:
+        ValueError: there is no such policy, it does not follow the contract, or it cannot have
+            these options.
+    """
+    policy = POLICIES[name].of(options)
+    return policy if name in POLICIES else CheckedPolicy(policy)
 
 
-_POLICIES: tuple[type[NamedPolicy], ...] = (OrcaPolicy, ChunkedPolicy)
-
-POLICIES: Mapping[str, type[NamedPolicy]] = {policy.name: policy for policy in _POLICIES}
-
-
-def named_policy(policy: Policy) -> NamedPolicy | None:
-    """Returns the policy itself if the settings have a name for its class. Returns None
-    otherwise."""
-    return next((policy for kind in _POLICIES if isinstance(policy, kind)), None)
-
-
-if TYPE_CHECKING:
-    PolicyName = str
-else:
-    PolicyName = Literal[tuple(POLICIES)]
+PolicyName = Annotated[
+    str,
+    AfterValidator(POLICIES.check),
+    WithJsonSchema({"type": "string", "enum": list(POLICIES)}),
+]
 """Type of the setting `policy`: the name of a policy. Settings refuse any other value."""

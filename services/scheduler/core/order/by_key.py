@@ -1,0 +1,71 @@
+"""An order by a number for each request, for orders that are written in a few lines.
+
+A subclass defines `key`, a number that is computed when a request arrives: the lowest one is
+admitted first. An order whose keys change with time can often be written with keys that do not. For
+example, a claim that grows evenly while a request waits orders requests as their claims at a fixed
+time do.
+"""
+
+from abc import abstractmethod
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from operator import attrgetter, itemgetter
+
+from services.scheduler.core.order.order import Order
+from services.scheduler.core.request import Request
+
+_place = attrgetter("place")
+
+
+class OrderByKey(Order):
+    """Waiting requests by their keys, and by arrival where keys are equal. Preempted requests come
+    first, since they have begun."""
+
+    def __init__(self) -> None:
+        self._keyed: list[tuple[float, int, Request]] = []  # sorted
+        self._keys: dict[Request, tuple[float, int, Request]] = {}
+        self._preempted: list[Request] = []
+        self._n_admitted = 0
+
+    @abstractmethod
+    def key(self, request: Request) -> float:
+        """Returns the key of a request that has arrived. The lowest key is admitted first."""
+
+    def __len__(self) -> int:
+        return len(self._keyed) + len(self._preempted)
+
+    def __iter__(self) -> Iterator[Request]:
+        return chain(self._preempted, map(itemgetter(2), self._keyed))
+
+    def add(self, request: Request) -> None:
+        """Adds a request at the place that its key gives it."""
+        entry = self._keys[request] = (self.key(request), request.arrival, request)
+        insort(self._keyed, entry)
+
+    def restore(self, requests: Sequence[Request]) -> None:
+        """Adds preempted requests, which come first, in the order of their places."""
+        self._preempted = sorted([*self._preempted, *requests], key=_place)
+
+    def admit(self, request: Request) -> None:
+        """Removes an admitted request from the waiting ones. A request that was not preempted gets
+        the place after all running requests."""
+        if request in self._keys:
+            self._keyed.remove(self._keys.pop(request))
+            request.place = self._n_admitted
+            self._n_admitted += 1
+        else:
+            self._preempted.remove(request)
+
+    def remove(self, request: Request) -> None:
+        """Forgets a request."""
+        if request in self._keys:
+            self._keyed.remove(self._keys.pop(request))
+        elif request in self._preempted:
+            self._preempted.remove(request)
+
+    def line_up(
+        self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
+    ) -> Iterator[Request]:
+        """Yields the running requests by place, and then the waiting ones by key."""
+        return chain(ready, self if waiting is None else waiting)

@@ -1,0 +1,249 @@
+"""The rules that each selection of a policy must keep, and a policy that is held to them.
+
+Policies of installed packages are always checked, and the arena checks all. After each selection:
+
+- A batch has at most `max_batch_size` requests and, where the policy has a limit, at most
+  `max_tokens` tokens. A request is in it once, with at least one token, at most the tokens that it
+  has left, and at most `max_span_tokens`.
+- Each request is one that the pool has offered in this selection.
+- A running request keeps its reservation. A waiting one has the reservation that the memory has
+  made for it in this selection, and no reservation is made for a request that is not in the batch.
+- The memory has reserved no more than there is, and exactly what these reservations take.
+- With `keeps_order`, the admitted requests are the first of those that wait.
+- The policy has changed no request.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from services.scheduler.core.memory.reservation import Reservation
+from services.scheduler.core.order.order import BatchLimits
+from services.scheduler.core.policies import (
+    MemoryView,
+    Policy,
+    PolicyOptions,
+    PoolView,
+    Selection,
+)
+from services.scheduler.core.request import Request, RequestState
+
+
+class BrokenRule(Exception):
+    """A policy has broken a rule. The message names the policy, the rule and the requests."""
+
+
+class _Facts(NamedTuple):
+    """The part of a request that no policy may change."""
+
+    state: RequestState
+    arrival: int
+    place: int
+    priority: int
+    n_tokens: int
+    n_generated: int
+    n_awaited: int
+    n_in_flight: int
+    n_preemptions: int
+    max_new_tokens: int
+    is_cancelled: bool
+    reservation: Reservation | None
+
+    @classmethod
+    def of(cls, request: Request) -> "_Facts":
+        return cls(
+            request.state,
+            request.arrival,
+            request.place,
+            request.priority,
+            request.n_tokens,
+            len(request.generated_token_ids),
+            request.n_awaited,
+            request.n_in_flight,
+            request.n_preemptions,
+            request.max_new_tokens,
+            request.is_cancelled,
+            request.reservation,
+        )
+
+
+class _SeenPool:
+    """The pool, which remembers the requests that it has offered."""
+
+    def __init__(self, pool: PoolView) -> None:
+        self._pool = pool
+        self.offered: dict[Request, tuple[_Facts, int]] = {}
+        """The offered requests in order, each with its facts and its number of scheduled tokens."""
+        self.has_limits = False
+
+    @property
+    def n_waiting(self) -> int:
+        return self._pool.n_waiting
+
+    @property
+    def n_running(self) -> int:
+        return self._pool.n_running
+
+    def candidates(self) -> Iterator[Request]:
+        for request in self._pool.candidates():
+            self.offered.setdefault(request, (_Facts.of(request), request.n_scheduled))
+            yield request
+
+    def batch_limits(self) -> BatchLimits | None:
+        limits = self._pool.batch_limits()
+        self.has_limits = limits is not None
+        return limits
+
+
+class _SeenMemory:
+    """The K/V memory, which remembers the reservations that it has made."""
+
+    def __init__(self, memory: MemoryView) -> None:
+        self._memory = memory
+        self.n_free_before = memory.n_free_blocks
+        self.made: dict[Request, Reservation] = {}
+        self.n_taken = 0
+        """Number of blocks that the reservations have taken."""
+
+    @property
+    def n_free_blocks(self) -> int:
+        return self._memory.n_free_blocks
+
+    def n_blocks_to_admit(self, request: Request) -> int:
+        return self._memory.n_blocks_to_admit(request)
+
+    def reserve(self, request: Request) -> Reservation | None:
+        if request in self.made:
+            raise BrokenRule(f"memory is reserved twice for request {request.request_id}")
+        before = self._memory.n_free_blocks
+        reservation = self._memory.reserve(request)
+        if reservation is not None:
+            self.made[request] = reservation
+            self.n_taken += before - self._memory.n_free_blocks
+        return reservation
+
+
+class CheckedPolicy(Policy):
+    """A policy whose selections are checked."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy.options)
+        self.policy = policy
+        """The policy that is checked."""
+        self.name = policy.name  # type: ignore[misc]
+        self.keeps_order = policy.keeps_order  # type: ignore[misc]
+        self.takes_drafts = policy.takes_drafts  # type: ignore[misc]
+        self.prompt_groups = policy.prompt_groups
+        self.max_batch_size = policy.max_batch_size
+
+    @classmethod
+    def of(cls, options: PolicyOptions) -> "CheckedPolicy":
+        """Raises TypeError, since the options do not say which policy is to be checked."""
+        raise TypeError("a checked policy is made of a policy")
+
+    @property
+    def max_span_tokens(self) -> int | None:
+        """Largest number of tokens of one request in a batch."""
+        return self.policy.max_span_tokens
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Largest number of tokens of a batch."""
+        return self.policy.max_tokens
+
+    def is_full(self, ready: Sequence[Request]) -> bool:
+        """Returns whether the ready requests fill a batch."""
+        return self.policy.is_full(ready)
+
+    def answered_with(self, request: Request) -> Collection[Request]:
+        """Returns the requests whose answers are returned together with that of a request."""
+        return self.policy.answered_with(request)
+
+    def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
+        """Returns the selection of the policy.
+
+        Raises:
+            BrokenRule: the selection breaks a rule.
+        """
+        seen, memory = _SeenPool(pool), _SeenMemory(kv_manager)
+        try:
+            chosen = self.policy.select(seen, memory)
+            self._check_batch(chosen)
+            self._check_requests(chosen, seen)
+            _check_memory(chosen, memory)
+            if self.keeps_order and not seen.has_limits:
+                _check_order(chosen, seen)
+            _check_unchanged(seen)
+        except BrokenRule as broken:
+            raise BrokenRule(f"policy {self.name}: {broken}") from broken
+        return chosen
+
+    def _check_batch(self, chosen: Sequence[Selection]) -> None:
+        n_tokens = sum(one.n_tokens for one in chosen)
+        if len(chosen) > self.max_batch_size:
+            raise BrokenRule(
+                f"{len(chosen)} requests are selected, and max_batch_size is {self.max_batch_size}"
+            )
+        if self.max_tokens is not None and n_tokens > self.max_tokens:
+            raise BrokenRule(
+                f"{n_tokens} tokens are selected, and its limit is {self.max_tokens} tokens"
+            )
+
+    def _check_requests(self, chosen: Sequence[Selection], seen: _SeenPool) -> None:
+        found: set[Request] = set()
+        for request, n_tokens, _ in chosen:
+            name = f"request {request.request_id}"
+            if request in found:
+                raise BrokenRule(f"{name} is selected twice")
+            found.add(request)
+            if request not in seen.offered:
+                raise BrokenRule(f"{name} is selected, and the pool did not offer it")
+            if not 1 <= n_tokens <= request.n_unscheduled:
+                raise BrokenRule(
+                    f"{name} is selected with {n_tokens} tokens, and has {request.n_unscheduled}"
+                )
+            if self.max_span_tokens is not None and n_tokens > self.max_span_tokens:
+                raise BrokenRule(
+                    f"{name} is selected with {n_tokens} tokens, and max_span_tokens is "
+                    f"{self.max_span_tokens}"
+                )
+
+
+def _check_memory(chosen: Sequence[Selection], memory: _SeenMemory) -> None:
+    for request, _, reservation in chosen:
+        name = f"request {request.request_id}"
+        own = request.reservation
+        if own is not None and reservation is not own:
+            raise BrokenRule(f"{name} runs, and is selected with another reservation")
+        if own is None and memory.made.get(request) is not reservation:
+            raise BrokenRule(f"{name} waits, and its reservation was not made in this selection")
+    left = memory.made.keys() - {one.request for one in chosen}
+    if left:
+        names = ", ".join(sorted(one.request_id for one in left))
+        raise BrokenRule(f"memory is reserved and not used for request {names}")
+    n_free = memory.n_free_blocks
+    if n_free < 0 or memory.n_free_before - n_free != memory.n_taken:
+        raise BrokenRule(
+            f"slots are overbooked: {memory.n_free_before} blocks were free and {n_free} are, "
+            f"after reservations of {memory.n_taken}"
+        )
+
+
+def _check_order(chosen: Sequence[Selection], seen: _SeenPool) -> None:
+    admitted = {one.request for one in chosen if one.request.reservation is None}
+    waiting = (one for one, (facts, _) in seen.offered.items() if facts.reservation is None)
+    for request in islice(waiting, len(admitted)):
+        if request not in admitted:
+            raise BrokenRule(
+                f"order: request {request.request_id} waits, and requests behind it are admitted"
+            )
+
+
+def _check_unchanged(seen: _SeenPool) -> None:
+    for request, (facts, n_scheduled) in seen.offered.items():
+        now = _Facts.of(request)
+        if now != facts:
+            changed = [name for name in facts._fields if getattr(now, name) != getattr(facts, name)]
+            raise BrokenRule(f"request {request.request_id} is changed: {', '.join(changed)}")
+        if facts.reservation is not None and request.n_scheduled != n_scheduled:
+            raise BrokenRule(f"request {request.request_id} is changed: n_scheduled")

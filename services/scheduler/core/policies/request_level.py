@@ -1,0 +1,106 @@
+"""Request-level scheduling, as before Orca (Yu et al., OSDI'22, section 3, challenge 1).
+
+A batch of requests runs until all of them are complete. Requests that arrive meanwhile wait for the
+next batch, and requests that end early wait for the others of their batch. With several batches in
+flight, as a pipeline of several stages has, each of them is such a batch of its own.
+
+This baseline is faster than the engines before Orca: a complete request is no longer computed and
+holds no memory while it waits for its batch. `whole_batches.py` withholds its answer.
+"""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import ClassVar
+
+from services.scheduler.core.policies import (
+    MemoryView,
+    Policy,
+    PolicyOptions,
+    PoolView,
+    Selection,
+)
+from services.scheduler.core.request import Request, RequestState
+
+_FINISHED = RequestState.FINISHED
+
+
+class RequestLevelPolicy(Policy):
+    """The policy `request_level`: whole batches in the order of arrival, `n_shares` at a time."""
+
+    name: ClassVar[str] = "request_level"
+
+    def __init__(self, options: PolicyOptions, *, microbatch_size: int | None = None) -> None:
+        """With `microbatch_size`, a batch passes through the pipeline in parts."""
+        super().__init__(options)
+        self._microbatch_size = microbatch_size or self.max_batch_size
+        self._n_groups = options.n_shares
+        self._groups: list[Sequence[Request]] = []
+        self._parts: deque[Sequence[Request]] = deque()  # the one that has waited longest first
+        self._group_of: dict[Request, Sequence[Request]] = {}
+
+    def answered_with(self, request: Request) -> Collection[Request]:
+        """Returns the requests of the same batch."""
+        return self._group_of.get(request, ())
+
+    def n_tokens(self, request: Request, group: Sequence[Request]) -> int:
+        """Returns the number of tokens of a request in the next iteration of its batch."""
+        return request.n_unscheduled
+
+    def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
+        """Returns the next iteration: the part of a batch that has waited longest and is ready."""
+        self._forget_complete()
+        ready = self._join(pool, kv_manager)
+        for part in self._parts:
+            if selections := self._selections(part, ready, kv_manager):
+                self._parts.remove(part)
+                self._parts.append(part)
+                return selections
+        return []
+
+    def _forget_complete(self) -> None:
+        for group in [one for one in self._groups if all(r.state is _FINISHED for r in one)]:
+            self._groups.remove(group)
+            for request in group:
+                del self._group_of[request]
+        self._parts = deque(part for part in self._parts if part[0] in self._group_of)
+
+    def _join(self, pool: PoolView, kv_manager: MemoryView) -> set[Request]:
+        """Begins another batch if there may be one. Returns the requests that can run now."""
+        is_forming = len(self._groups) < self._n_groups
+        outside = [one for one in self._group_of if one.state is RequestState.INITIATION]
+        n_blocks = kv_manager.n_free_blocks - sum(map(kv_manager.n_blocks_to_admit, outside))
+        ready, group = set(), []
+        for request in pool.candidates():
+            if request in self._group_of:
+                ready.add(request)
+            elif is_forming and len(group) < self.max_batch_size:
+                n_blocks -= kv_manager.n_blocks_to_admit(request)
+                is_forming = n_blocks >= 0
+                if is_forming:
+                    group.append(request)
+            elif not outside:
+                break
+        if group:
+            self._groups.append(group)
+            self._group_of.update(dict.fromkeys(group, group))
+            size = self._microbatch_size
+            self._parts.extend(group[i : i + size] for i in range(0, len(group), size))
+        return ready | set(group)
+
+    def _selections(
+        self, part: Sequence[Request], ready: set[Request], kv_manager: MemoryView
+    ) -> list[Selection]:
+        """Returns the next iteration of a part; empty if one of its requests is in flight."""
+        left = [one for one in part if one.state is not _FINISHED and not one.is_cancelled]
+        left = [
+            one for one in left if len(one.generated_token_ids) + one.n_awaited < one.max_new_tokens
+        ]
+        selections = []
+        if ready.issuperset(left):
+            for request in left:
+                reservation = request.reservation or kv_manager.reserve(request)
+                if reservation is None:
+                    break
+                n_tokens = self.n_tokens(request, self._group_of[request])
+                selections.append(Selection(request, n_tokens, reservation))
+        return selections

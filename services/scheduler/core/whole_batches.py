@@ -1,0 +1,77 @@
+"""A scheduler that returns the answers of a batch when the whole batch is complete.
+
+Engines before iteration-level scheduling returned nothing earlier (Orca, section 3, challenge 1).
+Only measurements use this scheduler: a server streams tokens as they come, whatever the policy.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from services.scheduler.core.batch import Update
+from services.scheduler.core.drafting.drafter import Drafter
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.policies import Policy
+from services.scheduler.core.request import Request, RequestState
+from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.span_logprobs import NO_LOGPROBS, SpanLogprobs
+
+
+class WholeBatchScheduler(Scheduler):
+    """A scheduler that withholds updates until all requests are complete that the policy answers
+    together (`Policy.answered_with`)."""
+
+    def __init__(
+        self,
+        pool: RequestPool,
+        kv_manager: KVManager,
+        *,
+        policy: Policy,
+        pipeline_depth: int,
+        token_hand_off: bool = False,
+        drafter: Drafter | None = None,
+        build: str = "",
+    ) -> None:
+        super().__init__(
+            pool,
+            kv_manager,
+            policy=policy,
+            pipeline_depth=pipeline_depth,
+            token_hand_off=token_hand_off,
+            drafter=drafter,
+            build=build,
+        )
+        # The requests and the updates of each batch of which updates are withheld.
+        self._withheld: dict[int, tuple[Collection[Request], list[Update]]] = {}
+
+    def apply(
+        self,
+        iteration: int,
+        token_ids: Sequence[int],
+        logprobs: Mapping[int, SpanLogprobs] = NO_LOGPROBS,
+        *,
+        cut: Sequence[int] = (),
+        broken: Sequence[int] = (),
+    ) -> list[Update]:
+        """Applies tokens like `Scheduler.apply`. Returns the updates of the batches that are
+        complete."""
+        updates = super().apply(iteration, token_ids, logprobs, cut=cut, broken=broken)
+        return self._withhold(updates)
+
+    def cancel(self, request: Request) -> list[Update]:
+        """Cancels a request like `Scheduler.cancel`. Returns the updates of its batch if the batch
+        is then complete."""
+        return self._withhold(super().cancel(request))
+
+    def _withhold(self, updates: list[Update]) -> list[Update]:
+        told: list[Update] = []
+        for update in updates:
+            together = self.policy.answered_with(update.request)
+            if together:
+                self._withheld.setdefault(id(together), (together, []))[1].append(update)
+            else:
+                told.append(update)
+        for key, (together, waiting) in list(self._withheld.items()):
+            if all(one.state is RequestState.FINISHED for one in together):
+                del self._withheld[key]
+                told += waiting
+        return told
