@@ -4,8 +4,6 @@ import os
 
 from orcinus.v1 import worker_pb2
 
-FIRST_TOKEN_ID, N_TOKENS = 256, 512
-"""The range of tokens that are sampled in turn; in models/demo these tokens are pieces of words."""
 COMPUTE_MS = "NULL_COMPUTE_MS"
 """Environment variable with the milliseconds of an iteration."""
 

@@ -10,25 +10,19 @@ plane, from rank to rank, before the activations (`benchmarks.control.in_band`).
 
 import os
 import sys
-import time
-from collections.abc import Sequence
 
 import torch
 from orcinus.v1 import worker_pb2
 
 from benchmarks.control.in_band import InBandMember, InBandRelay
-from benchmarks.control.null_model import FIRST_TOKEN_ID, N_TOKENS, compute_s, description
-from kernels.forms.logits import Logits
-from services.common.address import Address
+from benchmarks.control.null_model import compute_s, description
+from services.arena.sleeping.without_model import NullRunner, rank_without_model
 from services.worker import __main__ as worker
 from services.worker.channel import RankEnd
 from services.worker.controller.plan_relay import PlanRelay
-from services.worker.engine.last_tokens import Numbers
-from services.worker.engine.plan import IterationPlan
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.rank import __main__ as rank_process
 from services.worker.rank.activity import Activity
-from services.worker.rank.data_plane.rendezvous import create_rendezvous
 from services.worker.rank.data_plane.transport import Transport
 from services.worker.rank.epoch_member import EpochMember
 from services.worker.rank.membership import Membership
@@ -37,42 +31,7 @@ from services.worker.rank.stage_shard import join_peers
 from services.worker.rank.traits import settings_traits
 from services.worker.settings import RankSettings
 
-HIDDEN_SIZE = 1024
 ACTIVATIONS, IN_BAND = "NULL_ACTIVATIONS", "NULL_IN_BAND"
-
-
-class NullRunner:
-    """A runner that accepts any plan, sleeps, and samples different tokens in turn."""
-
-    def __init__(self, compute_s: float) -> None:
-        self._compute_s = compute_s
-
-    def prepare(self, plan: IterationPlan) -> IterationPlan:
-        return plan
-
-    def empty_hidden(self, n_tokens: Sequence[int]) -> torch.Tensor:
-        return torch.empty(sum(n_tokens), HIDDEN_SIZE)
-
-    def forward(self, batch: IterationPlan, hidden: torch.Tensor | None) -> torch.Tensor:
-        if self._compute_s:
-            time.sleep(self._compute_s)
-        return self.empty_hidden(batch.n_tokens) if hidden is None else hidden
-
-    def logits(self, batch: IterationPlan, hidden: torch.Tensor | None) -> Logits:
-        return Logits(self.forward(batch, hidden))
-
-    def sample(self, batch: IterationPlan, logits: Logits) -> torch.Tensor:
-        places = torch.arange(sum(batch.sample) + sum(batch.n_drafts))
-        return FIRST_TOKEN_ID + (batch.iteration + 17 * places) % N_TOKENS
-
-    def cut(self, batch: IterationPlan) -> list[int]:
-        return []
-
-    def logprobs(self, batch: IterationPlan, logits: Logits, tokens: Numbers) -> None:
-        return None
-
-    def close(self) -> None:
-        pass
 
 
 class NullPeers:
@@ -114,37 +73,6 @@ def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
 
     membership = Membership(connect=connect, enter=enter)
     return rank_without_model(settings, channel, description(), membership)
-
-
-def rank_without_model(
-    settings: RankSettings,
-    channel: RankEnd,
-    description: worker_pb2.DescribeResponse,
-    membership: Membership,
-) -> Rank:
-    """Returns a rank that joins pipelines like other ranks, with one layer that is never computed.
-
-    `description` describes the model that the rank pretends to have. The settings give the rank's
-    place in the pipeline.
-    """
-    torch.set_num_threads(1)
-    rendezvous = None
-    if settings.stage_index == 0 and settings.tp_rank == 0:
-        rendezvous = create_rendezvous(settings.data_host, settings.rendezvous_port)
-        description.rendezvous_address = str(Address(settings.data_host, rendezvous.port))
-    description.stage_index = settings.stage_index
-    description.n_stages = settings.n_stages
-    description.tp_size = settings.tp_size
-    description.first_layer = settings.stage_index
-    description.n_layers = 1
-    description.block_size = settings.block_size
-    return Rank(
-        channel,
-        description,
-        membership,
-        rendezvous=rendezvous,
-        report_results=settings.tp_rank == 0,
-    )
 
 
 def is_in_band() -> bool:

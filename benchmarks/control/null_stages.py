@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from orcinus.v1 import worker_pb2
 
-from benchmarks.control.null_model import FIRST_TOKEN_ID, N_TOKENS, compute_s, description
+from benchmarks.control.null_model import compute_s, description
+from services.arena.sleeping.sampled_tokens import FIRST_TOKEN_ID, N_TOKENS
 from services.common import rpc, rpc_handlers
 from services.common.process import ReadyPipe, die_with_parent, run, stop_event
 from services.worker.channel import MessageKind

@@ -48,11 +48,11 @@ from benchmarks.paper.comparison import (
 )
 from benchmarks.serving.openai_client import OpenAIClient
 from benchmarks.serving.serve import measure, warm_up
-from services.tune.calibration import Calibration, MeasuredIteration, calibrate, iterations_of
+from services.arena.real import calibrated
+from services.tune.calibration import Calibration, MeasuredIteration, iterations_of
 from services.tune.model_shape import ModelShape
-from services.tune.probe import Probe
 from services.tune.search import Memory, new_pool, scheduler_of
-from services.tune.system import System, SystemFailed, running
+from services.tune.system import SystemFailed, running
 from simulator.costs import LinearCosts
 from simulator.engine import Arrival, Simulation
 from simulator.outcome import Outcome
@@ -102,31 +102,6 @@ def speed(costs: LinearCosts, iterations: Sequence[MeasuredIteration]) -> float:
     return taken_s / expected_s
 
 
-async def calibrated(
-    system: System, shape: ModelShape, *, limit_s: float
-) -> tuple[Calibration, Memory]:
-    """Returns the costs of iterations, measured with a load of `limit_s` seconds, and the K/V
-    memory.
-
-    Raises:
-        SystemFailed: a request failed.
-    """
-    probe = Probe(
-        system,
-        vocab_size=shape.vocab_size,
-        max_model_len=shape.max_model_len,
-        max_group=MAX_BATCH_SIZE,
-    )
-    async with system.recorded() as first:
-        await probe.begin()
-    if not first:
-        raise SystemFailed("it reported no iterations")
-    probe.note_slots(system.n_slots)
-    async with system.recorded() as records:
-        await probe.run(limit_s)
-    return calibrate(iterations_of(records), probe.lone), Memory(system.n_slots)
-
-
 def trace(
     options: argparse.Namespace, *, rate: float | None, n_requests: int, vocab_size: int
 ) -> list[workload.PlannedRequest]:
@@ -150,7 +125,9 @@ async def compare(
         RuntimeError: a request failed.
     """
     async with running(case.local_settings(options.model)) as system:
-        calibration, memory = await calibrated(system, shape, limit_s=options.calibration_s)
+        calibration, memory = await calibrated(
+            system, shape, max_batch_size=MAX_BATCH_SIZE, limit_s=options.calibration_s
+        )
         costs = calibration.costs
         print(
             f"{case}: {calibration.n_iterations} iterations fitted within {calibration.error:.1%}",

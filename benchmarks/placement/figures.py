@@ -1,38 +1,10 @@
 """The figures of one run of a fleet."""
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Self
 
-from benchmarks.serving.shares import jain_index
-from simulator.outcome import Outcome, RequestTimes, percentile
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A part of a run, in seconds of its virtual time."""
-
-    begin_s: float
-    end_s: float
-
-    def has(self, time_s: float) -> bool:
-        """Returns whether a time is in the window."""
-        return self.begin_s <= time_s < self.end_s
-
-    def n_output(self, request: RequestTimes) -> float:
-        """Returns how many output tokens of a request came in the window, if all gaps between its
-        tokens were equal."""
-        first = float(self.has(request.first_token_s))
-        length_s = request.end_s - request.first_token_s
-        if request.n_output == 1 or length_s <= 0:
-            return first * request.n_output
-        inside_s = min(request.end_s, self.end_s) - max(request.first_token_s, self.begin_s)
-        return first + max(0.0, inside_s) / length_s * (request.n_output - 1)
-
-    def n_tokens(self, request: RequestTimes) -> float:
-        """Returns how many tokens of a request were computed in the window. A prompt counts at the
-        time of the first output token."""
-        return self.n_output(request) + request.n_prompt * self.has(request.first_token_s)
+from simulator.fairness import Window, fairness
+from simulator.outcome import Outcome, percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +20,7 @@ class Figures:
     """Part of the tokens of all prompts that prefix caches had."""
     jain: float
     """Jain's index over the clients, of their tokens of prompts and outputs in the window as parts
-    of their even shares (`benchmarks.serving.shares`)."""
+    of their even shares (`simulator.fairness`)."""
 
     @classmethod
     def of(cls, outcome: Outcome, hit_rate: float, window: Window) -> Self:
@@ -62,17 +34,3 @@ class Figures:
             hit_rate=hit_rate,
             jain=fairness(outcome, window),
         )
-
-
-def fairness(outcome: Outcome, window: Window) -> float:
-    """Returns Jain's index over the clients in a window. A client demands the tokens of all its
-    requests that have arrived before the end of the window and were not complete at its begin."""
-    got: defaultdict[str | None, float] = defaultdict(float)
-    demands: defaultdict[str | None, float] = defaultdict(float)
-    before = Window(float("-inf"), window.begin_s)
-    for request in outcome.requests:
-        if request.arrival_s < window.end_s and request.end_s > window.begin_s:
-            n_left = request.n_prompt + request.n_output - before.n_tokens(request)
-            got[request.account] += window.n_tokens(request)
-            demands[request.account] += n_left
-    return jain_index([got[one] for one in demands], list(demands.values()))

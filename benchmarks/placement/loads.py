@@ -1,8 +1,6 @@
 """Loads: requests whose prompts share beginnings, and the clients that send them.
 
-- Mooncake: an hour of a chat service, from its publisher's file (`conversation.jsonl` of
-  https://github.com/kvcache-ai/Mooncake, FAST'25). A line has the time of arrival, the lengths, and
-  ids of the prompt's blocks of 512 tokens; equal ids stand for equal blocks.
+- Mooncake: an hour of a chat service, from its publisher's file (`simulator.mooncake`).
 - Chats: users who talk in several turns, made by a generator.
 - Azure: lengths of a service whose prompts share nothing here (`simulator.published_traces`).
 
@@ -10,7 +8,6 @@ The traces name no clients, so conversations are dealt to `N_CLIENTS` clients. T
 `N_LARGE` of them get `LARGE_PART` of all conversations.
 """
 
-import json
 import random
 from array import array
 from collections.abc import Iterator, Sequence
@@ -21,18 +18,13 @@ from typing import NamedTuple
 import numpy as np
 
 from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
-from services.scheduler.core.request import TOKEN_ID
 from simulator.engine import A_TOKEN, STOP_TOKEN, Arrival
+from simulator.mooncake import FIRST_TOKEN, MOONCAKE_BLOCK, read_mooncake, repeated
 from simulator.published_traces import PUBLISHED, bursty_arrivals
 
 N_CLIENTS, N_LARGE, LARGE_PART = 8, 2, 0.5
-MOONCAKE_BLOCK = 512
 BLOCK = 64
 """Tokens of a K/V block, for loads whose trace names no blocks."""
-
-FIRST_TOKEN = 1000
-"""Smallest id of a token in a prompt. Sampled tokens have lower ids, so that no prompt contains a
-sampled token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +62,6 @@ class Clients:
         return self._accounts[self._random.randrange(N_LARGE, N_CLIENTS)]
 
 
-class Row(NamedTuple):
-    """A request of Mooncake's file."""
-
-    time_s: float
-    n_prompt: int
-    n_output: int
-    block_ids: Sequence[int]
-
-    @property
-    def conversation(self) -> int:
-        """Id of the block in which conversations differ first: the second one, if there is one."""
-        return self.block_ids[min(1, len(self.block_ids) - 1)]
-
-    @property
-    def prompt(self) -> "array[int]":
-        """The tokens of the prompt; equal blocks have equal tokens."""
-        runs = [(FIRST_TOKEN + one, MOONCAKE_BLOCK) for one in self.block_ids]
-        return _repeated(runs)[: self.n_prompt]
-
-
 def mooncake(path: Path, n_requests: int, *, seed: int) -> Load:
     """Returns `n_requests` requests of the publisher's file: all requests of sampled conversations.
     All prompts begin with the same block. Requests with an equal second block are one conversation.
@@ -97,8 +69,7 @@ def mooncake(path: Path, n_requests: int, *, seed: int) -> Load:
     Raises:
         ValueError: a line is malformed, or the file has too few lines.
     """
-    with path.open() as file:
-        rows = [_row(path, number, line) for number, line in enumerate(file, 1)]
+    rows = read_mooncake(path)
     if len(rows) < n_requests:
         raise ValueError(f"{path}: has {len(rows)} requests, fewer than {n_requests}")
     conversations = list(dict.fromkeys(row.conversation for row in rows))
@@ -114,24 +85,6 @@ def mooncake(path: Path, n_requests: int, *, seed: int) -> Load:
         ),
         MOONCAKE_BLOCK,
     )
-
-
-def _row(path: Path, number: int, line: str) -> Row:
-    """Returns the request of a line of Mooncake's file.
-
-    Raises:
-        ValueError: the line is malformed.
-    """
-    try:
-        values = json.loads(line)
-        ids = [int(one) for one in values["hash_ids"]]
-        time_s = float(values["timestamp"]) / 1e3
-        row = Row(time_s, int(values["input_length"]), int(values["output_length"]), ids)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}, line {number}: no request of Mooncake: {error!r}") from error
-    if not ids or not 0 < row.n_prompt <= len(ids) * MOONCAKE_BLOCK:
-        raise ValueError(f"{path}, line {number}: no request of Mooncake: {len(ids)} blocks")
-    return row
 
 
 N_APPS = 24
@@ -181,7 +134,7 @@ def chats(n_requests: int, *, rate: float, seed: int) -> Load:
     coming = sorted((one for one in turns if one.time_s >= 0), key=lambda one: one.time_s)
     return Load(
         tuple(
-            _arrival(one.time_s, _repeated(one.runs), one.n_output, one.account)
+            _arrival(one.time_s, repeated(one.runs), one.n_output, one.account)
             for one in coming[:n_requests]
         ),
         BLOCK,
@@ -218,7 +171,7 @@ def azure(n_requests: int, *, seed: int) -> Load:
     lengths = trace.lengths(n_requests, seed=seed)
     return Load(
         tuple(
-            _arrival(time_s, _repeated([(token, one.n_prompt)]), one.n_output, clients.deal())
+            _arrival(time_s, repeated([(token, one.n_prompt)]), one.n_output, clients.deal())
             for token, (time_s, one) in enumerate(zip(times_s, lengths, strict=True), FIRST_TOKEN)
         ),
         BLOCK,
@@ -227,11 +180,3 @@ def azure(n_requests: int, *, seed: int) -> Load:
 
 def _arrival(time_s: float, prompt: "array[int]", n_output: int, account: AccountUse) -> Arrival:
     return Arrival(time_s, len(prompt), max(1, n_output), prompt_token_ids=prompt, account=account)
-
-
-def _repeated(runs: Sequence[tuple[int, int]]) -> "array[int]":
-    """Returns runs of equal tokens as one sequence."""
-    tokens = array(TOKEN_ID)
-    for token, n in runs:
-        tokens += array(TOKEN_ID, [token]) * n
-    return tokens

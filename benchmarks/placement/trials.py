@@ -6,12 +6,13 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.placement import loads
-from benchmarks.placement.figures import Figures, Window
+from benchmarks.placement.figures import Figures
 from benchmarks.placement.fleet import Fleet
 from benchmarks.placement.hardware import COSTS
 from benchmarks.placement.loads import Load
 from benchmarks.placement.routers import ApproximatePrefix, LeastRequests, RoundRobin, Router
 from simulator.engine import Simulation
+from simulator.fairness import Window
 from simulator.virtual_clock import VirtualClock
 
 WARM_PART = 0.25

@@ -51,9 +51,10 @@ from benchmarks.serving import load
 from benchmarks.serving.openai_client import OpenAIClient
 from benchmarks.serving.overload import capacity
 from benchmarks.serving.serve import warm_up
-from benchmarks.serving.shares import WINDOW_S, demanded, jain_index, served
+from benchmarks.serving.shares import WINDOW_S, demanded, served
 from benchmarks.workload import PlannedRequest
 from services.frontend.api_keys import hash_of
+from simulator.fairness import jain_index
 
 RESULTS = ROOT / "benchmarks" / "results" / "fairness.json"
 FIGURE = ROOT / "docs" / "images" / "fairness.png"

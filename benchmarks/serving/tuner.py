@@ -18,7 +18,7 @@ measured.
 The best settings of the grid, the tuner's choice, the defaults and the settings by hand are then
 run again in turns, in alternating order. A machine that is slower for some minutes slows down a
 whole turn, so ratios are computed within each turn and their median counts. This also keeps the
-luckiest run of the grid from counting as the best. Ranks that sleep (`benchmarks/serving/sleeping`)
+luckiest run of the grid from counting as the best. Ranks that sleep (`services/arena/sleeping`)
 have exact times, whatever else runs on the machine.
 """
 
@@ -45,9 +45,10 @@ from benchmarks.plots import Ranking, draw_rankings
 from benchmarks.records import RequestRecord, RunRecord
 from benchmarks.serving.openai_client import OpenAIClient
 from benchmarks.serving.serve import measure, warm_up
-from benchmarks.serving.sleeping.machines import MACHINES, VARIABLE
+from services.arena.sleeping.machine_here import VARIABLE
 from services.common.cpus import usable_cpus
 from services.tune.layout import Layout, layouts
+from simulator.machines import MACHINES
 from simulator.outcome import LatencyLimits, RequestTimes
 
 RESULTS = ROOT / "benchmarks" / "results" / "tuner.json"

@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, Command] = {
     "verify": Command(verify.main, "check receipts, and compute their answers again"),
     "watch": Command(watch, "show what a pipeline does, live"),
     "tune": Command(programs.tune, "find the best settings for a model on this machine"),
+    "arena": Command(programs.arena, "compare scheduling policies on the same requests"),
 }
 
 

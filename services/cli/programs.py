@@ -1,4 +1,4 @@
-"""Commands that run a program with models as first arguments: `orcinus serve` and `orcinus tune`.
+"""Commands that run a program of its own: `orcinus serve`, `orcinus tune` and `orcinus arena`.
 
 The program replaces this process. So signals reach the program, and its exit status is the exit
 status of the command.
@@ -31,6 +31,11 @@ def serve(arguments: Sequence[str]) -> int:
 def tune(arguments: Sequence[str]) -> int:
     """Replaces this process by `python -m services.tune`, which finds settings for a model."""
     return _become("tune", "services.tune", arguments, takes_several=False)
+
+
+def arena(arguments: Sequence[str]) -> int:
+    """Replaces this process by `python -m services.arena`, which compares policies."""
+    os.execv(sys.executable, [sys.executable, "-m", "services.arena", *arguments])
 
 
 def _become(command: str, module: str, arguments: Sequence[str], *, takes_several: bool) -> int:

@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.serving.sleeping.machines import MACHINES, Machine, share_of
+from services.arena.sleeping.machine_here import share_of
 from services.common.cpus import usable_cpus
 from services.tune.layout import Layout
 from services.tune.search import Candidate, Memory, Predictor
 from services.tune.workload import Workload
-from simulator.costs import IterationWork
+from simulator.machines import MACHINES, MachineCosts
 from simulator.outcome import LatencyLimits
 from simulator.workload import mixed_lengths
 from tests.limits import HANG_S
@@ -40,28 +40,19 @@ def start(*arguments: str, module: str = "services.tune") -> "subprocess.Popen[s
     )
 
 
-class SleepingCosts:
-    """The costs that sleeping ranks have, with short ways."""
-
-    plan_s = hop_s = result_s = 0.001
-    request_s = 0.0
-
-    def __init__(self, machine: Machine, layout: Layout) -> None:
-        self.n_stages = layout.stages
-        self._machine = machine
-        self._share = share_of(stages=layout.stages, tp=layout.tp, threads=layout.threads)
-
-    def stage_s(self, stage_index: int, work: IterationWork) -> float:
-        return self._share * self._machine.iteration_s(work)
+def sleeping_costs(layout: Layout) -> MachineCosts:
+    """Returns the costs that sleeping ranks have, with short ways."""
+    share = share_of(stages=layout.stages, tp=layout.tp, threads=layout.threads)
+    return MachineCosts(
+        MACHINES["processor"], layout.stages, share, plan_s=0.001, hop_s=0.001, result_s=0.001
+    )
 
 
 def test_it_finds_the_best_settings_of_ranks_whose_costs_are_known(tmp_path: Path) -> None:
     workload = Workload(mixed_lengths(48, seed=0), None, LatencyLimits(), seed=0)
 
     def value_of(candidate: Candidate) -> float:
-        predictor = Predictor(
-            SleepingCosts(MACHINES["processor"], candidate.layout), workload, Memory(100_000)
-        )
+        predictor = Predictor(sleeping_costs(candidate.layout), workload, Memory(100_000))
         return predictor(candidate).value
 
     n_cpus = usable_cpus()

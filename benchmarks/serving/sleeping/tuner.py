@@ -9,7 +9,7 @@ from services.tune.system import TuneLauncher
 class SleepingLauncher(TuneLauncher):
     """A launcher of stages whose ranks sleep."""
 
-    worker_module = "benchmarks.serving.sleeping.rank"
+    worker_module = "services.arena.sleeping.rank"
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ scheduler. Names of this project come first, so that no package can replace one.
 
 from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 
 class Named(Protocol):
     """A class with the name by which settings find it."""
 
-    name: str
+    name: ClassVar[str]
 
 
 Kind = TypeVar("Kind", bound=Named)
@@ -33,6 +33,7 @@ class Registry(Generic[Kind]):
         self._group = group
         self._api = api
         self._built_in = {one.name: one for one in built_in}
+        self._offered: dict[str, type[Kind]] = {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._built_in)
@@ -50,7 +51,20 @@ class Registry(Generic[Kind]):
             ValueError: there is no such class, or it does not follow the contract.
         """
         self.check(name)
-        return self._built_in.get(name) or self._loaded(self._installed()[name])
+        known = self._built_in.get(name) or self._offered.get(name)
+        return known or self._loaded(self._installed()[name])
+
+    def offer(self, kind: type[Kind], where: str) -> None:
+        """Makes a class known in this process. `where` names its origin in messages.
+
+        Raises:
+            ValueError: the class does not follow the contract, or its name is taken.
+        """
+        name = getattr(kind, "name", "")
+        self._check_contract(kind, f"{self._what} {name!r} ({where})")
+        if name in self._built_in:
+            raise ValueError(f"{where}: the {self._what} {name!r} is one of this project")
+        self._offered[name] = kind
 
     def check(self, name: str) -> str:
         """Returns a name for which there is a class. Loads nothing.
@@ -58,7 +72,7 @@ class Registry(Generic[Kind]):
         Raises:
             ValueError: there is no such class. The message lists the known names.
         """
-        if name in self._built_in:
+        if name in self._built_in or name in self._offered:
             return name
         installed = self._installed()
         if name not in installed:
@@ -81,11 +95,20 @@ class Registry(Generic[Kind]):
             raise ValueError(f"{where} cannot be loaded: {error}") from error
         if not (isinstance(loaded, type) and issubclass(loaded, self._kind)):
             raise ValueError(f"{where} is no subclass of {self._kind.__name__}")
-        if getattr(loaded, "api", None) != self._api:
-            raise ValueError(
-                f"{where} is written for version {getattr(loaded, 'api', None)} of the contract, "
-                f"and this is version {self._api}"
-            )
+        self._check_contract(loaded, where)
         if loaded.name != point.name:
             raise ValueError(f"{where} calls itself {loaded.name!r}")
         return loaded
+
+    def _check_contract(self, kind: type[Kind], where: str) -> None:
+        """Raises ValueError if a class lacks a name, an abstract method or the right version."""
+        missing = sorted(getattr(kind, "__abstractmethods__", ()))
+        if missing:
+            raise ValueError(f"{where} lacks {', '.join(missing)}")
+        if not isinstance(getattr(kind, "name", None), str):
+            raise ValueError(f"{where} has no name")
+        if getattr(kind, "api", None) != self._api:
+            raise ValueError(
+                f"{where} is written for version {getattr(kind, 'api', None)} of the contract, "
+                f"and this is version {self._api}"
+            )

@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.placement.figures import Figures, Window
+from benchmarks.placement.figures import Figures
+from simulator.fairness import Window
 from simulator.outcome import Outcome, RequestTimes
 
 WINDOW = Window(10.0, 20.0)

@@ -4,7 +4,8 @@ import pytest
 
 from benchmarks.records import RequestRecord
 from benchmarks.serving.fairness import Run
-from benchmarks.serving.shares import demanded, even_shares, jain_index, served
+from benchmarks.serving.shares import demanded, served
+from simulator.fairness import even_shares, jain_index
 
 
 def record(arrival_s: float, *token_times_s: float, n_prompt: int = 10) -> RequestRecord:

@@ -13,19 +13,14 @@ Policies of installed packages are always checked, and the arena checks all. Aft
 - The policy has changed no request.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from services.scheduler.core.memory.reservation import Reservation
 from services.scheduler.core.order.order import BatchLimits
-from services.scheduler.core.policies import (
-    MemoryView,
-    Policy,
-    PolicyOptions,
-    PoolView,
-    Selection,
-)
+from services.scheduler.core.policies import MemoryView, PoolView, Selection
+from services.scheduler.core.policies.wrapped import WrappedPolicy
 from services.scheduler.core.request import Request, RequestState
 
 
@@ -123,41 +118,8 @@ class _SeenMemory:
         return reservation
 
 
-class CheckedPolicy(Policy):
+class CheckedPolicy(WrappedPolicy):
     """A policy whose selections are checked."""
-
-    def __init__(self, policy: Policy) -> None:
-        super().__init__(policy.options)
-        self.policy = policy
-        """The policy that is checked."""
-        self.name = policy.name  # type: ignore[misc]
-        self.keeps_order = policy.keeps_order  # type: ignore[misc]
-        self.takes_drafts = policy.takes_drafts  # type: ignore[misc]
-        self.prompt_groups = policy.prompt_groups
-        self.max_batch_size = policy.max_batch_size
-
-    @classmethod
-    def of(cls, options: PolicyOptions) -> "CheckedPolicy":
-        """Raises TypeError, since the options do not say which policy is to be checked."""
-        raise TypeError("a checked policy is made of a policy")
-
-    @property
-    def max_span_tokens(self) -> int | None:
-        """Largest number of tokens of one request in a batch."""
-        return self.policy.max_span_tokens
-
-    @property
-    def max_tokens(self) -> int | None:
-        """Largest number of tokens of a batch."""
-        return self.policy.max_tokens
-
-    def is_full(self, ready: Sequence[Request]) -> bool:
-        """Returns whether the ready requests fill a batch."""
-        return self.policy.is_full(ready)
-
-    def answered_with(self, request: Request) -> Collection[Request]:
-        """Returns the requests whose answers are returned together with that of a request."""
-        return self.policy.answered_with(request)
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
         """Returns the selection of the policy.

@@ -49,7 +49,7 @@ class ChunkedPolicy(Policy):
             )
         self.max_batch_tokens = max_batch_tokens
         self.n_shares = n_shares
-        self.prompt_groups = PromptGroups(
+        self.prompt_groups: PromptGroups = PromptGroups(
             max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens, n_shares=n_shares
         )
 

@@ -69,7 +69,8 @@ class RequestLevelPolicy(Policy):
         is_forming = len(self._groups) < self._n_groups
         outside = [one for one in self._group_of if one.state is RequestState.INITIATION]
         n_blocks = kv_manager.n_free_blocks - sum(map(kv_manager.n_blocks_to_admit, outside))
-        ready, group = set(), []
+        ready: set[Request] = set()
+        group: list[Request] = []
         for request in pool.candidates():
             if request in self._group_of:
                 ready.add(request)

@@ -1,10 +1,10 @@
 """A stage whose ranks compute nothing and sleep for the time of an iteration on a given machine.
 
-    python -m benchmarks.serving.sleeping.rank    starts a stage's controller with such ranks
+    python -m services.arena.sleeping.rank    starts a stage's controller with such ranks
 
-All other parts of the system are real, so that the tuner's choice can be compared with the best
-settings. A rank that sleeps needs no processor, so other work on the machine hardly changes its
-times.
+All other parts of the system are real, so that a policy, or the tuner's choice, can be measured on
+a machine whose costs are known. A rank that sleeps needs no processor, so other work on the machine
+hardly changes its times.
 """
 
 import os
@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from orcinus.v1 import worker_pb2
 
-from benchmarks.control.null_rank import NullRunner, rank_without_model
-from benchmarks.serving.sleeping.machines import Machine, machine_here, share_of
+from services.arena.sleeping.machine_here import machine_here, share_of
+from services.arena.sleeping.without_model import NullRunner, rank_without_model
 from services.worker import __main__ as worker
 from services.worker.channel import RankEnd
 from services.worker.engine.plan import IterationPlan
@@ -29,7 +29,10 @@ from services.worker.rank.stage_shard import join_peers
 from services.worker.rank.traits import settings_traits
 from services.worker.settings import RankSettings
 from simulator.costs import IterationWork
+from simulator.machines import Machine
 
+MAX_MODEL_LEN = 1024
+"""Longest sequence in tokens, if the settings give none."""
 SLOT_BYTES = 1000
 """Bytes of a K/V slot, summed over all stages and ranks."""
 
@@ -58,7 +61,7 @@ def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
     description = worker_pb2.DescribeResponse(
         model=settings.served_model_name,
         vocab_size=4096,
-        max_model_len=1024,
+        max_model_len=settings.max_model_len or MAX_MODEL_LEN,
         n_kv_blocks=min(100_000, (settings.kv_memory_bytes or 0) // block_bytes),
     )
     membership = Membership(
@@ -71,4 +74,4 @@ def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
 if __name__ == "__main__":
     if sys.argv[-1].startswith("{"):
         rank_process.main(start, settings_traits)
-    sys.exit(worker.main(rank_module="benchmarks.serving.sleeping.rank"))
+    sys.exit(worker.main(rank_module="services.arena.sleeping.rank"))

@@ -1,0 +1,123 @@
+"""The policies that are compared: each is a policy with an order, by name or from a file."""
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from services.scheduler.core.order.order import Order
+from services.scheduler.core.order.registry import ORDERS
+from services.scheduler.core.policies import Policy
+from services.scheduler.core.policies.registry import POLICIES
+
+DEFAULT_POLICY, DEFAULT_ORDER = "chunked", "fcfs"
+GALLERY = (
+    "chunked",
+    "orca",
+    "sarathi",
+    "fair",
+    "shortest",
+    "aging",
+    "request_level",
+    "batchmaker",
+    "faster_transformer",
+)
+"""The entrants of this project. `fair` is the order, with the policy `chunked`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """A policy and the order of the requests that wait, by their names in the settings."""
+
+    policy: str
+    order: str
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Returns the entrant that a text names: `POLICY`, `ORDER` or `POLICY/ORDER`.
+
+        Raises:
+            ValueError: there is no such policy or order.
+        """
+        first, slash, second = text.partition("/")
+        if slash:
+            return cls(POLICIES.check(first), ORDERS.check(second))
+        try:
+            return cls(POLICIES.check(first), DEFAULT_ORDER)
+        except ValueError as no_policy:
+            try:
+                return cls(DEFAULT_POLICY, ORDERS.check(first))
+            except ValueError as no_order:
+                raise ValueError(f"{no_policy}; {no_order}") from no_order
+
+    @property
+    def name(self) -> str:
+        """Name of the entrant for people: what differs from the defaults."""
+        if self.order == DEFAULT_ORDER:
+            return self.policy
+        return self.order if self.policy == DEFAULT_POLICY else f"{self.policy}/{self.order}"
+
+
+def load_file(path: Path) -> str:
+    """Loads the one policy or order that a Python file defines. Returns the name by which it is
+    known in this process from then on.
+
+    Raises:
+        ValueError: the file cannot be loaded, or does not define exactly one policy or order.
+    """
+    module_name = f"orcinus_arena_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ValueError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the code of a stranger may raise anything
+        raise ValueError(f"{path} cannot be loaded: {error!r}") from error
+    found = [
+        one
+        for one in vars(module).values()
+        if isinstance(one, type)
+        and issubclass(one, Policy | Order)
+        and one.__module__ == module_name
+    ]
+    if len(found) != 1:
+        names = ", ".join(one.__name__ for one in found) or "none"
+        raise ValueError(f"{path} must define one policy or order, and defines {names}")
+    kind = found[0]
+    if issubclass(kind, Policy):
+        POLICIES.offer(kind, str(path))
+    else:
+        ORDERS.offer(kind, str(path))
+    return kind.name
+
+
+def parse(texts: list[str]) -> tuple[list[Entrant], list[Path]]:
+    """Returns the entrants that texts name, and the files that were loaded for them. A text may be
+    a file that ends with `.py`, alone or in the place of a name.
+
+    Raises:
+        ValueError: a text names no policy or order.
+    """
+    files: list[Path] = []
+    entrants = []
+    for text in texts:
+        parts = _parts(text)
+        for index, part in enumerate(parts):
+            if part.endswith(".py"):
+                files.append(Path(part).absolute())
+                parts[index] = load_file(files[-1])
+        entrants.append(Entrant.of("/".join(parts)))
+    return list(dict.fromkeys(entrants)), files
+
+
+def _parts(text: str) -> list[str]:
+    """Returns the name or file of a policy, of an order, or of both; the names of files may contain
+    slashes."""
+    if text.endswith(".py") and ".py/" not in text:
+        first, slash, second = text.partition("/")
+        return [first, second] if slash and first in POLICIES else [text]
+    head, slash, tail = text.rpartition("/")
+    return [head, tail] if slash else [text]

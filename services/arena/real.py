@@ -1,0 +1,224 @@
+"""A run of a real system on this machine: a client sends the requests at their times, and every
+process of a server takes part. Ranks compute a model, or sleep for the time that they would take on
+another machine.
+"""
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import ByteSize
+
+from services.arena.entrants import DEFAULT_ORDER, DEFAULT_POLICY, Entrant
+from services.arena.figures import Figures
+from services.arena.referee import Stopped
+from services.arena.scheduler import FILES, REPORT
+from services.arena.setup import Setup
+from services.arena.sleeping.machine_here import VARIABLE
+from services.common.by_model import for_all
+from services.common.cpus import usable_cpus
+from services.local.settings import LocalSettings
+from services.tune.calibration import Calibration, calibrate, iterations_of
+from services.tune.check import outcome_of, run_load
+from services.tune.model_shape import ModelShape
+from services.tune.probe import Probe
+from services.tune.search import Memory
+from services.tune.system import Prompt, System, SystemFailed, TimedReply, TuneLauncher, running
+from simulator.engine import Arrival
+from simulator.outcome import Outcome
+
+KV_BYTES = 2**29
+SLEEPING_MAX_LEN = 16_384
+"""Longest sequence, in tokens, where ranks sleep."""
+SPARE_S, SPARE_FACTOR = 120.0, 3.0
+"""A run is given up if it takes `SPARE_FACTOR` times as long as in virtual time, and `SPARE_S`
+longer."""
+
+
+class ArenaLauncher(TuneLauncher):
+    """A launcher of a system whose scheduler checks and reports."""
+
+    scheduler_module = "services.arena.scheduler"
+
+
+class SleepingLauncher(ArenaLauncher):
+    """A launcher of a system whose ranks sleep."""
+
+    worker_module = "services.arena.sleeping.rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The system of real runs, before its scheduler has a policy."""
+
+    model: Path
+    """Directory of the checkpoint. Where ranks sleep, only its tokenizer and sizes are read."""
+    sleeping: str | None
+    """Name of the machine for which ranks sleep; None if they compute the model."""
+    stages: int
+    max_batch_size: int
+    max_batch_tokens: int
+    files: Sequence[Path] = ()
+    """Files that define policies."""
+
+    @property
+    def way(self) -> str:
+        """How runs are made, for results."""
+        return "real" if self.sleeping is None else "sleeping"
+
+    @property
+    def launcher(self) -> type[ArenaLauncher]:
+        """The class of the launcher."""
+        return ArenaLauncher if self.sleeping is None else SleepingLauncher
+
+    def shape(self) -> ModelShape:
+        """Returns the sizes of the model.
+
+        Raises:
+            ValueError: a size is missing.
+        """
+        return ModelShape.read(self.model)
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens."""
+        return self.shape().max_model_len if self.sleeping is None else SLEEPING_MAX_LEN
+
+    def settings(self, entrant: Entrant) -> LocalSettings:
+        """Returns the settings of the system with the policy of an entrant."""
+        return LocalSettings(
+            model=for_all(self.model),
+            stages=self.stages,
+            threads=max(1, usable_cpus() // self.stages),
+            max_batch_size=self.max_batch_size,
+            max_batch_tokens=self.max_batch_tokens,
+            max_model_len=None if self.sleeping is None else SLEEPING_MAX_LEN,
+            kv_memory=ByteSize(KV_BYTES),
+            prefix_cache=False,
+            http_port=0,
+            grpc_port=0,
+            fail_fast=True,
+            scheduler=(
+                ("policy", entrant.policy),
+                ("order", entrant.order),
+                ("speculative-tokens", "0"),
+            ),
+        )
+
+    def prepare(self, report: Path) -> None:
+        """Sets the environment of the processes that are started later."""
+        os.environ[FILES] = os.pathsep.join(map(str, self.files))
+        os.environ[REPORT] = str(report)
+        if self.sleeping is not None:
+            os.environ[VARIABLE] = self.sleeping
+
+
+async def calibrated(
+    system: System, shape: ModelShape, *, max_batch_size: int, limit_s: float
+) -> tuple[Calibration, Memory]:
+    """Returns the costs of iterations, measured with a load of `limit_s` seconds, and the K/V
+    memory.
+
+    Raises:
+        SystemFailed: a request failed.
+    """
+    probe = Probe(
+        system,
+        vocab_size=shape.vocab_size,
+        max_model_len=shape.max_model_len,
+        max_group=max_batch_size,
+    )
+    async with system.recorded() as first:
+        await probe.begin()
+    if not first:
+        raise SystemFailed("it reported no iterations")
+    probe.note_slots(system.n_slots)
+    async with system.recorded() as records:
+        await probe.run(limit_s)
+    return calibrate(iterations_of(records), probe.lone), Memory(system.n_slots)
+
+
+def measured_setup(place: Place, *, limit_s: float) -> Setup:
+    """Starts the system, and returns a setup with its measured costs and its memory.
+
+    Raises:
+        SystemFailed: the system does not start, or a request failed.
+    """
+
+    async def measure() -> tuple[Calibration, Memory]:
+        entrant = Entrant(DEFAULT_POLICY, DEFAULT_ORDER)
+        async with running(place.settings(entrant), place.launcher) as system:
+            shape, size = place.shape(), place.max_batch_size
+            return await calibrated(system, shape, max_batch_size=size, limit_s=limit_s)
+
+    with TemporaryDirectory() as scratch:
+        place.prepare(Path(scratch, "report.json"))
+        calibration, memory = asyncio.run(measure())
+    return Setup(
+        calibration.costs,
+        memory.n_slots,
+        max_batch_size=place.max_batch_size,
+        max_batch_tokens=place.max_batch_tokens,
+        block_size=memory.block_size,
+    )
+
+
+def run(
+    entrant: Entrant, place: Place, arrivals: Sequence[Arrival], *, expected_s: float, seed: int
+) -> Figures:
+    """Returns the figures of an entrant on a real system, as its client measures them.
+    `expected_s` is the duration of the run in virtual time.
+
+    Raises:
+        Stopped: a rule was broken.
+        SystemFailed: the system does not start, a request failed, or the run takes too long.
+    """
+    limit_s = SPARE_FACTOR * expected_s + SPARE_S
+    with TemporaryDirectory() as scratch:
+        report = Path(scratch, "report.json")
+        place.prepare(report)
+        try:
+            outcome = asyncio.run(_outcome(entrant, place, arrivals, limit_s, seed))
+        except SystemFailed:
+            told = _told(report)
+            if "stopped" in told:
+                raise Stopped(told["stopped"]) from None
+            raise
+        told = _told(report)
+    return Figures.of(
+        outcome, n_preemptions=told.get("n_preemptions"), select_us=told.get("select_us")
+    )
+
+
+async def _outcome(
+    entrant: Entrant, place: Place, arrivals: Sequence[Arrival], limit_s: float, seed: int
+) -> Outcome:
+    chance = random.Random(f"prompts {seed}")
+    vocabulary = range(place.shape().vocab_size)
+    load = [
+        (one.time_s, Prompt(chance.choices(vocabulary, k=one.n_prompt), one.n_output))
+        for one in arrivals
+    ]
+    async with running(place.settings(entrant), place.launcher) as system:
+        await system.ask(Prompt([1, 2, 3, 4], 2))  # sets up connections and buffers
+        replies, start_s = await run_load(system, load, limit_s=limit_s)
+    if not all(reply.is_complete for _, reply in replies):
+        raise SystemFailed(f"{entrant.name}: not all requests have ended after {limit_s:.0f} s")
+    return _with_gaps(outcome_of(replies, start_s), [reply for _, reply in replies])
+
+
+def _with_gaps(outcome: Outcome, replies: Sequence[TimedReply]) -> Outcome:
+    gaps_s = [after - before for one in replies for before, after in pairwise(one.token_times_s)]
+    return Outcome(outcome.requests, outcome.n_output, outcome.duration_s, gaps_s=gaps_s)
+
+
+def _told(report: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(report.read_text()) if report.exists() else {}
+    return found

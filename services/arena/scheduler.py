@@ -1,0 +1,75 @@
+"""`python -m services.arena.scheduler`: the scheduler of a real run, with checks and a report.
+
+The batches of any policy are checked, and policies that answer whole batches do so. When a rule is
+broken, and when the process ends, it writes what it has measured to the file that the environment
+names.
+"""
+
+import json
+import os
+import sys
+from atexit import register
+from collections.abc import Mapping
+from pathlib import Path
+
+from services.arena.entrants import load_file
+from services.arena.referee import RefereedScheduler, Stopped, TimedPolicy
+from services.scheduler import __main__ as scheduler
+from services.scheduler.building import build_policy, build_scheduler, default_depth
+from services.scheduler.core.batch import Batch
+from services.scheduler.core.policies.checked import CheckedPolicy
+from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.pipeline.membership import Pipeline
+from services.scheduler.settings import SchedulerSettings
+
+FILES, REPORT = "ARENA_FILES", "ARENA_REPORT"
+"""Environment variables: the files of policies, separated as in PATH, and the file of the
+report."""
+
+
+class ReportingScheduler(RefereedScheduler):
+    """A scheduler whose report is written when a rule is broken."""
+
+    def select(self) -> Batch | None:
+        """Returns the next batch, as `RefereedScheduler.select` does.
+
+        Raises:
+            Stopped: a rule was broken.
+        """
+        try:
+            return super().select()
+        except Stopped as stopped:
+            _write({"stopped": str(stopped)})
+            raise
+
+
+def build(settings: SchedulerSettings, pipeline: Pipeline, pool: RequestPool) -> Scheduler:
+    """Returns the scheduler of a pipeline.
+
+    Raises:
+        Unavailable: the memory is too small for one block.
+    """
+    depth = settings.pipeline_depth or default_depth(pipeline.n_stages)
+    policy = build_policy(settings, n_shares=1 if pipeline.n_stages == 1 else depth)
+    # In virtual time all selections have been checked already, and checks would be timed.
+    timed = TimedPolicy(policy.policy if isinstance(policy, CheckedPolicy) else policy)
+    made = build_scheduler(settings, pipeline, pool, make=ReportingScheduler, policy=timed)
+    if isinstance(made, RefereedScheduler):
+        register(_report, made, timed)
+    return made
+
+
+def _report(made: RefereedScheduler, timed: TimedPolicy) -> None:
+    if not Path(os.environ[REPORT]).exists():
+        _write({"n_preemptions": made.n_preemptions, "select_us": timed.mean_us})
+
+
+def _write(report: Mapping[str, object]) -> None:
+    Path(os.environ[REPORT]).write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    for file in filter(None, os.environ.get(FILES, "").split(os.pathsep)):
+        load_file(Path(file))
+    sys.exit(scheduler.main(build=build))

@@ -1,0 +1,1 @@
+"""Ranks that compute nothing and sleep for the time of an iteration on a given machine."""

@@ -1,0 +1,122 @@
+"""The requests that all entrants get: sampled from published distributions, or read from files.
+
+A trace is a name of `NAMES`, or a file: Azure's or BurstGPT's (CSV), or Mooncake's (JSON lines).
+The traces name no clients, so requests are dealt to clients at random: the first client gets half
+of all requests, and the others share the rest.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
+from simulator.engine import Arrival
+from simulator.mooncake import read_mooncake
+from simulator.published_traces import PUBLISHED, bursty_arrivals
+from simulator.workload import Lengths, Trace, mixed_lengths, poisson_arrivals, read_trace
+
+PAPER = "paper"
+NAMES: Mapping[str, str] = {
+    "azure-code": "Azure 2023 coding",
+    "azure-conversation": "Azure 2023 conversation",
+    "burstgpt": "BurstGPT, GPT-4",
+}
+"""Traces that are sampled, and their names in `simulator.published_traces`. `PAPER` is another one:
+the lengths of Orca's evaluation, with Poisson arrivals."""
+LARGE_PART = 0.5
+"""Part of all requests that the first client sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The requests of a trace."""
+
+    name: str
+    arrivals: tuple[Arrival, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The choice of requests from a trace."""
+
+    n_requests: int
+    max_tokens: int
+    """Largest number of tokens of prompt and output together; longer requests are left out."""
+    n_clients: int = 4
+    asks_exactly: bool = False
+    """Whether requests ask for as many tokens as they generate. Otherwise they ask for the next
+    power of two, as clients that know a length roughly do."""
+    seed: int = 0
+
+
+def traffic_of(text: str, choice: Choice) -> Traffic:
+    """Returns the requests of a trace, given by a name or a file.
+
+    Raises:
+        ValueError: there is no such trace, or the file is malformed or has no requests that fit.
+    """
+    path = Path(text)
+    if text == PAPER:
+        lengths = mixed_lengths(choice.n_requests, seed=choice.seed)
+        times_s = poisson_arrivals(choice.n_requests, rate=1.0, seed=choice.seed)
+        trace = Trace(lengths, times_s)
+    elif text in NAMES:
+        published = PUBLISHED[NAMES[text]]
+        trace = Trace(
+            published.lengths(choice.n_requests, seed=choice.seed),
+            bursty_arrivals(
+                choice.n_requests, rate=1.0, variation=published.variation, seed=choice.seed
+            ),
+        )
+    elif path.is_file():
+        trace = _read(path)
+    else:
+        known = ", ".join((PAPER, *NAMES))
+        raise ValueError(f"trace {text!r} is no file, and none of {known}")
+    trace = trace.fitting(choice.max_tokens).first(choice.n_requests)
+    if not trace.lengths:
+        raise ValueError(f"trace {text!r}: no request has at most {choice.max_tokens} tokens")
+    return Traffic(path.stem if path.is_file() else text, _arrivals(trace, choice))
+
+
+def _read(path: Path) -> Trace:
+    with path.open(newline="") as file:
+        first = file.readline()
+    if first.lstrip().startswith("{"):
+        rows = [row for row in read_mooncake(path) if row.n_output > 0]
+        return Trace(
+            tuple(Lengths(row.n_prompt, row.n_output) for row in rows),
+            tuple(row.time_s for row in rows),
+        )
+    columns = next(csv.reader([first]), [])
+    return read_trace(path, "azure" if "ContextTokens" in columns else "burstgpt")
+
+
+def _arrivals(trace: Trace, choice: Choice) -> tuple[Arrival, ...]:
+    accounts = [AccountUse(AccountLimits(), name=f"client {n}") for n in range(choice.n_clients)]
+    chance = Random(f"clients {choice.seed}")
+    return tuple(
+        Arrival(
+            time_s,
+            each.n_prompt,
+            each.n_output,
+            max_new_tokens=each.n_output if choice.asks_exactly else _asked(each.n_output),
+            account=_deal(accounts, chance),
+        )
+        for each, time_s in zip(trace.lengths, trace.arrivals_s, strict=True)
+    )
+
+
+def _asked(n_output: int) -> int:
+    """Returns the next power of two."""
+    return 1 << (n_output - 1).bit_length()
+
+
+def _deal(accounts: Sequence[AccountUse], chance: Random) -> AccountUse | None:
+    if len(accounts) < 2:
+        return accounts[0] if accounts else None
+    if chance.random() < LARGE_PART:
+        return accounts[0]
+    return accounts[1 + chance.randrange(len(accounts) - 1)]

@@ -1,0 +1,44 @@
+"""A policy that passes every call on to another one, as a base of those that watch a policy."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from services.scheduler.core.policies import MemoryView, Policy, PoolView, Selection
+from services.scheduler.core.request import Request
+
+
+class WrappedPolicy(Policy):
+    """A policy around another one. It has the name, the options and the limits of the inner one."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy.options)
+        self.policy = policy
+        """The inner policy."""
+        self.max_batch_size = policy.max_batch_size
+        self.prompt_groups = policy.prompt_groups
+        # These belong to classes, and a wrapper has those of the policy that it was made for.
+        own: dict[str, Any] = vars(self)
+        for name in ("name", "keeps_order", "takes_drafts"):
+            own[name] = getattr(policy, name)
+
+    @property
+    def max_span_tokens(self) -> int | None:
+        """Largest number of tokens of one request in a batch."""
+        return self.policy.max_span_tokens
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Largest number of tokens of a batch."""
+        return self.policy.max_tokens
+
+    def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
+        """Returns the selection of the inner policy."""
+        return self.policy.select(pool, kv_manager)
+
+    def is_full(self, ready: Sequence[Request]) -> bool:
+        """Returns whether the ready requests fill a batch."""
+        return self.policy.is_full(ready)
+
+    def answered_with(self, request: Request) -> Collection[Request]:
+        """Returns the requests whose answers are returned together with that of a request."""
+        return self.policy.answered_with(request)
