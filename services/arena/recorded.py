@@ -1,18 +1,18 @@
 """A recording of a schedule, for the question what another policy would have done.
 
-A recording (the scheduler's setting `record`) has the requests, the settings of the scheduling
-core, and the times of all iterations. From these come the arrivals, a setup, and a model of costs
-that is fitted to the iterations, as the tuner fits one. What the recorded policy really did is
-measured in the recording itself.
+A recording (the scheduler's setting `record`) has the requests, the settings of the pipeline, and
+the times of all iterations. From these come the arrivals, a setup, and a model of costs that is
+fitted to the iterations, as the tuner fits one. What the recorded policy really did is measured in
+the recording itself.
 
 Outputs have their recorded lengths. Prompts have numbers in the place of tokens, which is enough
-for a prefix cache to find equal beginnings. A prompt that repeats an answer shares the answer only
-up to its first token here, since a simulation has no texts.
+for a prefix cache to find equal prompts. A prompt that repeats an earlier answer finds only what
+comes before the answer, since a simulation has no texts. A recording without decisions, such as one
+that a page has made, has no prompts, and is run without a prefix cache.
 """
 
-import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from services.arena.figures import Figures
 from services.arena.setup import Setup
 from services.arena.traffic import Traffic
 from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
+from services.scheduler.core.order.registry import ORDERS
+from services.scheduler.core.policies.registry import POLICIES
 from services.scheduler.core.request import TOKEN_ID
 from services.scheduler.replay import NotARecording, objects_of
 from services.scheduler.watching.core_facts import CoreFacts
@@ -32,6 +34,7 @@ from simulator.engine import Arrival
 from simulator.mooncake import FIRST_TOKEN
 from simulator.outcome import Outcome, RequestTimes
 
+DEFAULT_BATCH_TOKENS = 512
 _NS = 1e9
 
 
@@ -39,13 +42,12 @@ _NS = 1e9
 class _Seen:
     """A request of the recording."""
 
+    number: int
     arrival_s: float
     n_prompt: int
     max_new_tokens: int
     account: str
-    n_output: int = 0
     token_times_s: list[float] = field(default_factory=list)
-    prompt: "array[int] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,80 +62,93 @@ class Recorded:
     """What they really reached."""
 
 
+class _Reader:
+    """Collects what the events of a recording say."""
+
+    def __init__(self) -> None:
+        self.requests: dict[int, _Seen] = {}
+        self.records: list[watch_pb2.IterationEvent] = []
+        self.n_preemptions = 0
+        self.epochs: list[Mapping[str, Any]] = []
+        self.cores: list[CoreFacts] = []
+        self.prompts: dict[int, array[int]] = {}
+        self.weights: dict[str, float] = {}
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Takes an event. Events of types that have nothing to say are left out."""
+        match event["type"]:
+            case "epoch":
+                self.epochs.append(event)
+            case "request":
+                self._take_request(event)
+            case "iteration":
+                self.records.append(_iteration(event))
+                self._take_tokens(self.records[-1])
+            case "decision":
+                self._take_decision(event)
+
+    def _take_request(self, event: Mapping[str, Any]) -> None:
+        self.n_preemptions += event["turn"] == "put_down"
+        if event["turn"] == "waiting" and event["number"] not in self.requests:
+            self.requests[event["number"]] = _Seen(
+                event["number"],
+                event["t"],
+                event["n_prompt_tokens"],
+                event["max_new_tokens"],
+                event.get("account", ""),
+            )
+
+    def _take_tokens(self, record: watch_pb2.IterationEvent) -> None:
+        end_s = (record.sent_unix_ns + record.round_trip_ns) / _NS
+        for number, n_new in zip(record.numbers, record.n_new_tokens, strict=True):
+            if number in self.requests:
+                self.requests[number].token_times_s += [end_s] * n_new
+
+    def _take_decision(self, event: Mapping[str, Any]) -> None:
+        if event.get("core"):
+            self.cores.append(CoreFacts.model_validate_json(event["core"]))
+        submission = event.get("submission")
+        if submission is None:
+            return
+        if "account" in submission:
+            self.weights[submission["account"]] = submission.get("weight", 1.0)
+        tokens = [FIRST_TOKEN + number for number in submission.get("prompt_token_ids", ())]
+        self.prompts[submission["number"]] = array(TOKEN_ID, tokens)
+
+
 def read(path: Path) -> Recorded:
     """Reads a recording. Requests without a token are left out.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is no recording of a scheduler, or no request of it got a token.
+        ValueError: the file is no recording, its policy is not known, or no request of it got a
+            token.
     """
-    seen: dict[int, _Seen] = {}
-    facts: list[CoreFacts] = []
-    records: list[watch_pb2.IterationEvent] = []
-    weights: dict[str, float] = {}
-    n_preemptions = 0
+    reader = _Reader()
     try:
         with path.open("rb") as file:
             for _, event in objects_of(file):
-                match event["type"]:
-                    case "request":
-                        n_preemptions += event["turn"] == "put_down"
-                        _take_request(seen, event)
-                    case "iteration":
-                        records.append(_iteration(event))
-                        _take_tokens(seen, records[-1])
-                    case "decision":
-                        _take_decision(seen, facts, weights, event)
-    except (NotARecording, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is no recording: {error}") from error
-    if not facts:
-        raise ValueError(f"{path} has no decisions; a scheduler records them itself (`record`)")
-    answered = [one for one in seen.values() if one.token_times_s]
-    if not answered:
-        raise ValueError(f"{path}: no request got a token")
-    first = facts[0]
+                reader.take(event)
+        answered = [one for one in reader.requests.values() if one.token_times_s]
+        if not answered or not reader.epochs:
+            raise ValueError("no request of it got a token")
+        epoch = reader.epochs[0]
+        entrant = Entrant(POLICIES.check(epoch["policy"]), ORDERS.check(epoch["order"]))
+        setup = _setup(reader)
+    except (NotARecording, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be used: {error!r}") from error
     return Recorded(
-        Traffic(path.stem, _arrivals(answered, weights, has_prompts=first.has_prefix_cache)),
-        _setup(first, facts, records),
-        Entrant(first.policy, first.order),
-        _figures(answered, n_preemptions),
+        Traffic(path.stem, _arrivals(answered, reader)),
+        setup,
+        entrant,
+        _figures(answered, reader.n_preemptions),
     )
-
-
-def _take_request(seen: dict[int, _Seen], event: Mapping[str, Any]) -> None:
-    number = event["number"]
-    if event["turn"] == "waiting" and number not in seen:
-        seen[number] = _Seen(
-            event["t"],
-            event["n_prompt_tokens"],
-            event["max_new_tokens"],
-            event.get("account", ""),
-        )
-
-
-def _take_decision(
-    seen: dict[int, _Seen],
-    facts: list[CoreFacts],
-    weights: dict[str, float],
-    event: Mapping[str, Any],
-) -> None:
-    if event.get("core"):
-        facts.append(CoreFacts.model_validate_json(event["core"]))
-    submission = event.get("submission")
-    if submission is None:
-        return
-    request = seen.get(submission["number"])
-    if "account" in submission:
-        weights[submission["account"]] = submission.get("weight", 1.0)
-    if request is not None:
-        numbers = submission.get("prompt_token_ids", [])
-        request.prompt = array(TOKEN_ID, [FIRST_TOKEN + number for number in numbers])
 
 
 def _iteration(event: Mapping[str, Any]) -> watch_pb2.IterationEvent:
     return watch_pb2.IterationEvent(
         epoch=event["epoch"],
-        pipeline=event["pipeline"],
+        pipeline=event.get("pipeline", 0),
         iteration=event["iteration"],
         sent_unix_ns=round(event["sent"] * _NS),
         round_trip_ns=round(event["round_trip_s"] * _NS),
@@ -153,19 +168,11 @@ def _iteration(event: Mapping[str, Any]) -> watch_pb2.IterationEvent:
     )
 
 
-def _take_tokens(seen: dict[int, _Seen], record: watch_pb2.IterationEvent) -> None:
-    end_s = (record.sent_unix_ns + record.round_trip_ns) / _NS
-    for number, n_new in zip(record.numbers, record.n_new_tokens, strict=True):
-        if number in seen:
-            seen[number].token_times_s += [end_s] * n_new
-
-
-def _arrivals(
-    answered: list[_Seen], weights: Mapping[str, float], *, has_prompts: bool
-) -> tuple[Arrival, ...]:
+def _arrivals(answered: Sequence[_Seen], reader: _Reader) -> tuple[Arrival, ...]:
     begin_s = min(one.arrival_s for one in answered)
+    has_cache = bool(reader.cores) and reader.cores[0].has_prefix_cache
     accounts = {
-        name: AccountUse(AccountLimits(weight=weights.get(name, 1.0)), name=name)
+        name: AccountUse(AccountLimits(weight=reader.weights.get(name, 1.0)), name=name)
         for name in {one.account for one in answered}
         if name
     }
@@ -175,31 +182,31 @@ def _arrivals(
             one.n_prompt,
             len(one.token_times_s),
             max_new_tokens=max(one.max_new_tokens, len(one.token_times_s)),
-            prompt_token_ids=one.prompt if has_prompts and one.prompt else None,
+            prompt_token_ids=reader.prompts.get(one.number) if has_cache else None,
             account=accounts.get(one.account),
         )
         for one in sorted(answered, key=lambda one: one.arrival_s)
     )
 
 
-def _setup(
-    first: CoreFacts, facts: list[CoreFacts], records: list[watch_pb2.IterationEvent]
-) -> Setup:
-    costs = calibrate(iterations_of([record for record in records if record.stages])).costs
+def _setup(reader: _Reader) -> Setup:
+    """Returns the setup of a recording. Its first epoch says what its pipeline is. The decisions,
+    if there are any, say whether there is a prefix cache."""
+    first = reader.epochs[0]
     return Setup(
-        costs,
-        n_slots=first.n_blocks * first.block_size,
-        max_batch_size=first.max_batch_size,
-        max_batch_tokens=first.max_batch_tokens or 512,
-        block_size=first.block_size,
-        pipeline_depth=first.pipeline_depth,
-        n_pipelines=1 + max(one.pipeline for one in facts),
-        has_prefix_cache=first.has_prefix_cache,
-        is_optimistic=first.is_optimistic,
+        calibrate(iterations_of(reader.records)).costs,
+        n_slots=first["n_slots"],
+        max_batch_size=first["max_batch_size"],
+        max_batch_tokens=first["max_batch_tokens"] or DEFAULT_BATCH_TOKENS,
+        block_size=first["block_size"],
+        pipeline_depth=first["pipeline_depth"],
+        n_pipelines=1 + max(one.get("pipeline", 0) for one in reader.epochs),
+        has_prefix_cache=bool(reader.cores) and reader.cores[0].has_prefix_cache,
+        is_optimistic=first["admission"] == "optimistic",
     )
 
 
-def _figures(answered: list[_Seen], n_preemptions: int) -> Figures:
+def _figures(answered: Sequence[_Seen], n_preemptions: int) -> Figures:
     begin_s = min(one.arrival_s for one in answered)
     end_s = max(one.token_times_s[-1] for one in answered)
     requests = tuple(
