@@ -120,8 +120,8 @@ class LocalSettings(ServiceSettings):
     not set, the scheduler's default applies."""
 
     max_batch_tokens: int | None = Field(default=None, ge=1)
-    """Largest number of tokens of one iteration, with the policy `chunked`. When not set, the
-    scheduler's default applies."""
+    """Largest number of tokens of one iteration, with a policy that limits them, as `chunked` does.
+    When not set, the scheduler's default applies."""
 
     prefix_cache: bool = True
     """Whether requests that begin with the same tokens share keys and values."""

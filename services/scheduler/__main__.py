@@ -39,6 +39,7 @@ from services.scheduler.cluster.stages import StaticStages, WorkerDirectory
 from services.scheduler.cluster.term import ElectedTerm, Term, Unopposed
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.order.registry import ORDERS
+from services.scheduler.core.policies.checked import BrokenRule
 from services.scheduler.leader import HandOver, Leader
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.metrics import SchedulerMetrics
@@ -382,7 +383,7 @@ def main(
             "orcinus-scheduler", decides=True, max_links=settings.max_batch_size
         ) as traces:
             return process.run(serve(settings, traces, build), ready_fd=settings.ready_fd)
-    except (Unavailable, LeadershipLost, OSError) as error:
+    except (BrokenRule, Unavailable, LeadershipLost, OSError) as error:
         return give_up(error, ready_fd=settings.ready_fd, log_format=settings.log_format)
 
 

@@ -163,8 +163,8 @@ class SchedulerSettings(ServerSettings):
     throughput, a smaller number gives lower latency."""
 
     max_batch_tokens: int = Field(default=512, ge=1)
-    """Largest number of tokens in one batch with the policy `chunked`: the token budget of an
-    iteration. A larger number gives more throughput where reading the weights is slow, a smaller
+    """Largest number of tokens in one batch, with a policy that limits them, as `chunked` does: the
+    token budget of an iteration. A larger number gives more throughput where reading the weights is slow, a smaller
     number gives a steadier pace. Must be at least `max_batch_size`."""
 
     speculative_tokens: int = Field(default=8, ge=0, le=64)

@@ -27,6 +27,8 @@ class BatchMakerPolicy(Policy):
                 break
             own = request.n_scheduled, request.n_unscheduled
             if position is not None and own != position:
+                if request.reservation is None and position[0]:
+                    break  # no request that waits is at the position of a decode
                 continue
             reservation = request.reservation or kv_manager.reserve(request)
             if reservation is None:
