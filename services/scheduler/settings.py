@@ -164,8 +164,9 @@ class SchedulerSettings(ServerSettings):
 
     max_batch_tokens: int = Field(default=512, ge=1)
     """Largest number of tokens in one batch, with a policy that limits them, as `chunked` does: the
-    token budget of an iteration. A larger number gives more throughput where reading the weights is slow, a smaller
-    number gives a steadier pace. Must be at least `max_batch_size`."""
+    token budget of an iteration. A larger number gives more throughput where reading the weights is
+    slow, a smaller number gives a steadier pace. Must be at least `max_batch_size` with `chunked`
+    and `sarathi`."""
 
     speculative_tokens: int = Field(default=8, ge=0, le=64)
     """Largest number of draft tokens of a request in one iteration. To draft, the scheduler looks
