@@ -116,8 +116,10 @@ def parse(texts: list[str]) -> tuple[list[Entrant], list[Path]]:
 def _parts(text: str) -> list[str]:
     """Returns the name or file of a policy, of an order, or of both; the names of files may contain
     slashes."""
-    if text.endswith(".py") and ".py/" not in text:
-        first, slash, second = text.partition("/")
-        return [first, second] if slash and first in POLICIES else [text]
-    head, slash, tail = text.rpartition("/")
+    if text.endswith(".py") and Path(text).is_file():
+        return [text]
+    file, end, tail = text.partition(".py/")
+    if end:
+        return [f"{file}.py", tail]
+    head, slash, tail = text.partition("/")
     return [head, tail] if slash else [text]

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from services.cli.local_system import READY
 from tests.arena.test_writing_a_policy import POLICY
 from tests.limits import HANG_S
 from tests.scheduler.core.installed import install
@@ -65,9 +67,23 @@ def test_a_policy_of_a_package_serves_and_ends_the_scheduler_when_it_breaks_a_ru
     options = (str(DEMO), "--fail-fast", "--max-batch-size=2")
     good = run("services.cli", "bench", *load, *options, "--policy=one_prompt", path=tmp_path)
     assert good.returncode == 0, good.stderr
-    bad = run("services.cli", "bench", *load, *options, "--policy=greedy", path=tmp_path)
-    assert bad.returncode != 0
-    assert "requests are selected, and max_batch_size is 2" in bad.stderr
+    serving = subprocess.Popen(
+        [sys.executable, "-m", "services.local", "--http-port=0", "--grpc-port=0", "--model",
+         *options, "--policy=greedy"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert serving.stdout is not None
+    found = READY.match(serving.stdout.readline())
+    assert found is not None
+    assert run("services.cli", "bench", *load, "--url", found[1]).returncode != 0
+    _, said = serving.communicate(timeout=HANG_S)
+    assert re.search(
+        r"scheduler: policy greedy: \d requests are selected, and max_batch_size is 2", said
+    )
     unknown = run("services.cli", "bench", *load, *options, "--policy=unheard-of", path=tmp_path)
     assert "there is no policy 'unheard-of'; known are chunked" in unknown.stderr
     assert "and of installed packages greedy, one_prompt" in unknown.stderr

@@ -126,6 +126,10 @@ class Policy(ABC):
     keeps_order: ClassVar[bool] = True
     """Whether waiting requests are admitted only in the order of the pool, so that none overtakes
     an earlier one. This promise is checked."""
+    max_span_tokens: int | None = None
+    """Largest number of tokens of one request in a batch. None where a prompt may be one span."""
+    max_tokens: int | None = None
+    """Largest number of tokens of a batch. None where the policy has no limit."""
     prompt_groups: PromptGroups | NoPromptGroups = NO_PROMPT_GROUPS
     """The groups in which the policy begins prompts."""
 
@@ -153,17 +157,6 @@ class Policy(ABC):
         """The options with which the policy was made. Options that the policy does not use may have
         defaults."""
         return self._options
-
-    @property
-    def max_span_tokens(self) -> int | None:
-        """Largest number of tokens of one request in a batch. None where a prompt may be one
-        span."""
-        return None
-
-    @property
-    def max_tokens(self) -> int | None:
-        """Largest number of tokens of a batch. None where the policy has no limit."""
-        return None
 
     @abstractmethod
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:

@@ -1,21 +1,15 @@
 """Algorithm 1 with a budget of tokens per iteration: a long prompt is run in chunks.
 
-Requests arrive, are admitted and hold each other back as in `orca`. But a batch has at most
-`max_batch_tokens` tokens. Each decoding request has one token. The remaining tokens go to prompts
-in the order of the pool; the last prompt is cut off and continues in the next iteration. So all
-iterations take about equally long, however long a prompt is, and no decoding request waits for a
-prompt (Agrawal et al., "Sarathi-Serve", OSDI'24). A prompt keeps its place: no request is admitted
-while an earlier prompt is unfinished.
+Requests are admitted and hold each other back as in `orca`, but a batch has at most
+`max_batch_tokens` tokens. Each decoding request has one. The remaining tokens go to prompts in the
+order of the pool; the last prompt is cut off and continues in the next iteration. So all iterations
+take about equally long, and no decoding request waits for a prompt (Agrawal et al.,
+"Sarathi-Serve", OSDI'24). No request is admitted while an earlier prompt is unfinished.
 
 Prompts that arrive together begin in groups (`prompt_groups.py`), so that on average their first
-tokens come sooner.
-
-A pipeline of several stages is only as fast as its largest batch, and a decoding request can be in
-only one batch at a time. So `n_shares` batches in flight share the running requests evenly;
-otherwise the first batch would take all of them.
-
-The pool's order may limit the tokens of clients that have many requests (`fair_batch.py`). Then the
-prompts of such clients do not hold back the prompts of other clients.
+tokens come sooner. A pipeline of several stages is only as fast as its largest batch, so `n_shares`
+batches in flight share the running requests evenly. The order may limit the tokens of clients with
+many requests (`fair_batch.py`); their prompts then do not hold back those of other clients.
 """
 
 from collections.abc import Sequence
@@ -43,11 +37,8 @@ class ChunkedPolicy(Policy):
         super().__init__(PolicyOptions(max_batch_size, max_batch_tokens, n_shares))
         if max_batch_tokens < max_batch_size:
             # Decodes alone could fill the budget, and prompts would starve.
-            raise ValueError(
-                f"max_batch_tokens must be at least max_batch_size, {max_batch_size}, "
-                f"not {max_batch_tokens}"
-            )
-        self.max_batch_tokens = max_batch_tokens
+            raise ValueError(f"max_batch_tokens: {max_batch_tokens} is less than {max_batch_size}")
+        self.max_tokens = self.max_span_tokens = self.max_batch_tokens = max_batch_tokens
         self.n_shares = n_shares
         self.prompt_groups: PromptGroups = PromptGroups(
             max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens, n_shares=n_shares
@@ -56,23 +47,10 @@ class ChunkedPolicy(Policy):
     @classmethod
     def of(cls, options: PolicyOptions) -> Self:
         """Returns the policy with the given options, which must limit the tokens of a batch."""
-        if options.max_batch_tokens is None:
+        size, n_tokens = options.max_batch_size, options.max_batch_tokens
+        if n_tokens is None:
             raise ValueError("the policy `chunked` needs max_batch_tokens")
-        return cls(
-            max_batch_size=options.max_batch_size,
-            max_batch_tokens=options.max_batch_tokens,
-            n_shares=options.n_shares,
-        )
-
-    @property
-    def max_span_tokens(self) -> int:
-        """Largest number of tokens of one request in a batch."""
-        return self.max_batch_tokens
-
-    @property
-    def max_tokens(self) -> int:
-        """Largest number of tokens of a batch."""
-        return self.max_batch_tokens
+        return cls(max_batch_size=size, max_batch_tokens=n_tokens, n_shares=options.n_shares)
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
         """Returns the requests of the next batch. Requests are taken in the order of the pool, each
@@ -115,8 +93,7 @@ class ChunkedPolicy(Policy):
         return selections
 
     def is_full(self, ready: Sequence[Request]) -> bool:
-        """Returns whether no further request fits into the batch, because of the number of requests
-        or of their tokens."""
+        """Returns whether the requests, or their tokens, leave no room in the batch."""
         if len(ready) >= self.max_batch_size:
             return True
         return sum([request.n_unscheduled for request in ready]) >= self.max_batch_tokens

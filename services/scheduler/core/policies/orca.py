@@ -9,13 +9,7 @@ request must not overtake it.
 
 from typing import ClassVar, Self
 
-from services.scheduler.core.policies import (
-    MemoryView,
-    Policy,
-    PolicyOptions,
-    PoolView,
-    Selection,
-)
+from services.scheduler.core.policies import MemoryView, Policy, PolicyOptions, PoolView, Selection
 
 
 class OrcaPolicy(Policy):

@@ -4,21 +4,14 @@ A batch of requests runs until all of them are complete. Requests that arrive me
 next batch, and requests that end early wait for the others of their batch. With several batches in
 flight, as a pipeline of several stages has, each of them is such a batch of its own.
 
-This baseline is faster than the engines before Orca: a complete request is no longer computed and
-holds no memory while it waits for its batch. `whole_batches.py` withholds its answer.
+Here a complete request is no longer computed. `whole_batches.py` withholds its answer.
 """
 
 from collections import deque
 from collections.abc import Collection, Sequence
 from typing import ClassVar
 
-from services.scheduler.core.policies import (
-    MemoryView,
-    Policy,
-    PolicyOptions,
-    PoolView,
-    Selection,
-)
+from services.scheduler.core.policies import MemoryView, Policy, PolicyOptions, PoolView, Selection
 from services.scheduler.core.request import Request, RequestState
 
 _FINISHED = RequestState.FINISHED

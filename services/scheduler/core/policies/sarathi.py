@@ -11,13 +11,7 @@ divides the decodes among the batches in flight.
 from itertools import chain
 from typing import ClassVar
 
-from services.scheduler.core.policies import (
-    MemoryView,
-    Policy,
-    PolicyOptions,
-    PoolView,
-    Selection,
-)
+from services.scheduler.core.policies import MemoryView, Policy, PolicyOptions, PoolView, Selection
 from services.scheduler.core.request import Request
 
 
@@ -33,17 +27,7 @@ class SarathiPolicy(Policy):
                 f"the policy `sarathi` needs max_batch_tokens of at least {self.max_batch_size}, "
                 f"not {options.max_batch_tokens}"
             )
-        self._budget = options.max_batch_tokens
-
-    @property
-    def max_span_tokens(self) -> int:
-        """Largest number of tokens of one request in a batch."""
-        return self._budget
-
-    @property
-    def max_tokens(self) -> int:
-        """Largest number of tokens of a batch."""
-        return self._budget
+        self._budget = self.max_tokens = self.max_span_tokens = options.max_batch_tokens
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
         """Returns the next batch: lines 4 to 21 of the paper's Algorithm 3."""

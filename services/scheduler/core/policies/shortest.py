@@ -36,18 +36,9 @@ class ShortestPolicy(Policy):
 
     def __init__(self, options: PolicyOptions) -> None:
         super().__init__(options)
+        self.max_tokens = self.max_span_tokens = options.max_batch_tokens
         self._predictor: LengthPredictor = options.predictor or ExpectedOutput()
         self._selected: set[Request] = set()  # requests that have been in a batch and may run
-
-    @property
-    def max_span_tokens(self) -> int | None:
-        """Largest number of tokens of one request in a batch."""
-        return self.options.max_batch_tokens
-
-    @property
-    def max_tokens(self) -> int | None:
-        """Largest number of tokens of a batch."""
-        return self.options.max_batch_tokens
 
     def claim(self, request: Request) -> float:
         """Returns the number by which requests are compared; the lowest ones are selected."""

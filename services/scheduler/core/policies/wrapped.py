@@ -15,21 +15,13 @@ class WrappedPolicy(Policy):
         self.policy = policy
         """The inner policy."""
         self.max_batch_size = policy.max_batch_size
+        self.max_span_tokens = policy.max_span_tokens
+        self.max_tokens = policy.max_tokens
         self.prompt_groups = policy.prompt_groups
         # These belong to classes, and a wrapper has those of the policy that it was made for.
         own: dict[str, Any] = vars(self)
         for name in ("name", "keeps_order", "takes_drafts"):
             own[name] = getattr(policy, name)
-
-    @property
-    def max_span_tokens(self) -> int | None:
-        """Largest number of tokens of one request in a batch."""
-        return self.policy.max_span_tokens
-
-    @property
-    def max_tokens(self) -> int | None:
-        """Largest number of tokens of a batch."""
-        return self.policy.max_tokens
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
         """Returns the selection of the inner policy."""

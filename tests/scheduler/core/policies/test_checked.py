@@ -26,14 +26,7 @@ class Scripted(Policy):
     def __init__(self, options: PolicyOptions, select: Select) -> None:
         super().__init__(options)
         self._select = select
-
-    @property
-    def max_span_tokens(self) -> int:
-        return 4
-
-    @property
-    def max_tokens(self) -> int:
-        return 8
+        self.max_span_tokens, self.max_tokens = 4, 8
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
         return self._select(pool, kv_manager)
