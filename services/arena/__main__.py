@@ -12,7 +12,7 @@ The exit status is 0 if all rules were kept, 1 if a policy broke one, and 2 if n
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from simulator.machines import MACHINES, MachineCosts
 
 DEFAULT_MACHINE = "four H100"
 N_REQUESTS, N_REAL_REQUESTS = 1000, 100
+MAX_TOKENS = 8192
 
 
 def count(text: str) -> int:
@@ -86,6 +87,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="X",
         help="rate of arrivals, as a part of what `chunked` serves if all arrive at once (0.9)",
     )
+    traffic.add_argument(
+        "--max-tokens",
+        type=count,
+        default=MAX_TOKENS,
+        metavar="N",
+        help=f"leave out requests with more tokens of prompt and output ({MAX_TOKENS})",
+    )
     traffic.add_argument("--rate", type=positive, help="rate of arrivals, requests per second")
     traffic.add_argument("--own-times", action="store_true", help="keep the times of a file")
     traffic.add_argument("--clients", type=count, default=4, metavar="N", help="senders (4)")
@@ -132,20 +140,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         draw = None if options.figure is None else _drawing()
         entrants, files = parse(options.policies or list(GALLERY))
-        results = (
-            _recorded(options, entrants)
+        results: list[Result] = []
+        for of_trace in (
+            [_recorded(options, entrants)]
             if options.recording is not None
             else _compared(options, entrants, files)
-        )
+        ):
+            _show(of_trace, as_json=options.json)
+            results += of_trace
     except (OSError, SystemFailed, ValueError) as error:
         give_up(error, ready_fd=None)
         return 2
-    shown = [json.dumps(one.to_json()) for one in results] if options.json else table.lines(results)
-    sys.stdout.write("\n".join(shown) + "\n")
     if draw is not None:
         draw(options.figure, results)
         _say(f"wrote {options.figure}")
     return 1 if any(one.figures is None for one in results) else 0
+
+
+def _show(results: Sequence[Result], *, as_json: bool) -> None:
+    shown = [json.dumps(one.to_json()) for one in results] if as_json else table.lines(results)
+    sys.stdout.write("\n".join(shown) + "\n")
+    sys.stdout.flush()
 
 
 def _drawing() -> Callable[[Path, Sequence[Result]], None]:
@@ -174,7 +189,8 @@ def _recorded(options: argparse.Namespace, entrants: Sequence[Entrant]) -> list[
 
 def _compared(
     options: argparse.Namespace, entrants: Sequence[Entrant], files: Sequence[Path]
-) -> list[Result]:
+) -> Iterator[list[Result]]:
+    """Yields the results of each trace."""
     model = options.real or options.sleeping
     place = None
     if model is not None:
@@ -193,20 +209,20 @@ def _compared(
     longest = setup.n_slots if place is None else min(setup.n_slots, place.max_model_len)
     choice = Choice(
         n_requests=options.requests or (N_REQUESTS if place is None else N_REAL_REQUESTS),
-        max_tokens=longest // 2 if place is None else longest,
+        max_tokens=min(longest, options.max_tokens),
         n_clients=options.clients if place is None else 0,
         asks_exactly=place is not None,
         seed=options.seed,
     )
-    results = []
     for text in options.trace:
+        results = []
         traffic = _at_rate(traffic_of(text, choice), setup, options)
         for entrant in entrants:
             _say(f"{traffic.name}: {entrant.name}")
             results.append(_virtual(options, entrant, setup, traffic))
             if place is not None and results[-1].figures is not None:
                 results.append(_real(options, entrant, place, traffic, results[-1].figures))
-    return results
+        yield results
 
 
 def _setup(options: argparse.Namespace) -> Setup:

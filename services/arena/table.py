@@ -18,7 +18,7 @@ def lines(results: Sequence[Result]) -> list[str]:
     for trace, of_trace in groupby(results, key=lambda one: one.trace):
         found += ["", f"trace {trace}", *HEAD.splitlines()]
         found += [_line(one) for one in of_trace]
-    return found[1:]
+    return found
 
 
 def _line(result: Result) -> str:

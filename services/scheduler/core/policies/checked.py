@@ -5,7 +5,8 @@ Policies of installed packages are always checked, and the arena checks all. Aft
 - A batch has at most `max_batch_size` requests and, where the policy has a limit, at most
   `max_tokens` tokens. A request is in it once, with at least one token, at most the tokens that it
   has left, and at most `max_span_tokens`.
-- Each request is one that the pool has offered in this selection.
+- Each request is one that the pool has offered in this selection. The order offers a request once,
+  and none that has ended.
 - A running request keeps its reservation. A waiting one has the reservation that the memory has
   made for it in this selection, and no reservation is made for a request that is not in the batch.
 - The memory has reserved no more than there is, and exactly what these reservations take.
@@ -80,7 +81,11 @@ class _SeenPool:
         return self._pool.n_running
 
     def candidates(self) -> Iterator[Request]:
+        before: set[Request] = set()
         for request in self._pool.candidates():
+            if request in before or request.state is RequestState.FINISHED:
+                raise BrokenRule(f"the order offers request {request.request_id} after its turn")
+            before.add(request)
             self.offered.setdefault(request, (_Facts.of(request), request.n_scheduled))
             yield request
 

@@ -1,9 +1,11 @@
 """Each rule of a selection is noticed when it is broken, and only then."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from services.scheduler.core.order.fcfs import FirstComeFirstServed
+from services.scheduler.core.order.order import Order
 from services.scheduler.core.policies import (
     MemoryView,
     Policy,
@@ -88,10 +90,14 @@ def offered_before(pool: PoolView, memory: MemoryView) -> list[Selection]:
     return [chosen(request, memory)]
 
 
-def system(select: Select, *, max_batch_size: int = 3) -> Driver:
-    policy = CheckedPolicy(Scripted(PolicyOptions(max_batch_size), select))
+def system(select: Select, *, max_batch_size: int = 3, order: Order | None = None) -> Driver:
     scheduler = build(
-        max_batch_size=max_batch_size, n_blocks=60, block_size=1, pipeline_depth=1, policy=policy
+        max_batch_size=max_batch_size,
+        n_blocks=60,
+        block_size=1,
+        pipeline_depth=1,
+        policy=CheckedPolicy(Scripted(PolicyOptions(max_batch_size), select)),
+        order=order,
     )
     driver = Driver(scheduler, [Arrival(0, 6, 2, 2)] * 3)
     driver.arrive()
@@ -135,6 +141,25 @@ def test_a_running_request_keeps_its_reservation() -> None:
     assert isinstance(driver.scheduler.policy, CheckedPolicy)
     driver.scheduler.policy.policy = Scripted(PolicyOptions(3), other)
     with pytest.raises(BrokenRule, match="request 1 runs, and is selected with another reserv"):
+        driver.select()
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_an_order_that_offers_a_request_after_its_turn_is_noticed(has_ended: bool) -> None:
+    class Forgetful(FirstComeFirstServed):
+        def line_up(
+            self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
+        ) -> Iterator[Request]:
+            return iter([*ready, *self, *([] if has_ended else self)])
+
+        def remove(self, request: Request) -> None:
+            if not has_ended:
+                super().remove(request)
+
+    driver = system(all_of, order=Forgetful())
+    driver.scheduler.cancel(driver.requests[0])
+    late = "0" if has_ended else "1"
+    with pytest.raises(BrokenRule, match=f"the order offers request {late} after its turn"):
         driver.select()
 
 
