@@ -23,6 +23,7 @@ from services.arena.referee import Stopped
 from services.arena.setup import Setup
 from services.arena.traffic import NAMES, PAPER, Choice, Traffic, traffic_of
 from services.common.ending import give_up
+from services.common.errors import OrcinusError
 from services.common.telemetry import configure_logging
 from services.tune.system import SystemFailed
 from simulator.machines import MACHINES, MachineCosts
@@ -110,7 +111,9 @@ def parser() -> argparse.ArgumentParser:
         "--machine", choices=MACHINES, default=DEFAULT_MACHINE, help=f"({DEFAULT_MACHINE})"
     )
     ways = where.add_mutually_exclusive_group()
-    ways.add_argument("--real", type=Path, metavar="MODEL", help="also run this model here")
+    ways.add_argument(
+        "--real", type=Path, metavar="MODEL", help="also run the model of this directory here"
+    )
     ways.add_argument(
         "--sleeping",
         type=Path,
@@ -148,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ):
             _show(of_trace, as_json=options.json)
             results += of_trace
-    except (OSError, SystemFailed, ValueError) as error:
+    except (OSError, OrcinusError, SystemFailed, ValueError) as error:
         give_up(error, ready_fd=None)
         return 2
     if draw is not None:
@@ -169,9 +172,8 @@ def _drawing() -> Callable[[Path, Sequence[Result]], None]:
     try:
         module = import_module("services.arena.drawing")
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"figure: needs the package {error.name}: pip install orcinus[bench]"
-        ) from (error)
+        text = f"figure: needs the package {error.name}: pip install orcinus[bench]"
+        raise ValueError(text) from error
     found: Callable[[Path, Sequence[Result]], None] = module.draw
     return found
 
@@ -206,7 +208,9 @@ def _compared(
         setup = real.measured_setup(place, limit_s=options.calibration_s)
     else:
         setup = _setup(options)
-    longest = setup.n_slots if place is None else min(setup.n_slots, place.max_model_len)
+    longest = setup.n_slots // setup.block_size * setup.block_size
+    if place is not None:
+        longest = min(longest, place.max_model_len)
     choice = Choice(
         n_requests=options.requests or (N_REQUESTS if place is None else N_REAL_REQUESTS),
         max_tokens=min(longest, options.max_tokens),

@@ -102,16 +102,17 @@ def _arrivals(trace: Trace, choice: Choice) -> tuple[Arrival, ...]:
             time_s,
             each.n_prompt,
             each.n_output,
-            max_new_tokens=each.n_output if choice.asks_exactly else _asked(each.n_output),
+            max_new_tokens=each.n_output if choice.asks_exactly else _asked(each, choice),
             account=_deal(accounts, chance),
         )
         for each, time_s in zip(trace.lengths, trace.arrivals_s, strict=True)
     )
 
 
-def _asked(n_output: int) -> int:
-    """Returns the next power of two."""
-    return 1 << (n_output - 1).bit_length()
+def _asked(lengths: Lengths, choice: Choice) -> int:
+    """Returns the next power of two, or as much as the largest number of tokens allows."""
+    power = 1 << (lengths.n_output - 1).bit_length()
+    return min(power, choice.max_tokens - lengths.n_prompt)
 
 
 def _deal(accounts: Sequence[AccountUse], chance: Random) -> AccountUse | None:

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -221,6 +220,8 @@ def test_files_of_all_three_traces_are_read(tmp_path: Path) -> None:
         ]
         assert [one.max_new_tokens for one in found.arrivals] == [4, 16]
         assert found.name == path.stem
+    small = traffic_of(str(azure), Choice(9, max_tokens=34)).arrivals
+    assert [one.max_new_tokens for one in small] == [4, 14]
     with pytest.raises(ValueError, match="no request has at most 10 tokens"):
         traffic_of(str(azure), Choice(9, max_tokens=10))
     with pytest.raises(ValueError, match="is no file, and none of paper, azure-code"):
@@ -250,12 +251,10 @@ def test_what_cannot_be_run_is_said(
     assert why in capsys.readouterr().err
 
 
-def test_the_table_and_the_figure_have_a_line_for_each_policy_and_trace(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_table_has_a_line_for_each_policy_and_trace(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    figure = tmp_path / "arena.png"
-    options = ("--requests=12", "--trace", "paper", "burstgpt", f"--figure={figure}")
-    assert main(["orca", "fair", *options]) == 0
+    assert main(["orca", "fair", "--requests=6", "--trace", "paper", "azure-code"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines if line] == [
         ["trace", "paper"],
@@ -263,12 +262,18 @@ def test_the_table_and_the_figure_have_a_line_for_each_policy_and_trace(
         ["p50", "p99"],
         ["orca", "virtual"],
         ["fair", "virtual"],
-        ["trace", "burstgpt"],
+        ["trace", "azure-code"],
         ["policy", "way"],
         ["p50", "p99"],
         ["orca", "virtual"],
         ["fair", "virtual"],
     ]
+
+
+@pytest.mark.thorough
+def test_the_figure_is_a_picture(tmp_path: Path) -> None:
+    figure = tmp_path / "arena.png"
+    assert main(["orca", "fair", "--requests=4", f"--figure={figure}"]) == 0
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
@@ -344,17 +349,6 @@ def test_the_referee_notices_memory_that_stays_reserved() -> None:
     driver.scheduler.kv_manager.n_reserved_blocks += 2
     with pytest.raises(Stopped, match="2 blocks stay reserved"):
         driver.scheduler.check_over()
-
-
-def test_the_command_runs_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
-    from services.cli.__main__ import COMMANDS
-
-    called: list[tuple[str, list[str]]] = []
-    monkeypatch.setattr(os, "execv", lambda path, arguments: called.append((path, arguments)))
-    COMMANDS["arena"].main(["orca", "--json"])
-    [(path, arguments)] = called
-    assert path == sys.executable
-    assert arguments == [sys.executable, "-m", "services.arena", "orca", "--json"]
 
 
 def test_all_policies_of_this_project_are_in_the_gallery() -> None:

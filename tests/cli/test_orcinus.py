@@ -166,3 +166,12 @@ def test_the_command_is_installed_and_lists_all_it_does(
     assert main(["nothing"]) == 2
     assert "there is no command 'nothing'" in capsys.readouterr().err
     assert main(["--version"]) == 0
+
+
+def test_the_command_runs_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(os, "execv", lambda path, arguments: called.append((path, arguments)))
+    COMMANDS["arena"].main(["orca", "--json"])
+    [(path, arguments)] = called
+    assert path == sys.executable
+    assert arguments == [sys.executable, "-m", "services.arena", "orca", "--json"]
