@@ -25,7 +25,7 @@ class Figures:
     """Percentiles of the times between two successive tokens of a request."""
     jain: float | None
     """Jain's index over the clients, of the tokens that they got until the last arrival, as parts
-    of their even shares. None where there are fewer than two clients."""
+    of their even shares. None where there are fewer than two clients, or no token came by then."""
     n_preemptions: int | None
     select_us: float | None
     """Mean number of microseconds of the processor that the policy takes for a selection."""
@@ -38,7 +38,9 @@ class Figures:
         ttfts_s = [one.ttft_s for one in outcome.requests]
         begin_s = min(one.arrival_s for one in outcome.requests)
         window = Window(begin_s, max(one.arrival_s for one in outcome.requests))
+        is_served = any(one.first_token_s < window.end_s for one in outcome.requests)
         accounts = {one.account for one in outcome.requests if one.account is not None}
+        has_shares = is_served and len(accounts) >= MIN_ACCOUNTS
         return cls(
             n_requests=len(outcome.requests),
             tokens_per_s=outcome.tokens_per_s,
@@ -46,7 +48,7 @@ class Figures:
             ttft_p99_s=percentile(ttfts_s, 99),
             gap_p50_s=_gap(outcome.gaps_s, 50),
             gap_p99_s=_gap(outcome.gaps_s, 99),
-            jain=fairness(outcome, window) if len(accounts) >= MIN_ACCOUNTS else None,
+            jain=fairness(outcome, window) if has_shares else None,
             n_preemptions=n_preemptions,
             select_us=select_us,
         )

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from services.arena.referee import RefereedScheduler, Stopped
 from services.arena.setup import Setup
 from services.arena.traffic import Choice, traffic_of
 from services.arena.virtual import NoisyPredictor, capacity, run, scaled
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies.chunked import ChunkedPolicy
@@ -102,6 +104,16 @@ def test_the_rate_is_a_part_of_what_chunked_serves_at_once() -> None:
     slow = scaled(arrivals(), rate=rate)
     assert (len(slow) - 1) / slow[-1].time_s == pytest.approx(rate)
     assert scaled(arrivals(1), rate=rate) == arrivals(1)
+
+
+def test_fairness_is_measured_where_several_clients_got_something() -> None:
+    one, two = (AccountUse(AccountLimits(), name=name) for name in ("one", "two"))
+    apart = [Arrival(9.0 * i, 4, 2, account=(one, two)[i % 2]) for i in range(4)]
+    assert run(Entrant.of("chunked"), SETUP, apart).jain == pytest.approx(1.0)
+    at_once = [replace(each, time_s=0.0) for each in apart]
+    assert run(Entrant.of("chunked"), SETUP, at_once).jain is None
+    alone = [replace(each, account=one) for each in apart]
+    assert run(Entrant.of("chunked"), SETUP, alone).jain is None
 
 
 def test_exact_predictions_help_the_shortest_first() -> None:
