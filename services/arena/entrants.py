@@ -74,7 +74,7 @@ def load_file(path: Path) -> str:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the code of a stranger may raise anything
+    except Exception as error:  # a policy may raise anything
         raise ValueError(f"{path} cannot be loaded: {error!r}") from error
     found = [
         one

@@ -64,17 +64,16 @@ class RefereedScheduler(WholeBatchScheduler):
         Raises:
             Stopped: the batch breaks a rule, or the policy has raised an error.
         """
+        place = f"batch {self.n_batches + 1}"
         try:
             batch = super().select()
             if batch is not None:
-                self.n_batches += 1
                 self._check(batch)
+                self.n_batches += 1
         except BrokenRule as broken:
-            raise Stopped(f"batch {self.n_batches + 1}: {broken}") from broken
-        except Exception as error:  # the code of a stranger may raise anything
-            raise Stopped(
-                f"batch {self.n_batches + 1}: policy {self.policy.name}: raises {error!r}"
-            ) from error
+            raise Stopped(f"{place}: {broken}") from broken
+        except Exception as error:  # a policy may raise anything
+            raise Stopped(f"{place}: policy {self.policy.name}: raises {error!r}") from error
         return batch
 
     def take_preempted(self) -> list[Request]:
@@ -126,7 +125,8 @@ class RefereedScheduler(WholeBatchScheduler):
 
     def _check_update(self, update: Update) -> None:
         request = update.request
-        seen = self._n_told.get(request, 0)
+        n_before = request.n_prefill_tokens - request.n_prompt_tokens  # of another scheduler
+        seen = self._n_told.get(request, n_before)
         place = f"policy {self.policy.name}: request {request.request_id}"
         if seen < 0:
             raise Stopped(f"batch {self.n_returned}: {place} has ended twice")

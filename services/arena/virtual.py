@@ -65,6 +65,9 @@ def run(
         n_preemptions += scheduler.n_preemptions
     if len(outcome.requests) != len(arrivals):
         raise Stopped(f"{len(outcome.requests)} of {len(arrivals)} requests have ended")
+    n_output = sum(arrival.n_output for arrival in arrivals)
+    if outcome.n_output != n_output:
+        raise Stopped(f"{outcome.n_output} tokens were returned, and {n_output} belong to requests")
     timed: list[TimedPolicy] = []
 
     def around(policy: Policy) -> Policy:
