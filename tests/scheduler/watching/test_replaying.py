@@ -35,6 +35,10 @@ SETTINGS = st.builds(
             {"policy": "chunked", "order": "fcfs"},
             {"policy": "chunked", "order": "fair"},
             {"policy": "chunked", "order": "fair", "fair_batch_tokens": 2},
+            {"policy": "shortest", "order": "fcfs"},
+            {"policy": "aging", "order": "fair"},
+            {"policy": "batchmaker", "order": "fcfs"},
+            {"policy": "request_level", "order": "fcfs"},
         ]
     ),
     n_stages=st.sampled_from([1, 2]),

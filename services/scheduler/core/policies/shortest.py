@@ -38,7 +38,8 @@ class ShortestPolicy(Policy):
         super().__init__(options)
         self.max_tokens = self.max_span_tokens = options.max_batch_tokens
         self._predictor: LengthPredictor = options.predictor or ExpectedOutput()
-        self._selected: set[Request] = set()  # requests that have been in a batch and may run
+        # Requests that have been in a batch and may run, in an order that a replay repeats.
+        self._selected: dict[Request, None] = {}
 
     def claim(self, request: Request) -> float:
         """Returns the number by which requests are compared; the lowest ones are selected."""
@@ -58,7 +59,7 @@ class ShortestPolicy(Policy):
                 n_tokens = min(request.n_unscheduled, n_free)
                 n_free -= n_tokens
                 selections.append(Selection(request, n_tokens, reservation))
-        self._selected.update(one.request for one in selections)
+        self._selected.update(dict.fromkeys(one.request for one in selections))
         return selections
 
     def _with_memory(
@@ -79,7 +80,7 @@ class ShortestPolicy(Policy):
 
     def _learn(self) -> None:
         for request in [one for one in self._selected if one.state is RequestState.FINISHED]:
-            self._selected.remove(request)
+            del self._selected[request]
             if request.generated_token_ids:
                 n_generated = len(request.generated_token_ids)
                 self._predictor.learn(n_generated, request.max_new_tokens)
