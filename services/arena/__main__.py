@@ -6,7 +6,8 @@ machine of known costs. With --real they also run on a model on this machine, an
 a real system whose ranks sleep for the time that the machine takes; virtual time then has the costs
 that were measured there. Every batch is checked, and a policy that breaks a rule is stopped.
 
-The exit status is 0 if all rules were kept, 1 if a policy broke one, and 2 if nothing could be run.
+The exit status is 0 if all runs were complete, 1 if one was stopped because its policy broke a rule
+or its system failed, and 2 if nothing could be run.
 """
 
 import argparse
@@ -276,7 +277,7 @@ def _real(
         figures = real.run(
             entrant, place, traffic.arrivals, expected_s=expected_s, seed=options.seed
         )
-    except Stopped as stopped:
+    except (Stopped, SystemFailed) as stopped:
         return Result(traffic.name, entrant.name, place.way, None, str(stopped))
     return Result(traffic.name, entrant.name, place.way, figures)
 

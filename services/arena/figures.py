@@ -65,7 +65,8 @@ class Result:
     figures: Figures | None
     """None if the run was stopped."""
     stopped: str = ""
-    """The broken rule, with the policy and the batch; empty if all rules were kept."""
+    """The broken rule, with the policy and the batch, or why the system failed; empty if the run
+    was complete."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the result as an object of JSON."""
