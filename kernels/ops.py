@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.forms.adapter_rows import AdapterRows, BatchAdapters
 from kernels.forms.attention import AttentionForm
 from kernels.forms.delta_net import DeltaNetForm
 from kernels.forms.experts import ExpertForm
@@ -190,6 +191,10 @@ class ProgramBatch(Protocol):
         states."""
 
     @property
+    def adapters(self) -> BatchAdapters | None:
+        """The rows of the batch by their adapters. None if no token has an adapter."""
+
+    @property
     def ranks(self) -> Ranks:
         """The ranks that share the stage."""
 
@@ -236,9 +241,10 @@ class ProgramRunner(Protocol):
             IndexError: a token or position is not in the tables, or an index is not in the batch.
         """
 
-    def head(self, hidden: Tensor, ranks: Ranks) -> Tensor:
+    def head(self, hidden: Tensor, ranks: Ranks, adapters: AdapterRows | None = None) -> Tensor:
         """Returns the logits [n, vocab_size] for hidden states [n, hidden_size] after the last
-        layer, which may be from another batch. Raises ValueError if the program has no head."""
+        layer, which may be from another batch. `adapters` are the adapters of these rows; None if
+        no row has one. Raises ValueError if the program has no head."""
 
 
 class RunProgram(Protocol):

@@ -25,6 +25,7 @@ from kernels.steps import (
     ACTIVATIONS,
     Activate,
     Add,
+    AddLowRank,
     AddPositions,
     AllGather,
     AllReduce,
@@ -41,6 +42,7 @@ from kernels.steps import (
     Heads,
     LayerNorm,
     LookUpAngles,
+    LowRank,
     Mul,
     Multiply,
     MultiplyHeads,
@@ -143,6 +145,11 @@ class Program:
         """Returns the index of the K/V group of a layer on this stage."""
         return self.groups[layer] if self.groups else 0
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether a step of the program depends on the adapters of tokens."""
+        return any(isinstance(step, AddLowRank) for step in self.steps)
+
     def buffer(
         self, width: int, dtype: torch.dtype | None = None, *, is_of_sampled: bool = False
     ) -> Buffer:
@@ -223,6 +230,22 @@ class Program:
         out = self._like(x, weight.shape[0]) if residual is None else residual
         self.steps.append(Multiply(x, weight, bias, residual, out))
         return out
+
+    def add_low_rank(self, product: Multiply, each: Sequence[LowRank]) -> None:
+        """Inserts a step after the step `product`, which adds the products of adapters to its rows.
+        No adapter may be in `each` twice, and there must be at least one.
+
+        Raises ValueError if the product overwrites its inputs, or gates its results.
+        """
+        x, out = product.x, product.out
+        if x.index == out.index or product.weight.shape[0] != out.width:
+            raise ValueError("an adapter cannot change a product that is gated or in place")
+        rank = max(one.down.shape[0] for one in each)
+        scratch = (self._like(x), self._like(x, rank), self._like(out))
+        place = next(i for i, step in enumerate(self.steps) if step is product)
+        self.steps.insert(place + 1, AddLowRank(x, each, *scratch, out))
+        if place < self.n_hidden_steps:
+            self.n_hidden_steps += 1
 
     def gated(self, weight: GatedMatrix, x: Buffer) -> Buffer:
         """Adds a step that multiplies `x` with the gate and up matrices of a gated MLP, and applies

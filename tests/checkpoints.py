@@ -139,6 +139,12 @@ class Oracle:
             local_files_only=True,
         )
 
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model itself, for a test that changes its weights."""
+        model: torch.nn.Module = self._model
+        return model
+
     def modules(self) -> list[torch.nn.Module]:
         """Returns all modules of the model, for a test that replaces some."""
         return [*self._model.modules()]

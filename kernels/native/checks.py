@@ -21,6 +21,7 @@ from kernels.native.heads import NativeHeads
 from kernels.native.linear import NativeGatedWeight, NativeWeight
 from kernels.program import Program
 from kernels.steps import (
+    AddLowRank,
     AddPositions,
     Attend,
     Buffer,
@@ -73,6 +74,9 @@ def _matrices(step: object) -> Iterator[object]:
     elif isinstance(step, RunExperts):
         for expert in step.each:
             yield from (expert.gate_up.weight, expert.down)
+    elif isinstance(step, AddLowRank):
+        for one in step.each:
+            yield from (one.down, one.up)
 
 
 def check(program: Program) -> None:
@@ -133,6 +137,24 @@ def _(step: Multiply, program: Program) -> None:
         raise ValueError(f"a matrix of {n_out} outputs for {step.out.width}")
     _check_product(step.weight, step.x.dtype)
     _check_bias(step.bias, n_out, step.x.dtype)
+
+
+@_check.register
+def _(step: AddLowRank, program: Program) -> None:
+    types = {b.dtype for b in (step.x, step.gathered, step.inner, step.outer, step.out)}
+    if len(types) > 1 or step.gathered.width != step.x.width or step.outer.width != step.out.width:
+        raise ValueError(f"buffers of {types} for an adapter, or of other widths than its rows")
+    for one in step.each:
+        rank = one.down.shape[0]
+        if one.down.shape[1] != step.x.width or one.up.shape != (step.out.width, rank):
+            raise ValueError(
+                f"an adapter of {one.down.shape} and {one.up.shape} for {step.x.width} inputs and "
+                f"{step.out.width} outputs"
+            )
+        if not 0 < rank <= step.inner.width or one.adapter < 0:
+            raise ValueError(f"an adapter {one.adapter} of rank {rank} of {step.inner.width}")
+        _check_product(one.down, step.x.dtype)
+        _check_product(one.up, step.x.dtype)
 
 
 @_check.register

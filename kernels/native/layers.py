@@ -14,19 +14,27 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from kernels.forms.adapter_rows import AdapterRows
 from kernels.forms.logits import Logits
 from kernels.native.buffers import Buffers
 from kernels.native.call import declare
 from kernels.native.checks import check, is_native
 from kernels.native.fill import step_of
 from kernels.native.storage import LayerStorage, int64_address
-from kernels.native.structs import AnglesStruct, BatchStruct, Seconds, StepStruct
+from kernels.native.structs import (
+    AdapterRowsStruct,
+    AnglesStruct,
+    BatchStruct,
+    Seconds,
+    StepStruct,
+)
 from kernels.ops import LayerKV, Ops, ProgramBatch, ProgramRunner, Ranks
 from kernels.program import Angles, Program, RotaryAngles
 from kernels.pytorch.frame import Frame
 from kernels.pytorch.interpreter import Interpreter, function_of, given
 from kernels.steps import (
     STEPS,
+    AddLowRank,
     AddPositions,
     Buffer,
     Embed,
@@ -84,6 +92,7 @@ class NativeProgram:
             (_n_positions(s) for s in steps if isinstance(s, _POSITIONED)), default=_NO_LIMIT
         )
         self._argmax = _Argmax(0)
+        self._n_adapters = max(map(_n_adapters, steps), default=0)
 
     def __call__(self, inputs: Tensor, batch: ProgramBatch, kv: Sequence[LayerKV]) -> Tensor:
         """Runs the program up to the hidden states, as `ProgramRunner.__call__` describes. If it
@@ -104,17 +113,21 @@ class NativeProgram:
         logits = self._buffers.tensor(given(self.program.logits), n_sampled)
         return Logits(logits, self._argmax.values)
 
-    def head(self, hidden: Tensor, ranks: Ranks) -> Tensor:
+    def head(self, hidden: Tensor, ranks: Ranks, adapters: AdapterRows | None = None) -> Tensor:
         """Computes the logits of hidden states, as `ProgramRunner.head` describes."""
         n = hidden.shape[0]
         logits = given(self.program.logits)
         self._set_n_sampled(n)
         batch = BatchStruct(
-            buffers=self._buffers.address(0, n), n_sampled=n, argmax=self._argmax.address
+            buffers=self._buffers.address(0, n),
+            n_sampled=n,
+            argmax=self._argmax.address,
+            sampled_adapters=self._adapter_rows(adapters, n),
         )
         self._buffers.tensor(given(self.program.selected), n).copy_(hidden)
         if n:
-            self._run_segments(self._head, batch, Frame.of_head(self.program, self._ops, ranks))
+            frame = Frame.of_head(self.program, self._ops, ranks, adapters)
+            self._run_segments(self._head, batch, frame)
         # A copy, since the method may be called again while these logits are in use.
         return self._buffers.tensor(logits, n).clone()
 
@@ -168,6 +181,7 @@ class NativeProgram:
             self._max_ids,
             min(self._max_positions, self._angles.n_positions),
             self._storage.states(batch),
+            *self._adapters(batch, n_tokens, n_sampled),
         )
         n_wrong = self._n_wrong(ctypes.byref(struct))
         if n_wrong:
@@ -180,6 +194,29 @@ class NativeProgram:
         if len(segments) > 1:
             frame = Frame.of(self.program, self._ops, inputs, batch, kv)
         self._run_segments(segments, struct, frame)
+
+    def _adapters(
+        self, batch: ProgramBatch, n_tokens: int, n_sampled: int
+    ) -> tuple[AdapterRowsStruct, AdapterRowsStruct]:
+        """Returns the structures of the adapters of tokens and of sampled tokens. They are all
+        zeros if no token has an adapter, or if the program has no adapters."""
+        adapters = batch.adapters if self._n_adapters else None
+        if adapters is None:
+            return AdapterRowsStruct(), AdapterRowsStruct()
+        sampled = self._adapter_rows(adapters.sampled, n_sampled) if n_sampled else None
+        return self._adapter_rows(adapters.tokens, n_tokens), sampled or AdapterRowsStruct()
+
+    def _adapter_rows(self, rows: AdapterRows | None, n: int) -> AdapterRowsStruct:
+        """Returns the structure of the adapters of `n` rows. Raises ValueError for other rows, or
+        too few adapters."""
+        if rows is None or not self._n_adapters:
+            return AdapterRowsStruct()
+        if len(rows.adapters) != n or rows.n_adapters < self._n_adapters:
+            raise ValueError(
+                f"{rows.n_adapters} adapters of {len(rows.adapters)} rows, where the program has "
+                f"{self._n_adapters} and the batch {n}"
+            )
+        return AdapterRowsStruct(rows.rows.ctypes.data, rows.begins.ctypes.data)
 
     def _run_segments(
         self, segments: Sequence[_Segment], batch: BatchStruct, frame: Frame | None
@@ -239,6 +276,13 @@ _TABLES = (Embed, EmbedPacked)
 
 def _n_rows(step: Embed | EmbedPacked) -> int:
     return int(step.table.shape[0])
+
+
+def _n_adapters(step: object) -> int:
+    """Returns how many adapters a batch must know for a step."""
+    if not isinstance(step, AddLowRank):
+        return 0
+    return 1 + max((one.adapter for one in step.each), default=-1)
 
 
 _POSITIONED = (AddPositions, ScaleByPosition)

@@ -10,7 +10,8 @@ the class, in order. The declared type of a field determines its type in C++.
     LinearWeight, Matrix,  Weight: a matrix as the library packs it
     TableWeight
     HeadProducts           HeadWeights: a matrix for each head
-    Sequence[Expert]       Experts: the address and the number of the structures of the experts
+    Sequence[Expert]       Experts: the address and the number of the structures of the experts;
+                           likewise for sequences of other classes
     another class          the structure of that class; all zeros for None
 
 To add a field to such a class, add the field to the struct in `src/*_steps.h` as well, at the same
@@ -123,6 +124,13 @@ class StateSpansStruct(ctypes.Structure):
     )
 
 
+class AdapterRowsStruct(ctypes.Structure):
+    """The columns of `kernels.forms.adapter_rows.AdapterRows`. They are null if no row has an
+    adapter."""
+
+    _fields_ = (("rows", _pointer), ("begins", _pointer))
+
+
 class BatchStruct(ctypes.Structure):
     """The arguments of one call of the library; `Batch` in `src/program.h` describes the fields."""
 
@@ -145,6 +153,8 @@ class BatchStruct(ctypes.Structure):
         ("max_ids", _int),
         ("max_positions", _int),
         ("states", StateSpansStruct),
+        ("adapters", AdapterRowsStruct),
+        ("sampled_adapters", AdapterRowsStruct),
     )
 
 

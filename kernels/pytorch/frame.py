@@ -9,6 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from kernels.forms.adapter_rows import AdapterRows, BatchAdapters
 from kernels.forms.state_spans import StateSpans
 from kernels.ops import LayerKV, Ops, ProgramBatch, Ranks
 from kernels.program import Program
@@ -32,12 +33,17 @@ class Frame:
     groups: Sequence[ProgramBatch] = ()  # the batch with the slots and plan of each K/V group
     kv: Sequence[LayerKV] = ()
     states: StateSpans | None = None
+    adapters: BatchAdapters | None = None  # of a program with adapters
 
     @classmethod
-    def of_head(cls, program: Program, ops: Ops, ranks: Ranks) -> Self:
+    def of_head(
+        cls, program: Program, ops: Ops, ranks: Ranks, adapters: AdapterRows | None = None
+    ) -> Self:
         """Returns the frame for a run of the head alone, which computes logits from hidden
-        states."""
-        return cls(program, ops, ranks, [NOTHING] * len(program.buffers))
+        states, whose rows have `adapters`."""
+        rows = [NOTHING] * len(program.buffers)
+        of_batch = None if adapters is None else BatchAdapters(adapters, adapters)
+        return cls(program, ops, ranks, rows, adapters=of_batch)
 
     @classmethod
     def of(
@@ -65,6 +71,7 @@ class Frame:
             batch.of_groups(),
             kv,
             batch.states,
+            batch.adapters if program.has_adapters else None,
         )
 
     def group(self, layer: int) -> ProgramBatch:

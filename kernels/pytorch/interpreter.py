@@ -19,6 +19,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.forms.adapter_rows import AdapterRows
 from kernels.forms.logits import Logits
 from kernels.ops import LayerKV, Ops, ProgramBatch, Ranks
 from kernels.program import Program
@@ -30,6 +31,7 @@ from kernels.steps import (
     GATES,
     Activate,
     Add,
+    AddLowRank,
     AddPositions,
     AllGather,
     AllReduce,
@@ -101,10 +103,10 @@ class Interpreter:
         _run(self._head, at)
         return Logits(at.rows[logits.index])
 
-    def head(self, hidden: Tensor, ranks: Ranks) -> Tensor:
+    def head(self, hidden: Tensor, ranks: Ranks, adapters: AdapterRows | None = None) -> Tensor:
         """Computes the logits of hidden states, as `ProgramRunner.head` describes."""
         logits = given(self.program.logits)
-        at = Frame.of_head(self.program, self._ops, ranks)
+        at = Frame.of_head(self.program, self._ops, ranks, adapters)
         at.rows[given(self.program.selected).index] = hidden
         _run(self._head[1:], at)  # without the first step, which selects the sampled tokens
         return at.rows[logits.index]
@@ -241,6 +243,19 @@ def _(step: Multiply, at: Frame) -> None:
     else:
         product = weight(x)
     at.rows[step.out.index] = product
+
+
+@run_step.register
+def _(step: AddLowRank, at: Frame) -> None:
+    if at.adapters is None:
+        return
+    groups = at.adapters.sampled if step.out.is_of_sampled else at.adapters.tokens
+    x, out = at.rows[step.x.index], at.rows[step.out.index]
+    for one in step.each:
+        rows = groups.of(one.adapter, x.device)
+        if len(rows):
+            inner = one.down(x.index_select(0, rows))
+            out.index_copy_(0, rows, one.up(inner, None, out.index_select(0, rows)))
 
 
 @run_step.register

@@ -29,6 +29,7 @@ from kernels.steps.look_ups import (
     LookUpAngles,
     Select,
 )
+from kernels.steps.low_rank import AddLowRank, LowRank
 from kernels.steps.mixing import (
     Attend,
     Heads,
@@ -64,6 +65,7 @@ __all__ = [
     "STEPS",
     "Activate",
     "Add",
+    "AddLowRank",
     "AddPositions",
     "AllGather",
     "AllReduce",
@@ -83,6 +85,7 @@ __all__ = [
     "Heads",
     "LayerNorm",
     "LookUpAngles",
+    "LowRank",
     "Matrix",
     "Mul",
     "Multiply",
@@ -139,4 +142,5 @@ STEPS: tuple[type, ...] = (
     Mul,
     SigmoidAndMul,
     Greedy,
+    AddLowRank,
 )

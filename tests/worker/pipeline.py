@@ -27,6 +27,7 @@ from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.models import StageModel
+from services.worker.models.adapters.adapter import Adapter
 from services.worker.models.checkpoint import load_stage
 from services.worker.models.weight_cache import WeightCache
 from services.worker.models.weights import LoadFormat, OnProgress
@@ -55,6 +56,7 @@ def load(
     max_model_len: int | None = None,
     cache: WeightCache | None = None,
     on_progress: OnProgress = lambda n_done, n_total: None,
+    adapters: Sequence[Adapter] = (),
 ) -> StageModel:
     """A rank's part of a stage, on the CPU. Oracles do not round inputs."""
     return load_stage(
@@ -71,6 +73,7 @@ def load(
         cache=cache,
         device=torch.device("cpu"),
         on_progress=on_progress,
+        adapters=adapters,
     )
 
 
@@ -146,6 +149,7 @@ class Stage:
         n_kv_blocks: int,
         block_size: int,
         interpreted_on: Ops | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         self._group = RankGroup(tp_size)
         models = self._group.run(
@@ -160,6 +164,7 @@ class Stage:
                 quantization=quantization,
                 max_model_len=max_model_len,
                 cache=cache,
+                adapters=adapters,
             )
         )
         if interpreted_on is not None:
@@ -231,6 +236,7 @@ class Pipeline:
         n_kv_blocks: int = 64,
         block_size: int = 4,
         interpreted_on: Ops | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         """`max_model_len` is by default the longest length that the files state, and None is the
         default of a worker. With `interpreted_on`, the interpreter runs all programs on these
@@ -251,6 +257,7 @@ class Pipeline:
                 n_kv_blocks=n_kv_blocks,
                 block_size=block_size,
                 interpreted_on=interpreted_on,
+                adapters=adapters,
             )
             for i in range(n_stages)
         ]
@@ -263,10 +270,17 @@ class Pipeline:
         self._released_rows: list[int] = []
         self._iteration = 0
 
-    def admit(self, row: int, n_prompt_tokens: int, sampling: SamplingParams = GREEDY) -> None:
-        """Announces a request with the next iteration."""
+    def admit(
+        self,
+        row: int,
+        n_prompt_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        *,
+        adapter: str = "",
+    ) -> None:
+        """Announces a request with the next iteration. `adapter` is the digest of its adapter."""
         self._sequences[row] = Stored(blocks=[{} for _ in self._windows])
-        self._admissions.append(Admission(row, n_prompt_tokens, sampling))
+        self._admissions.append(Admission(row, n_prompt_tokens, sampling, adapter=adapter))
 
     def release(self, row: int) -> None:
         """Gives a request's row and blocks up with the next iteration."""

@@ -93,6 +93,13 @@ struct StateSpans {
   ORCINUS_FIELDS(StateSpans, first_tokens, n_tokens, rows, start_positions, n)
 };
 
+// Rows of a batch by their adapters. Null: no row has an adapter.
+struct AdapterRows {
+  const int64_t* rows;    // of one adapter after the other, ascending for each
+  const int64_t* begins;  // where the rows of each adapter begin, and at last their number
+  ORCINUS_FIELDS(AdapterRows, rows, begins)
+};
+
 // A flat batch, and what a program runs with.
 struct Batch {
   const Buffer* buffers;
@@ -113,9 +120,11 @@ struct Batch {
   int64_t max_ids;  // tokens in tables, and positions in those of angles or learned ones
   int64_t max_positions;
   StateSpans states;
+  AdapterRows adapters;          // of all tokens
+  AdapterRows sampled_adapters;  // of the sampled ones, by their places among them
   ORCINUS_FIELDS(Batch, buffers, kv, angles, n_tokens, ids, positions, slots, starts, counts,
                  blocks, n_spans, n_columns, sampled, n_sampled, argmax, max_ids, max_positions,
-                 states)
+                 states, adapters, sampled_adapters)
 
   int64_t n_rows(const Buffer& buffer) const { return buffer.is_of_sampled ? n_sampled : n_tokens; }
 };

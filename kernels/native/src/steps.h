@@ -4,6 +4,7 @@
 
 #include "expert_steps.h"
 #include "look_up_steps.h"
+#include "low_rank_steps.h"
 #include "mixing_steps.h"
 #include "program.h"
 #include "row_steps.h"
@@ -18,7 +19,7 @@ using Steps = Kinds<Embed, EmbedPacked, AddPositions, LookUpAngles, Select, Copy
                     RMSNormPart, LayerNorm, Multiply, Activate, ApplyGate, RotaryWriteKV, WriteKV,
                     Attend, TurnHeads, MultiplyHeads, WriteLatents, RunDeltaNet, Add, Scale,
                     ScaleByPosition, Widen, SoftCap, Route, RouteInGroups, RunExperts, Mul,
-                    SigmoidAndMul, Greedy>;
+                    SigmoidAndMul, Greedy, AddLowRank>;
 
 // One step of a program.
 struct Step {

@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from kernels import AttentionPlan, Ops, StateSpans
+from kernels.forms.adapter_rows import NO_ADAPTER, BatchAdapters
 from kernels.forms.sampling_columns import ALL_GREEDY, SamplingColumns
 from kernels.upload import Uploads
 from services.worker.engine.constraints import ConstrainedRows
@@ -45,6 +46,7 @@ class InputBatch:
     n_spans: int  # without spans of padding
     n_sampled: int
     shape: DecodeShape | None = None  # the shape to which decodes are padded for a graph
+    adapters: BatchAdapters | None = None  # None: no token has an adapter
 
     @property
     def slots(self) -> Tensor:
@@ -159,6 +161,7 @@ class BatchBuilder:
         numbers = self._table.last_tokens.numbers
         first_tokens = layout.first_tokens[: len(spans.rows)]
         sampled = spans.sampled()
+        sampled_tokens = (first_tokens + spans.n_tokens - 1)[sampled.spans] - sampled.back
         # The inputs of layers come first, so that their addresses depend only on the shape.
         token_ids = add(_sent_tokens(spans, first_tokens, n_tokens=len(layout.positions)))
         batch = InputBatch(
@@ -174,7 +177,7 @@ class BatchBuilder:
                 )
             ],
             states=self._state_spans(spans.rows, layout),
-            sampled_tokens=add((first_tokens + spans.n_tokens - 1)[sampled.spans] - sampled.back),
+            sampled_tokens=add(sampled_tokens),
             sampled_rows=numbers(sampled.rows, self._uploads),
             sampling=self._sampling(sampled.rows, sampled.positions),
             counted=counted_tokens(self._table, spans, first_tokens, self._uploads),
@@ -183,6 +186,7 @@ class BatchBuilder:
             n_spans=len(spans.rows),
             n_sampled=len(sampled.rows),
             shape=shape,
+            adapters=self._adapters(spans.rows, layout, sampled_tokens),
         )
         left_out = spans.token_on_rank
         if not left_out.any():
@@ -193,6 +197,17 @@ class BatchBuilder:
         self._uploads.flush()
         self._table.last_tokens.put(token_ids, places, rows)
         return batch
+
+    def _adapters(
+        self, rows: Ints, layout: TokenLayout, sampled_tokens: Ints
+    ) -> BatchAdapters | None:
+        """Returns the adapters of the tokens of a batch. Padding has none."""
+        if not self._table.n_adapters:
+            return None
+        of_spans = np.full(len(layout.widths), NO_ADAPTER)
+        of_spans[: len(rows)] = self._table.adapters(rows)
+        of_tokens = of_spans[layout.span_of_token]
+        return BatchAdapters.of(of_tokens, sampled_tokens, self._table.n_adapters)
 
     def _attention(
         self,

@@ -162,7 +162,7 @@ class ModelRunner:
         vocab_size]. The next run may overwrite the logits."""
         if batch.logprobs is not None and batch.logprobs.of_prompts:
             hidden = self._layers(batch, hidden)
-            return Logits(self._logits_at(hidden, batch.sampled_tokens), hidden=hidden)
+            return Logits(self._logits_at(batch, hidden, batch.sampled_tokens), hidden=hidden)
         if batch.shape is None or self.graphs is None:
             inputs = self._inputs(batch, hidden)
             return self.model.sampled_logits(
@@ -209,7 +209,7 @@ class ModelRunner:
         def logits_at(places: Tensor) -> Tensor:
             if logits.hidden is None:
                 raise ValueError("the logits of prompts need hidden states")
-            return self._logits_at(logits.hidden, places)
+            return self._logits_at(batch, logits.hidden, places)
 
         return logprobs_of(batch.logprobs, logits.values, tokens, logits_at=logits_at)
 
@@ -224,8 +224,14 @@ class ModelRunner:
         inputs = self._inputs(batch, hidden)
         return self.model.forward(inputs, self._stage_batch(batch), self._stored)
 
-    def _logits_at(self, hidden: Tensor, places: Tensor) -> Tensor:
-        return self.model.logits(hidden.index_select(0, places), self._ranks)
+    def _logits_at(self, batch: InputBatch, hidden: Tensor, places: Tensor) -> Tensor:
+        """Returns the logits at some places of a batch."""
+        adapters = None if batch.adapters is None else batch.adapters.tokens
+        return self.model.logits(
+            hidden.index_select(0, places),
+            self._ranks,
+            None if adapters is None else adapters.at(places.cpu().numpy()),
+        )
 
     def _compute_decodes(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
         hidden = self._layers(batch, hidden)
@@ -259,6 +265,7 @@ class ModelRunner:
             self._ranks,
             groups=batch.kv,
             states=batch.states,
+            adapters=batch.adapters,
         )
 
     def _inputs(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
@@ -340,4 +347,5 @@ def _table(
         has_states=has_states,
         max_rows=n_state_rows if has_states and n_state_rows else MAX_ROWS,
         grammars=grammars,
+        adapters=model.adapters,
     )

@@ -35,6 +35,7 @@ class Admission:
     n_prompt_logprobs: int | None = None
     stored_token_ids: Sequence[int] = ()  # tokens before the first span, in blocks stored before
     grammar_digest: bytes = b""  # names a compiled grammar; empty if the output follows none
+    adapter: str = ""  # digest of the request's adapter; empty if the request uses none
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.forms.adapter_rows import NO_ADAPTER
 from services.common.errors import InvalidRequest
 from services.common.sampling import SamplingParams
 from services.worker.engine.bad_words import BadWordsMatcher
@@ -80,6 +81,7 @@ class RequestTable:
         has_states: bool = False,
         max_rows: int = MAX_ROWS,
         grammars: Grammars | None = None,
+        adapters: Sequence[str] = (),
     ) -> None:
         self.max_model_len = max_model_len
         self._n_kv_blocks = n_kv_blocks
@@ -103,6 +105,10 @@ class RequestTable:
         self._token_counts = TokenCounts(vocab_size, device)
         self._keeps_tokens = keeps_tokens
         self.last_tokens = last_tokens(device)
+        self._adapter_places = {digest: index for index, digest in enumerate(adapters)}
+        self.n_adapters = len(adapters)
+        """Number of adapters that requests may use."""
+        self._adapters = np.zeros(0, dtype=np.int64)  # index of the row's adapter, or NO_ADAPTER
 
     def apply(self, plan: IterationPlan) -> Spans:
         """Releases and admits requests, appends blocks and advances rows, as the plan says. Returns
@@ -147,6 +153,10 @@ class RequestTable:
     def n_prompt_tokens(self, rows: Ints) -> Ints:
         """Returns the lengths of the prompts of `rows`."""
         return self._n_prompt_tokens[rows]
+
+    def adapters(self, rows: Ints) -> Ints:
+        """Returns the index of the adapter of each of `rows`, or NO_ADAPTER."""
+        return self._adapters[rows]
 
     def block_tables(self, rows: Ints) -> Ints:
         """Returns the blocks of `rows` in order, [n_groups, n_spans, n_columns].
@@ -232,6 +242,7 @@ class RequestTable:
         if not sampling.is_greedy or admission.grammar_digest:
             self._not_greedy.add(row)
         self._n_prompt_tokens[row] = admission.n_prompt_tokens
+        self._adapters[row] = self._adapter_places.get(admission.adapter, NO_ADAPTER)
         self._sampling[row] = column_values(sampling)
         self._count_rows[row] = NOT_COUNTED
         if sampling.has_penalty and self._counts_tokens:
@@ -266,6 +277,8 @@ class RequestTable:
             raise PlanError(f"admitted row {row} is not below {self._max_rows}")
         if self._has_states and admission.stored_token_ids:
             raise PlanError(f"admitted row {row} has stored tokens, and no state after them")
+        if admission.adapter and admission.adapter not in self._adapter_places:
+            raise PlanError(f"admitted row {row} has an unknown adapter {admission.adapter[:64]}")
 
     def _refuse_outside(self, plan: IterationPlan) -> None:
         if len(set(plan.rows)) < len(plan.rows):
@@ -347,6 +360,7 @@ class RequestTable:
         self.last_tokens.grow(n_before + n_more)
         self._block_ids = np.pad(self._block_ids, ((0, 0), (0, n_more), (0, 0)))
         self._count_rows = np.pad(self._count_rows, (0, n_more))
+        self._adapters = np.pad(self._adapters, (0, n_more))
         self._sampling = np.concatenate([self._sampling, np.zeros(n_more, SAMPLING_COLUMNS)])
 
     def _grow_width(self, n_columns: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from kernels.weights.linear import Activations, Quantization
 from services.common.derived import Derived
 from services.common.gguf.header import is_gguf
+from services.worker.models.adapters.adapter import Adapter
 from services.worker.models.config import ModelConfig
 from services.worker.models.config_file import (
     read_directory_config,
@@ -45,6 +46,7 @@ def load_stage(
     activations: Activations = "rounded",
     max_model_len: int | None = None,
     cache: WeightCache | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> StageModel:
     """Reads the weights of one rank of one stage, and no other weights, from a checkpoint.
 
@@ -82,6 +84,7 @@ def load_stage(
         quantization=quantization,
         activations=activations,
         cached=cached,
+        adapters=adapters,
     )
 
 

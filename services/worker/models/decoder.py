@@ -67,7 +67,8 @@ class DecoderStage(StageModel):
             self.hidden_size,
             [self.kv_groups.of_layers[i] for i in place.layers],
         )
-        self.runner = place.ops.runner(pieces.program(dtype, place.tp_size))
+        program = source.adapted(pieces.program(dtype, place.tp_size))
+        self.runner = place.ops.runner(program)
 
     def _read_table(self, source: TensorSource) -> VocabParallelEmbedding:
         size, hidden_size = self.config.vocab_size, self.config.hidden_size

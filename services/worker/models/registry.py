@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -9,6 +10,8 @@ import torch
 from kernels import ops_for
 from kernels.packing.linear import can_compute
 from kernels.weights.linear import Activations, Quantization
+from services.worker.models.adapters.adapted_tensors import AdaptedTensors, ModulePlaces
+from services.worker.models.adapters.adapter import Adapter
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.families.cohere import CohereStage
@@ -68,6 +71,9 @@ class Family(Protocol):
 
     @property
     def head_name(self) -> str: ...
+
+    @property
+    def layers_name(self) -> str: ...
 
     def __call__(
         self,
@@ -138,6 +144,7 @@ def build_stage(
     quantization: Quantization,
     activations: Activations,
     cached: CachedShare | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> StageModel:
     """Returns one rank's share of one stage, on `device`.
 
@@ -145,7 +152,8 @@ def build_stage(
     experts' matrices are quantised by `quantization`. `activations` says whether products with
     quantised matrices may round their inputs. `on_progress` is called with the bytes read
     so far and the total bytes of the share, first with 0 bytes and then repeatedly. Matrices that
-    `cached` has are taken from there, and it keeps the others. Raises
+    `cached` has are taken from there, and it keeps the others. A batch names an adapter by its
+    index in `adapters`. Raises AdapterError for an adapter that does not fit the model. Raises
     UnsupportedModel for features that are not implemented, and CheckpointError for files that do
     not match the configuration. Both are raised before any weight is read.
     """
@@ -189,10 +197,30 @@ def build_stage(
             weight_format=config.weight_format,
             cached=cached,
         )
+    if adapters:
+        places = _module_places(family, config, place)
+        source = AdaptedTensors(source, adapters, places, dtype=dtype, device=device)
     stage = family(config, place, source=source, dtype=dtype, device=device)
+    stage.adapters = [adapter.digest for adapter in adapters]
     if cached is not None:
         cached.keep()
     return stage
+
+
+def _module_places(family: Family, config: ModelConfig, place: StagePlace) -> ModulePlaces:
+    """Returns where the modules of a model are. A head that shares the embedding's matrix is the
+    only product with this matrix, so an adapter of the head changes this product."""
+    head, embedding = (
+        name.removesuffix(".weight") for name in (family.head_name, family.embedding_name)
+    )
+    return ModulePlaces(
+        layers_name=family.layers_name,
+        n_layers=config.n_layers,
+        layers=place.layers,
+        head=head,
+        has_head=place.is_last,
+        aliases={embedding: head} if config.tie_word_embeddings else {},
+    )
 
 
 def random_stage(

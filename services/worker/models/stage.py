@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionPlan, Ops, StateSpans
+from kernels.forms.adapter_rows import AdapterRows, BatchAdapters
 from kernels.forms.logits import Logits
 from kernels.ops import LayerKV, ProgramRunner
 from services.worker.models.config import ModelConfig, UnsupportedModel
@@ -76,6 +77,7 @@ class StageBatch:
     attention: AttentionPlan
     ranks: TensorParallel = SINGLE  # the ranks that share the stage
     states: StateSpans | None = None  # where layers keep the states of requests
+    adapters: BatchAdapters | None = None  # None: no token has an adapter
     # Plans of the K/V groups, which replace `slots` and `attention`. Empty: there is one group.
     groups: Sequence[GroupPlan] = ()
 
@@ -92,6 +94,9 @@ class StageModel:
     """One rank's share of the weights of a stage, and the computations that use these weights."""
 
     config_type: ClassVar[type[ModelConfig]]  # how the family's config.json is read
+
+    adapters: Sequence[str] = ()
+    """Digests of the adapters that the program of the stage has, by their indices."""
 
     runner: ProgramRunner
     """Runs the program of the stage. It is assigned after the weights have been read."""
@@ -154,14 +159,17 @@ class StageModel:
         self._check_is_last()
         return self.runner.logits(inputs, batch, kv, sampled_tokens)
 
-    def logits(self, hidden: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
-        """Returns the logits [n, vocab_size] of hidden states [n, hidden_size] after all layers.
+    def logits(
+        self, hidden: Tensor, ranks: TensorParallel = SINGLE, adapters: AdapterRows | None = None
+    ) -> Tensor:
+        """Returns the logits [n, vocab_size] of hidden states [n, hidden_size] after all layers,
+        whose rows have `adapters`.
 
         The logits are in the model's element type, or in float32 for families whose head caps
         logits. Raises RuntimeError on any stage but the last one.
         """
         self._check_is_last()
-        return self.runner.head(hidden, ranks)
+        return self.runner.head(hidden, ranks, adapters)
 
     def _check_is_last(self) -> None:
         if not self.is_last:

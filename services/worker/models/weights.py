@@ -27,6 +27,7 @@ from torch import Tensor
 from kernels.forms.experts import ExpertForm
 from kernels.packing.experts import pack_experts
 from kernels.packing.linear import pack, pack_gated, pack_table
+from kernels.program import Program
 from kernels.steps import ExpertMatrices
 from kernels.weights.gated_in_two import GatedMatrix
 from kernels.weights.linear import (
@@ -188,6 +189,11 @@ class TensorSource(ABC):
         if self.quantization == "none":
             return PlainWeight(self.joined([part]))
         return self.table(part)
+
+    def adapted(self, program: Program) -> Program:
+        """Returns the program of a stage with what this source adds to its products: nothing,
+        unless it has adapters. The program may be changed."""
+        return program
 
     @abstractmethod
     def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:

@@ -1,0 +1,76 @@
+"""The rows of a batch that belong to adapters (`kernels.steps.AddLowRank`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ints = NDArray[np.int64]
+
+NO_ADAPTER = -1
+"""The index that stands for no adapter."""
+
+
+class AdapterRows:
+    """The rows of some tokens, grouped by the adapter that each token uses.
+
+    Rows of one adapter are in ascending order, so a group of neighbouring rows is dense.
+    """
+
+    __slots__ = ("_on_device", "adapters", "begins", "rows")
+
+    def __init__(self, adapters: Ints, n_adapters: int) -> None:
+        """`adapters` [n] has the index of each row's adapter, below `n_adapters`, or NO_ADAPTER."""
+        self.adapters = adapters
+        order = np.argsort(adapters, kind="stable")
+        n_without = int(np.count_nonzero(adapters == NO_ADAPTER))
+        self.rows: Ints = np.ascontiguousarray(order[n_without:], dtype=np.int64)
+        """Indices of the rows with an adapter, one adapter after the other."""
+        self.begins: Ints = np.searchsorted(
+            adapters[order], np.arange(n_adapters + 1), side="left"
+        ).astype(np.int64)
+        self.begins -= n_without
+        """Where the rows of each adapter begin in `rows`, and at last the number of rows,
+        [n_adapters + 1]."""
+        self._on_device: dict[int, Tensor] = {}
+
+    @property
+    def n_adapters(self) -> int:
+        """The number of adapters, also of those without a row."""
+        return len(self.begins) - 1
+
+    def at(self, places: Ints) -> AdapterRows:
+        """Returns the groups of the rows with the indices `places`, which are then counted from
+        0."""
+        return AdapterRows(self.adapters[places], self.n_adapters)
+
+    def of(self, adapter: int, device: torch.device) -> Tensor:
+        """Returns the rows of an adapter on a device, [n] int64. All calls must name one device."""
+        if adapter not in self._on_device:
+            rows = self.rows[self.begins[adapter] : self.begins[adapter + 1]]
+            self._on_device[adapter] = torch.from_numpy(rows).to(device)
+        return self._on_device[adapter]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAdapters:
+    """The rows of a batch's tokens, and of its sampled tokens, by the adapters of the tokens."""
+
+    tokens: AdapterRows
+    sampled: AdapterRows
+
+    @classmethod
+    def of(cls, adapters: Ints, sampled: Ints, n_adapters: int) -> BatchAdapters | None:
+        """Returns the groups of a batch. Returns None if no token has an adapter.
+
+        `adapters` [n_tokens] has the index of each token's adapter, or NO_ADAPTER. `sampled`
+        [n_sampled] are the indices of the sampled tokens.
+        """
+        if (adapters == NO_ADAPTER).all():
+            return None
+        tokens = AdapterRows(adapters, n_adapters)
+        return cls(tokens, tokens.at(sampled))

@@ -1,0 +1,36 @@
+"""The step that adds the products of low-rank adapters (LoRA) to a product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kernels.steps.buffer import Buffer
+from kernels.weights.linear import LinearWeight
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """The two matrices by which an adapter changes a product."""
+
+    adapter: int  # the index of the adapter among all adapters of the program
+    down: LinearWeight  # [rank, n_in]
+    up: LinearWeight  # [n_out, rank], with the adapter's scale
+
+
+@dataclass(frozen=True, slots=True)
+class AddLowRank:
+    """Adds `up @ (down @ x)` to the rows of `out`, in place, with the matrices of each row's
+    adapter.
+
+    A batch says which adapter a row has (`kernels.forms.adapter_rows`). Rows of one adapter are
+    multiplied together, and the sums of a row do not depend on the other rows. Rows without an
+    adapter, and of adapters that are not in `each`, stay as they are.
+    """
+
+    x: Buffer
+    each: Sequence[LowRank]
+    gathered: Buffer  # scratch memory for the inputs of the rows of one adapter
+    inner: Buffer  # scratch memory for their products with `down`, as wide as the largest rank
+    outer: Buffer  # scratch memory for the rows of `out`
+    out: Buffer

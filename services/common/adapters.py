@@ -1,0 +1,36 @@
+"""The adapters (LoRA) of a model as workers tell them: a trait for each, by its name.
+
+A trait `adapter:NAME` has the digest of the adapter's files. So all stages of a pipeline have equal
+adapters, and schedulers and frontends know from the traits of a pipeline which ones it has.
+"""
+
+import re
+from collections.abc import Mapping
+
+_PREFIX = "adapter:"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError if a text cannot be the name of an adapter."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{name[:80]!r} is no name: letters, digits and ._:/@+- after a letter or digit, 128 "
+            "characters at most"
+        )
+
+
+def adapter_traits(digests: Mapping[str, str]) -> dict[str, str]:
+    """Returns the traits of a worker whose adapters have these digests, by their names."""
+    return {f"{_PREFIX}{name}": digest for name, digest in digests.items()}
+
+
+def adapters_in(traits: Mapping[str, str]) -> dict[str, str]:
+    """Returns the digest of each adapter that the traits of a worker tell, by the adapter's name,
+    in the order of the names."""
+    return {
+        name.removeprefix(_PREFIX): digest
+        for name, digest in sorted(traits.items())
+        if name.startswith(_PREFIX)
+    }

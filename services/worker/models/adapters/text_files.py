@@ -1,0 +1,89 @@
+"""Compares the tokenizer and the chat template of an adapter with those of the model.
+
+Training programs write a copy of both beside an adapter. Requests to all adapters are encoded with
+the model's own, so an adapter that was trained with others is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from services.common import bounded_file
+from services.common.tokenizer_files.find import MAX_FILE_BYTES, TOKENIZER_JSON, tokenizer_file
+from services.worker.models.adapters.adapter_config import AdapterError
+
+_CONFIG = "tokenizer_config.json"
+_TEMPLATE = "chat_template.jinja"
+_TEMPLATE_JSON = "chat_template.json"
+_KEY = "chat_template"
+
+_MAX_BYTES = 16 << 20
+
+_NOT_COMPARED = ("truncation", "padding", "version")
+"""Keys of a `tokenizer.json` that say how batches for training are padded and cut."""
+
+_ROLES = ("bos_token", "eos_token")
+
+
+def check_text_files(name: str, adapter: Path, model: Path) -> None:
+    """Checks that an adapter has no tokenizer or chat template, or those of the model.
+
+    Raises:
+        AdapterError: a file differs, or cannot be read. The message names the adapter `name`.
+    """
+    try:
+        _check_tokenizer(adapter, model)
+        _check_config(adapter, model)
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"adapter {name}: {error}") from error
+
+
+def _check_tokenizer(adapter: Path, model: Path) -> None:
+    own, other = tokenizer_file(adapter), tokenizer_file(model)
+    if not own.is_file():
+        return
+    if own.name != other.name:
+        raise ValueError(
+            f"{own} cannot be compared with {other.name}, the model's tokenizer; remove it if the "
+            "adapter was trained with the model's"
+        )
+    if _tokenizer(own) != _tokenizer(other):
+        raise ValueError(f"{own} is another tokenizer than {other}")
+
+
+def _tokenizer(file: Path) -> object:
+    """Returns what is compared of a tokenizer's file."""
+    if file.name != TOKENIZER_JSON:
+        return bounded_file.read_bytes(file, max_bytes=MAX_FILE_BYTES)
+    found = bounded_file.read_json_object(file, max_bytes=MAX_FILE_BYTES)
+    return {key: value for key, value in found.items() if key not in _NOT_COMPARED}
+
+
+def _check_config(adapter: Path, model: Path) -> None:
+    if not model.is_dir():
+        return  # a GGUF file has its template and its tokens in its header
+    own, other = _read(adapter / _CONFIG), _read(model / _CONFIG)
+    for role in _ROLES:
+        if role in own and role in other and _text(own[role]) != _text(other[role]):
+            raise ValueError(f"{adapter / _CONFIG}: {role} is another one than the model's")
+    template = _template(adapter, own)
+    if template is not None and template != _template(model, other):
+        raise ValueError(f"the chat template in {adapter} is another one than the model's")
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    return bounded_file.read_json_object(path, max_bytes=_MAX_BYTES) if path.is_file() else {}
+
+
+def _text(token: object) -> object:
+    """Returns the text of a token, which may be written as an object with its properties."""
+    return token.get("content") if isinstance(token, Mapping) else token
+
+
+def _template(directory: Path, config: Mapping[str, Any]) -> object:
+    """Returns the chat template of a directory, or None. The file of its own comes first."""
+    if (directory / _TEMPLATE).is_file():
+        return bounded_file.read_bytes(directory / _TEMPLATE, max_bytes=MAX_FILE_BYTES).decode()
+    return _read(directory / _TEMPLATE_JSON).get(_KEY) or config.get(_KEY)
