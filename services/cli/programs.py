@@ -11,12 +11,13 @@ from itertools import takewhile
 from pathlib import Path
 
 from services.cli.model import KINDS, find
-from services.common.by_model import pair_in
+from services.common.by_model import SEPARATOR, pair_in
 from services.common.ending import refuse
 from services.common.gguf.header import model_name
 from services.common.settings import PREFIX
 
 _NAME_OPTION = "--served-model-name"
+_ADAPTERS_OPTION = "--adapters"
 
 
 def serve(arguments: Sequence[str]) -> int:
@@ -57,6 +58,8 @@ def _become(command: str, module: str, arguments: Sequence[str], *, takes_severa
         options = [*options_for_several(models), *arguments[len(models) :]]
     else:
         options = options_for(arguments, is_named=takes_several)
+    if takes_several:
+        options = with_adapters(options)
     os.execv(sys.executable, [sys.executable, "-m", module, *options])
 
 
@@ -69,6 +72,34 @@ def options_for_several(texts: Sequence[str]) -> list[str]:
         NoModel: a model does not exist, or cannot be fetched.
     """
     return [f"--model={_named(text)}" for text in texts]
+
+
+def with_adapters(options: Sequence[str]) -> list[str]:
+    """Returns options in which the sources of adapters, NAME=SOURCE, are directories. Adapters are
+    fetched if needed.
+
+    Raises:
+        NoModel: an adapter does not exist, or cannot be fetched.
+    """
+    found, is_value = [], False
+    for option in options:
+        name, equals, value = option.partition("=")
+        if is_value:
+            found.append(_fetched(option))
+        elif name == _ADAPTERS_OPTION and equals:
+            found.append(f"{name}={_fetched(value)}")
+        else:
+            found.append(option)
+        is_value = option == _ADAPTERS_OPTION
+    return found
+
+
+def _fetched(adapters: str) -> str:
+    """Returns adapters, NAME=SOURCE separated by commas, as NAME=DIRECTORY."""
+    pairs = [pair_in(text) for text in SEPARATOR.split(adapters)]
+    return ",".join(
+        f"{name}={find(source).path.absolute()}" if name else source for name, source in pairs
+    )
 
 
 def _named(text: str) -> str:

@@ -4,10 +4,16 @@ A trait `adapter:NAME` has the digest of the adapter's files. So all stages of a
 adapters, and schedulers and frontends know from the traits of a pipeline which ones it has.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping
 
 _PREFIX = "adapter:"
+
+_ALL = "adapters"
+
+N_DIGITS = 16
+"""Number of hexadecimal digits of the digest of all adapters."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
 
@@ -22,8 +28,20 @@ def check_name(name: str) -> None:
 
 
 def adapter_traits(digests: Mapping[str, str]) -> dict[str, str]:
-    """Returns the traits of a worker whose adapters have these digests, by their names."""
-    return {f"{_PREFIX}{name}": digest for name, digest in digests.items()}
+    """Returns the traits of a worker whose adapters have these digests, by their names: one for
+    each adapter, and a digest of all of them. There are none without adapters."""
+    if not digests:
+        return {}
+    together = hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
+    return {
+        _ALL: together[:N_DIGITS],
+        **{f"{_PREFIX}{name}": digest for name, digest in digests.items()},
+    }
+
+
+def is_adapter(trait: str) -> bool:
+    """Returns whether the trait with a name tells an adapter."""
+    return trait.startswith(_PREFIX)
 
 
 def adapters_in(traits: Mapping[str, str]) -> dict[str, str]:
@@ -32,5 +50,5 @@ def adapters_in(traits: Mapping[str, str]) -> dict[str, str]:
     return {
         name.removeprefix(_PREFIX): digest
         for name, digest in sorted(traits.items())
-        if name.startswith(_PREFIX)
+        if is_adapter(name)
     }

@@ -19,7 +19,8 @@ from pydantic_settings import NoDecode
 Value = TypeVar("Value")
 
 _NAMED = re.compile(r"(?P<name>[^=,\s/.~][^=,\s]*)=(?P<value>.*)", re.DOTALL)
-_SEPARATOR = re.compile(r",(?=[/.~]|[^=,\s/.~][^=,\s]*=)")
+SEPARATOR = re.compile(r",(?=[/.~]|[^=,\s/.~][^=,\s]*=)")
+"""Pattern of the commas between the values of a setting."""
 
 
 def _pairs_in(value: object) -> object:
@@ -29,7 +30,7 @@ def _pairs_in(value: object) -> object:
     items = value if isinstance(value, list | tuple) else (value,)
     pairs: list[object] = []
     for item in items:
-        texts = _SEPARATOR.split(item) if isinstance(item, str) else (item,)
+        texts = SEPARATOR.split(item) if isinstance(item, str) else (item,)
         pairs += [_pair(text) for text in texts]
     return tuple(pairs)
 

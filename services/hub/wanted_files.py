@@ -17,6 +17,9 @@ _WANTED = (
     WEIGHTS, PICKLED, "*.json", "*.jinja", "tokenizer.model", "tiktoken.model", "merges.txt",
     "vocab.txt",
 )  # fmt: skip
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+"""Names of the files that an adapter (LoRA) in PEFT's format has."""
+
 _OTHER_FORM = "consolidated*.safetensors"
 """Pattern of the names of weight files in Mistral's own format. They are a second copy of the
 weights."""
@@ -42,7 +45,10 @@ def wanted(sizes: Mapping[str, int]) -> dict[str, int]:
 
 def trouble_with(paths: Mapping[str, int]) -> str:
     """Returns a text that names what is missing among the files to fetch; empty if nothing is
-    missing."""
+    missing. A repository with an adapter needs no model and no tokenizer."""
+    if _ADAPTER[0] in paths and "config.json" not in paths:
+        lacking = [name for name in _ADAPTER if name not in paths]
+        return f"has no {', no '.join(lacking)} to serve" if lacking else ""
     missing = [] if "config.json" in paths else ["config.json"]
     if tokenizer_in(paths) is None:
         missing.append(TOKENIZER_JSON)

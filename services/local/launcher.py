@@ -258,6 +258,8 @@ class Launcher:
         n_threads, cpus = share_cpus(settings, usable_cpus(), sorted(os.sched_getaffinity(0)))
         return {
             "model": settings.model[model][1],
+            "adapters": ",".join(f"{name}={path.absolute()}" for name, path in settings.adapters)
+            or None,
             "address": self._free_address,
             "data-host": self._host,
             "stage-index": number if self._has_fixed_stages else None,

@@ -39,6 +39,11 @@ class LocalSettings(ServiceSettings):
     Each model has workers and a scheduler of its own, and all settings but this one apply to every
     model."""
 
+    adapters: ByModel[Path] = ()
+    """Adapters (LoRA) of the model in PEFT's format, `NAME=DIRECTORY` for each, separated by commas
+    or given one by one. Requests select an adapter with its name as the model. Only if one model is
+    served."""
+
     served_model_name: ModelNames = ()
     """Names of the model in the API, separated by commas or given one by one. The default is the
     name of the model's directory or file. Only for a model that `model` gives no name."""
@@ -237,4 +242,15 @@ class LocalSettings(ServiceSettings):
             raise ValueError("model: several models need a name each: NAME=DIRECTORY")
         if names and self.served_model_name:
             raise ValueError("served_model_name: not together with a NAME in `model`")
+        return self
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> Self:
+        if self.adapters and len(self.model) > 1:
+            raise ValueError("adapters: only if one model is served")
+        for name, directory in self.adapters:
+            if not name:
+                raise ValueError(f"adapters: {directory} needs a name: NAME=DIRECTORY")
+            if name in (*self.served_model_name, *self.model_names):
+                raise ValueError(f"adapters: {name} is the name of the model")
         return self

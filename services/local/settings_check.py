@@ -15,6 +15,7 @@ from services.common.tokenizer_files.find import tokenizer_file
 from services.local.settings import LocalSettings
 
 MAX_CONFIG_BYTES = 2**20
+ADAPTER_CONFIG = "adapter_config.json"
 LAYER_KEYS = ("num_hidden_layers", "n_layer")
 """Keys of `config.json` that may hold the number of layers. GPT-2 uses the second one."""
 
@@ -29,6 +30,9 @@ def trouble_with(settings: LocalSettings) -> str:
     for _, model in settings.model:
         if trouble := _trouble_with_model(model, settings.stages):
             return trouble
+    for name, directory in settings.adapters:
+        if not (directory / ADAPTER_CONFIG).is_file():
+            return f"adapters: no {ADAPTER_CONFIG} in {directory}, which is to be {name}"
     if settings.receipts != "off":
         if settings.receipt_keys_file is None:
             return f"receipt_keys_file: must be given with receipts={settings.receipts}"

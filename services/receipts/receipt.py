@@ -35,6 +35,15 @@ class Record(BaseModel):
     )
 
 
+class AdapterRecord(Record):
+    """The adapter (LoRA) that changed the model for an answer."""
+
+    name: str
+    """Name of the adapter as clients spell it."""
+    digest: Digest
+    """Digest of the adapter's configuration and of all bytes of its tensors."""
+
+
 class ModelRecord(Record):
     """The model that made an answer."""
 
@@ -52,8 +61,8 @@ class ModelRecord(Record):
     """Digest of the tokenizer, as a `tokenizer.json`."""
     template: Digest | None
     """Digest of the chat templates; null for a model without one."""
-    adapter: None
-    """Always null: adapters are not served."""
+    adapter: AdapterRecord | None
+    """The adapter that the answer was made with; null without one."""
 
 
 class Arithmetic(Record):
@@ -75,6 +84,9 @@ class Arithmetic(Record):
     """First digits of a digest of the workers' code."""
     torch: str
     """Version of PyTorch."""
+    adapters: str = ""
+    """First digits of a digest of all adapters of the workers, since numbers are rounded otherwise
+    beside an adapter of a gated MLP. Left out without adapters."""
 
     def __str__(self) -> str:
         named = zip(type(self).model_fields, self.model_dump().values(), strict=True)

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from orcinus.v1 import sampling_pb2, scheduler_pb2
 
+from services.common.adapters import adapters_in
 from services.common.errors import InvalidRequest, Unavailable
 from services.common.priority import PRIORITIES
 from services.common.sampling import (
@@ -55,6 +56,7 @@ def check_submission(
     if not submission.HasField("sampling"):
         raise Unavailable("the frontend is of another version than the scheduler")
     _check_sequence(submission, pipeline)
+    _check_adapter(submission.adapter.digest, pipeline)
     PRIORITIES.check("priority", submission.priority)
     if submission.account.weight < 0 or not math.isfinite(submission.account.weight):
         raise InvalidRequest("account", f"cannot have the weight {submission.account.weight}")
@@ -100,6 +102,7 @@ def to_request(
         sampling=_without_grammar(submission.sampling),
         grammar=grammar,
         grammar_digest=hashlib.sha256(grammar).digest() if grammar else None,
+        adapter=submission.adapter.digest,
         stop_token_ids=frozenset(sampling.stop_token_ids),
         speculation=_speculation_of(submission, sampling),
         generated_token_ids=array(TOKEN_ID, submission.generated_token_ids),
@@ -126,6 +129,7 @@ def refusal(request: Request, pipeline: scheduler_pb2.PipelineDescription) -> In
     own = frozenset((*sampling.stop_token_ids, *pipeline.eos_token_ids))
     try:
         _check_sequence(request, pipeline)
+        _check_adapter(request.adapter, pipeline)
         check_sampling(sampling, pipeline, own_stop_token_ids=own)
     except InvalidRequest as error:
         return error
@@ -204,6 +208,11 @@ def _check_sequence(
         )
 
 
+def _check_adapter(digest: str, pipeline: scheduler_pb2.PipelineDescription) -> None:
+    if digest and digest not in adapters_in(pipeline.traits).values():
+        raise InvalidRequest("model", "the adapter is not loaded, or another version of it is")
+
+
 def _deadline_of(submission: scheduler_pb2.Submission, now: float) -> float | None:
     if not submission.HasField("time_left"):
         return None
@@ -215,8 +224,9 @@ def _cache_scope(submission: scheduler_pb2.Submission) -> bytes | None:
     request shares none."""
     if submission.is_uncached:
         return None
-    name = submission.account.name
-    return f"{len(name)}:{name}{submission.cache_salt}".encode()
+    name, adapter = submission.account.name, submission.adapter.digest
+    of_adapter = f"adapter {adapter} " if adapter else ""  # other scopes begin with a number
+    return f"{of_adapter}{len(name)}:{name}{submission.cache_salt}".encode()
 
 
 def _without_grammar(options: sampling_pb2.SamplingParams) -> bytes:

@@ -81,6 +81,8 @@ class Recomputation:
                 raise
             why = f"the system refuses the request: {error.details()}"
             return Verdict(place=given.place, outcome=Outcome.UNCHECKED, why=why)
+        if why := _other_adapter(given.receipt, answer):
+            return Verdict(place=given.place, outcome=Outcome.UNCHECKED, why=why)
         return await self._compared(given, answer)
 
     async def _computed(self, given: GivenReceipt) -> inference_pb2.Choice:
@@ -114,8 +116,15 @@ class Recomputation:
             sampling=sampling,
             return_token_ids=True,
             ignore_eos=ignores_eos,
+            receipt=receipt.model.adapter is not None,  # it has the digest of the adapter here
         )
-        return _request(given.prompt, options, self.name)
+        return _request(given.prompt, options, self._name_for(receipt))
+
+    def _name_for(self, receipt: Receipt) -> str:
+        """Returns the name by which the system is asked for the answer of a receipt. An adapter is
+        asked for by its own name."""
+        adapter = receipt.model.adapter
+        return self.name if adapter is None else adapter.name
 
     async def _compared(self, given: GivenReceipt, answer: inference_pb2.Choice) -> Verdict:
         receipt, computed = given.receipt, list(answer.token_ids)
@@ -154,19 +163,30 @@ class Recomputation:
             return None
         before = [*given.prompt, *computed[:at]]
         try:
-            told_logprob = await self._logprob([*before, told[at]])
-            return await self._logprob([*before, computed[at]]) - told_logprob
+            name = self._name_for(given.receipt)
+            told_logprob = await self._logprob([*before, told[at]], name)
+            return await self._logprob([*before, computed[at]], name) - told_logprob
         except grpc.aio.AioRpcError:  # such as a token outside the vocabulary
             return None
 
-    async def _logprob(self, tokens: Sequence[int]) -> float:
-        """Returns the log-probability of the last token after the others. Differences between two
-        of them are differences between logits."""
+    async def _logprob(self, tokens: Sequence[int], name: str) -> float:
+        """Returns the log-probability of the last token after the others, by the model or adapter
+        `name`. Differences between two of them are differences between logits."""
         options = inference_pb2.GenerationOptions(max_tokens=0, prompt_logprobs=0)
-        answer = await self.stub.Generate(
-            _request(tokens, options, self.name), timeout=ANSWER_TIMEOUT_S
-        )
+        answer = await self.stub.Generate(_request(tokens, options, name), timeout=ANSWER_TIMEOUT_S)
         return float(answer.choices[0].prompt_logprobs[-1].logprob)
+
+
+def _other_adapter(receipt: Receipt, answer: inference_pb2.Choice) -> str:
+    """Returns why an answer was not made with the adapter of a receipt. The result is empty if it
+    was, or if the receipt has none."""
+    adapter = receipt.model.adapter
+    if adapter is None:
+        return ""
+    here = Receipt.model_validate_json(answer.receipt).model.adapter
+    if here is None:
+        return f"{adapter.name} is no adapter here"
+    return "" if here.digest == adapter.digest else f"the adapter {here.name} is another one here"
 
 
 def _request(

@@ -16,7 +16,9 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, ByteSize, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.common.adapters import check_name
 from services.common.address import LOCALHOST, own_ip
+from services.common.by_model import ByModel
 from services.common.gguf.header import model_name
 from services.common.settings import Host, HostPort, ServerSettings
 from services.common.telemetry import LogFormat
@@ -43,6 +45,11 @@ class SharedSettings(BaseModel):
     served_model_name: str = ""
     """Name of the model that the pipeline reports. When empty, the name of the directory or file.
     """
+
+    adapters: ByModel[Path] = ()
+    """Adapters (LoRA) that requests may select by their names: `NAME=DIRECTORY` for each, in PEFT's
+    format, separated by commas or given one by one. All workers of a model must have the same
+    adapters."""
 
     n_stages: int = Field(default=1, ge=1)
     """Number of stages into which the model is divided. If the leader assigns the stage, the leader
@@ -143,6 +150,14 @@ class SharedSettings(BaseModel):
     """Seconds that an iteration may take on a rank, in addition to ten times the time of earlier
     iterations of its size, before the rank counts as hung and its stage starts again. Set less than
     the scheduler's `hang_limit_s`, which ends the epoch, and more than `rank_silence_limit_s`."""
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> Self:
+        for name, directory in self.adapters:
+            if not name:
+                raise ValueError(f"adapters: {directory} needs a name: NAME=DIRECTORY")
+            check_name(name)
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_p
 from prometheus_client import CollectorRegistry
 
 from services.common import rpc, rpc_handlers
+from services.common.adapters import adapter_traits
 from services.common.errors import Unavailable
 from services.common.sampling import MAX_GRAMMAR_LENGTH, SamplingParams
 from services.common.sampling_proto import from_proto
@@ -42,6 +43,11 @@ from tests.scheduler.core.workload import build
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
 STOP = 9
+ADAPTERS = adapter_traits({"one": "1" * 64, "two": "2" * 64})
+ONE, TWO, OTHER = (
+    scheduler_pb2.Adapter(name=name, digest=digest * 64)
+    for name, digest in (("one", "1"), ("two", "2"), ("one", "3"))
+)
 
 
 @dataclass
@@ -82,7 +88,7 @@ async def world(
     has_news = asyncio.Event()
     engine = FakeEngine(has_news)
     description = scheduler_pb2.PipelineDescription(
-        model="fake", vocab_size=100, max_model_len=64, eos_token_ids=[STOP]
+        model="fake", vocab_size=100, max_model_len=64, eos_token_ids=[STOP], traits=ADAPTERS
     )
     requests = RequestObservers(*() if observer is None else (observer,))
     service = SchedulerService(requests, control=control, max_frontends=max_frontends, now=now)
@@ -284,6 +290,10 @@ ANN, BOB = scheduler_pb2.Account(name="ann"), scheduler_pb2.Account(name="bob")
         ({"account": ANN}, {"account": BOB}, 0),
         ({"account": ANN}, {"cache_salt": "ann"}, 0),
         ({"account": ANN}, {"cache_salt": "3:ann"}, 0),
+        ({"adapter": ONE}, {"adapter": ONE}, 8),
+        ({"adapter": ONE}, {"adapter": TWO}, 0),
+        ({"adapter": ONE}, {}, 0),
+        ({"adapter": ONE}, {"cache_salt": "1" * 64}, 0),
         ({"is_uncached": True}, {}, 0),
         ({}, {"is_uncached": True}, 0),
     ],
@@ -446,6 +456,7 @@ async def test_a_frontend_that_hangs_up_leaves_nothing_in_the_pool() -> None:
         ({"max_new_tokens": 0}, "max_tokens"),
         ({"prompt": 60, "max_new_tokens": 5}, "max_tokens"),
         ({"cache_salt": "s" * 257}, "cache_salt"),
+        ({"adapter": OTHER}, "model"),
         ({"sampling": {"temperature": float("nan")}}, "temperature"),
         ({"sampling": {"temperature": 2.5}}, "temperature"),
         ({"sampling": {"min_p": 1.5}}, "min_p"),
@@ -468,6 +479,7 @@ async def test_a_frontend_that_hangs_up_leaves_nothing_in_the_pool() -> None:
         "nothing to generate",
         "too long",
         "salt",
+        "adapter",
         "temperature",
         "temperature above 2",
         "min_p",

@@ -24,9 +24,10 @@ SPECIAL = 5
 class Counting:
     """The stub of a system that counts."""
 
-    def __init__(self, *, ends_at: int = 6) -> None:
+    def __init__(self, *, ends_at: int = 6, adapter: dict[str, str] | None = None) -> None:
         self.asked: list[inference_pb2.GenerateRequest] = []
         self._ends_at = ends_at
+        self._adapter = adapter  # what its receipts say
 
     async def Generate(
         self,
@@ -54,6 +55,8 @@ class Counting:
         choice.finish_reason = (
             inference_pb2.FINISH_REASON_STOP if is_over else inference_pb2.FINISH_REASON_LENGTH
         )
+        if request.options.receipt:
+            choice.receipt = json.dumps(signed(model={**MODEL, "adapter": self._adapter}))
         return inference_pb2.GenerateResponse(choices=[choice])
 
     @staticmethod
@@ -133,6 +136,27 @@ async def test_what_is_said_of_a_receipt(
     assert (said.outcome, said.at, said.logit_gap) == (outcome, at, gap)
     assert bool(said.why) == (outcome is UNCHECKED or "arithmetic" in changes or said.why != "")
     assert said.why or outcome is not UNCHECKED
+
+
+LAW = {"name": "law", "digest": "d" * 64}
+
+
+@pytest.mark.parametrize(
+    ("here", "outcome", "why"),
+    [
+        (LAW, SAME, ""),
+        ({**LAW, "digest": "e" * 64}, UNCHECKED, "the adapter law is another one here"),
+        (None, UNCHECKED, "law is no adapter here"),
+    ],
+    ids=["equal", "another", "none"],
+)
+async def test_an_adapter_is_asked_for_by_its_name_and_compared_by_its_digest(
+    here: dict[str, str] | None, outcome: Outcome, why: str
+) -> None:
+    stub = Counting(adapter=here)
+    said = await verdict(stub, model={**MODEL, "adapter": LAW})
+    assert (said.outcome, said.why) == (outcome, why)
+    assert {request.model for request in stub.asked} == {"law"}
 
 
 async def test_the_system_is_asked_as_the_client_has_asked() -> None:

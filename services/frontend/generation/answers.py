@@ -34,9 +34,10 @@ class Answers:
         resumption: Resumption | None,
         account: scheduler_pb2.Account | None,
         trace: trace_pb2.TraceContext | None,
+        adapter: scheduler_pb2.Adapter | None = None,
     ) -> None:
         """Prepares for the answers without beginning one. The names of the answers begin with
-        `submission_id`."""
+        `submission_id`. `adapter` is the adapter that makes the answers, if any does."""
         self.begun: dict[str, Answer] = {}
         """Answers that have begun, by their names."""
         self._options = options
@@ -46,6 +47,8 @@ class Answers:
         self._resumption = resumption
         self._account = account
         self._trace = trace
+        self.adapter = adapter
+        """Adapter that makes the answers; None if the model itself makes them."""
         self._n_to_each = options.n_generated
         self.n_answers = len(prompts) * self._n_to_each
         """Number of answers to all prompts together."""
@@ -131,6 +134,7 @@ class Answers:
             cache_salt=options.cache_salt,
             is_uncached=not options.cache_prompt,
             wants_traits=options.receipt,
+            adapter=self.adapter,
         )
 
     def _n_prompt_logprobs(self, index: int, prompt: EncodedPrompt) -> int | None:

@@ -113,8 +113,10 @@ class Generation:
         call: MeasuredCall | None = None,
         check_value: CheckValue | None = None,
         make_receipts: MakeReceipts | None = None,
+        adapter: scheduler_pb2.Adapter | None = None,
     ) -> None:
-        """Without `make_receipts`, answers have no receipts."""
+        """Without `make_receipts`, answers have no receipts. With `adapter`, this adapter of the
+        model makes the answers."""
         self.request_id = (
             request_id or new_request_id() if resumption is None else resumption.request_id
         )
@@ -135,6 +137,7 @@ class Generation:
             resumption=resumption,
             account=resources.account,
             trace=span.message,
+            adapter=adapter,
         )
         self._receipts = make_receipts and make_receipts(self._answers, self.request_id, self.keep)
         self._tokenizer = tokenizer

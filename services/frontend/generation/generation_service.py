@@ -138,6 +138,15 @@ class GenerationService:
         return self._profile.names or (self.describe().model,)
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters by which clients may select a changed form of the model. There are
+        none before the first pipeline. A name that is also the model's stands for the model."""
+        limits = self._known_limits.last()
+        if limits is None:
+            return ()
+        return tuple(name for name in limits.pipeline.adapters if name not in limits.names)
+
+    @property
     def model_state(self) -> ModelState:
         """State of the model: whether a pipeline serves it and, if not, why."""
         return self._scheduler.pipeline.state
@@ -241,6 +250,8 @@ class GenerationService:
         finally:
             self.n_waiting -= request.n_answers
         limits = self._known_limits.of(pipeline)
+        adapter = limits.adapter(request.model)
+        shown_model = limits.names[0] if adapter is None else adapter.name
         make_receipts = self._receipts_of(request.options, pipeline, limits.names[0])
         if make_receipts is None and request.options.receipt:
             request = replace(request, options=replace(request.options, receipt=False))
@@ -255,7 +266,7 @@ class GenerationService:
             self.tokenizer,
             self._scheduler,
             model=pipeline.model,
-            shown_model=limits.names[0],
+            shown_model=shown_model,
             until=until,
             resources=resources,
             request_id=None if client_call is None else client_call.request_id,
@@ -267,6 +278,7 @@ class GenerationService:
                 self._request_encoder.check_value, limits=limits, share=resources.share
             ),
             make_receipts=make_receipts,
+            adapter=adapter,
         )
 
     def _receipts_of(

@@ -163,7 +163,7 @@ class CallReceipts:
                     "max_model_len": int(traits["max_model_len"]),
                     "tokenizer": self._issuer.tokenizer,
                     "template": self._issuer.template,
-                    "adapter": None,
+                    "adapter": self._adapter(),
                 },
                 "arithmetic": [arithmetic_of(one) for one in builds],
                 "prompt": self._prompt(prompt.token_ids),
@@ -179,6 +179,10 @@ class CallReceipts:
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             }
         )
+
+    def _adapter(self) -> dict[str, str] | None:
+        adapter = self._answers.adapter
+        return None if adapter is None else {"name": adapter.name, "digest": adapter.digest}
 
     def _prompt(self, token_ids: Sequence[int]) -> dict[str, object]:
         if not self._issuer.hide_prompts:
@@ -207,7 +211,8 @@ def model_of(traits: Traits) -> tuple[str, ...]:
 def arithmetic_of(traits: Traits) -> dict[str, str]:
     """Returns the part of the traits of workers that decides how numbers are rounded."""
     by_name = dict(traits)
-    return {name: by_name.get(name, "") for name in Arithmetic.model_fields}
+    found = {name: by_name.get(name, "") for name in Arithmetic.model_fields}
+    return {name: value for name, value in found.items() if value or name != "adapters"}
 
 
 def receipt_json(receipt: Mapping[str, Any] | None) -> str:

@@ -38,8 +38,8 @@ class ServedModels:
         return tuple(model for model in self._models if account.may_use(model.names))
 
     def select(self, name: str, account: Account) -> ServedModel:
-        """Returns the model that a call is for. `name` may be empty if the account may use only one
-        model. The only model of a frontend is returned whatever the name is. Its service checks the
+        """Returns the model that a call is for. `name` is a name of the model or of one of its
+        adapters, and may be empty if the account may use only one model. The only model of a frontend is returned whatever the name is. Its service checks the
         name later, since the name of the model may be known only from the pipeline.
 
         Raises:
@@ -55,6 +55,9 @@ class ServedModels:
             )
         for model in allowed:
             if not name or name in model.names:
+                return model
+        for model in allowed:
+            if name in model.service.adapters:
                 return model
         raise errors.UnknownModel(name, served=_names(allowed))
 

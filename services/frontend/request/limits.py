@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orcinus.v1 import scheduler_pb2
+
 from services.common import errors
 from services.common.sampling import MAX_PROMPT_LOGPROBS
 from services.frontend.request.generation_request import DEFAULT_MAX_TOKENS, GenerationOptions
@@ -27,9 +29,18 @@ class ModelLimits:
         return self.served_names or (self.pipeline.model,)
 
     def check_model(self, model: str) -> None:
-        """Raises UnknownModel if the client names another model. An empty name is allowed."""
-        if model and model not in self.names:
+        """Raises UnknownModel if the client names neither the model nor one of its adapters. An
+        empty name is allowed."""
+        if model and model not in self.names and model not in self.pipeline.adapters:
             raise errors.UnknownModel(model, served=self.names[:1])
+
+    def adapter(self, model: str) -> scheduler_pb2.Adapter | None:
+        """Returns the adapter that a client selects by naming it as the model. Returns None if the
+        client names the model itself, or no model."""
+        if not model or model in self.names:
+            return None
+        digest = self.pipeline.adapters.get(model)
+        return None if digest is None else scheduler_pb2.Adapter(name=model, digest=digest)
 
     def check_prompt(self, field: str, token_ids: Sequence[int]) -> None:
         """Raises InvalidRequest if a prompt is empty, leaves no room for an answer, or has a token

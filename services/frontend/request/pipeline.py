@@ -1,8 +1,11 @@
 """A frontend's description of the pipeline that serves."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orcinus.v1 import scheduler_pb2
+
+from services.common.adapters import adapters_in
 
 Traits = tuple[tuple[str, str], ...]
 """Names and values of the traits of workers, sorted by name."""
@@ -21,6 +24,11 @@ class ServedPipeline:
     can_follow_grammars: bool = False
     traits: Traits = field(default=(), repr=False)
     """Traits of the pipeline's workers. Another pipeline of the model may have other workers."""
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """Digest of each adapter that requests may use, by the adapter's name."""
+        return adapters_in(dict(self.traits))
 
     @classmethod
     def from_proto(cls, message: scheduler_pb2.PipelineDescription) -> "ServedPipeline":

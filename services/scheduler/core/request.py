@@ -78,6 +78,8 @@ class Request:
     """The grammar that the output follows, as UTF-8; only the ranks read it."""
     grammar_digest: bytes | None = None
     """Digest of the grammar; None where the output follows no grammar."""
+    adapter: str = ""
+    """Digest of the adapter that the request uses; empty where it uses none."""
     n_logprobs: int | None = None
     """Number of alternatives to report with the log-probability of each new token; None where no
     log-probabilities are wanted."""

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from orcinus.v1 import worker_pb2
 
+from services.common.adapters import is_adapter
 from services.common.protocol import MAX_KV_BLOCKS, PROTOCOL
 
 Traits = tuple[tuple[str, str], ...]
@@ -35,8 +36,11 @@ def traits_of(answer: worker_pb2.DescribeResponse) -> Traits:
 
 
 def model_of(traits: Traits) -> Traits:
-    """Returns the traits that workers of all builds of a model have in common."""
-    return tuple((name, value) for name, value in traits if name in MODEL_TRAITS)
+    """Returns the traits that workers of all builds of a model have in common. The adapters are
+    among them, so a request with an adapter may run in each pipeline that serves."""
+    return tuple(
+        (name, value) for name, value in traits if name in MODEL_TRAITS or is_adapter(name)
+    )
 
 
 def build_of(traits: Traits) -> str:

@@ -43,6 +43,7 @@ def plan_of(
         admission = plan.admissions.add(row=row, n_prompt_tokens=span.request.n_prompt_tokens)
         admission.sampling.MergeFromString(span.request.sampling)
         admission.grammar_digest = span.request.grammar_digest or b""
+        admission.adapter_digest = span.request.adapter
         if span.start_position:
             admission.stored_token_ids.extend(span.request.span(0, span.start_position))
         _ask_logprobs(admission, span.request)

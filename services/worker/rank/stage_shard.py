@@ -29,6 +29,8 @@ from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.recurrent_state import Division, divide, state_bytes
 from services.worker.engine.trial_iteration import TrialIteration, trial_lengths
 from services.worker.models import StageModel
+from services.worker.models.adapters.adapter import Adapter
+from services.worker.models.adapters.text_files import check_text_files
 from services.worker.models.checkpoint import load_stage
 from services.worker.models.directory_files import files_digest
 from services.worker.models.weight_cache import WeightCache, in_background
@@ -107,6 +109,7 @@ class StageShard:
             activations=settings.activations,
             max_model_len=settings.max_model_len,
             cache=_weight_cache(settings),
+            adapters=_adapters(settings),
             device=device,
             on_progress=_progress_to(channel),
         )
@@ -306,6 +309,18 @@ def _stage_digest(settings: RankSettings) -> str:
     return hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()[:16]
 
 
+def _adapters(settings: RankSettings) -> list[Adapter]:
+    """Returns the adapters that the settings name.
+
+    Raises:
+        AdapterError: an adapter cannot be served, or was trained with another tokenizer or chat
+            template.
+    """
+    for name, directory in settings.adapters:
+        check_text_files(name, directory, settings.model)
+    return [Adapter(name, directory) for name, directory in settings.adapters]
+
+
 def _windows_on_wire(model: StageModel) -> list[int]:
     """Returns the windows of the K/V groups for the rank's description, with 0 for a group without
     a window.
@@ -356,9 +371,10 @@ def has_graphs(settings: RankSettings, model: StageModel) -> bool:
     """Returns whether batches of decodes are recorded as CUDA graphs.
 
     This requires that the settings allow it, that the device is a GPU, that the host does not wait
-    for transfers, and that the shapes of operations do not depend on the contents of a batch.
+    for transfers, that the shapes of operations do not depend on the contents of a batch, and that
+    there are no adapters: their products have a shape for each number of tokens.
     """
-    is_possible = settings.device == "cuda" and not is_staged(settings)
+    is_possible = settings.device == "cuda" and not (is_staged(settings) or settings.adapters)
     return settings.cuda_graphs and is_possible and model.ops.has_fixed_shapes
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 
 from kernels import kernels_name
+from services.common.adapters import adapter_traits
 from services.common.cannot_start import CannotStart
+from services.worker.models.adapters.adapter import adapter_digest
 from services.worker.models import checkpoint_digest, weights_digest
 from services.worker.models.checkpoint import open_checkpoint
 from services.worker.models.directory_files import files_digest
@@ -26,7 +28,7 @@ def traits_of(settings: FreeRankSettings) -> dict[str, str]:
     weights.
 
     Raises:
-        CannotStart: the checkpoint cannot be read or is not supported.
+        CannotStart: the checkpoint or an adapter cannot be read or is not supported.
     """
     config = open_checkpoint(
         Path(settings.model),
@@ -40,6 +42,7 @@ def traits_of(settings: FreeRankSettings) -> dict[str, str]:
         "configuration": config.fingerprint()[:N_DIGITS],
         "dtype": str(config.resolve_dtype(settings.dtype)).removeprefix("torch."),
         **settings_traits(settings),
+        **adapter_traits({name: adapter_digest(path) for name, path in settings.adapters}),
         **receipt_traits(settings, max_model_len=config.max_position_embeddings),
     }
 

@@ -158,4 +158,5 @@ def _admission(message: worker_pb2.Admission) -> Admission:
         ),
         stored_token_ids=message.stored_token_ids,
         grammar_digest=message.grammar_digest,
+        adapter=message.adapter_digest,
     )

@@ -27,6 +27,8 @@ class Model(TypedDict):
     """Time at which the model's files were written, in seconds since 1970."""
     owned_by: str
     """Always `orcinus`."""
+    parent: NotRequired[str]
+    """Name of the model that an adapter changes. Left out for models."""
     max_model_len: NotRequired[int]
     """Largest number of tokens of a prompt and its output together. Left out before the model was
     first served."""
@@ -39,12 +41,13 @@ class Model(TypedDict):
 
 @answer_object
 class ModelList(TypedDict):
-    """The list of models that the caller may use. Each name of a model is an entry."""
+    """The list of models that the caller may use. Each name of a model is an entry, and so is each
+    of its adapters."""
 
     object: Literal["list"]
     """Always `list`."""
     data: list[Model]
-    """One entry for each name of each model."""
+    """One entry for each name of each model and for each adapter."""
 
 
 async def list_models(api: Api, _: Request, account: Account) -> ModelList:
@@ -66,7 +69,7 @@ async def retrieve_model(api: Api, request: Request, account: Account) -> Model:
 
 
 def _entries(api: Api, account: Account) -> Iterator[Model]:
-    """Yields an entry for each name of each model that an account may use.
+    """Yields an entry for each name of each model that an account may use, and for its adapters.
 
     Raises:
         Unavailable: the name of a model is not known yet.
@@ -74,9 +77,11 @@ def _entries(api: Api, account: Account) -> Iterator[Model]:
     for model in api.models.allowed(account):
         for name in model.service.model_names:
             yield _entry(model, name)
+        for name in model.service.adapters:
+            yield _entry(model, name, parent=model.service.model_names[0])
 
 
-def _entry(model: ServedModel, name: str) -> Model:
+def _entry(model: ServedModel, name: str, *, parent: str = "") -> Model:
     entry: Model = {
         "id": name,
         "object": "model",
@@ -84,6 +89,8 @@ def _entry(model: ServedModel, name: str) -> Model:
         "owned_by": "orcinus",
         "state": model.service.model_state,
     }
+    if parent:
+        entry["parent"] = parent
     with suppress(errors.Unavailable):  # no pipeline has told it yet
         entry["max_model_len"] = model.service.describe().max_model_len
     return entry
