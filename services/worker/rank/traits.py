@@ -12,8 +12,8 @@ import torch
 from kernels import kernels_name
 from services.common.adapters import adapter_traits
 from services.common.cannot_start import CannotStart
-from services.worker.models.adapters.adapter import adapter_digest
 from services.worker.models import checkpoint_digest, weights_digest
+from services.worker.models.adapters.adapter import adapter_digest
 from services.worker.models.checkpoint import open_checkpoint
 from services.worker.models.directory_files import files_digest
 from services.worker.rank.build import build_digest
