@@ -62,7 +62,7 @@ def sizes_of(model: torch.nn.Module) -> dict[str, tuple[int, int]]:
     """The numbers of outputs and inputs of all linear layers, by the names of modules."""
     sizes = {}
     for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
+        weight: Any = getattr(module, "weight", None)
         if isinstance(module, torch.nn.Linear):
             sizes[name] = (weight.shape[0], weight.shape[1])
         elif type(module).__name__ == "Conv1D":  # of GPT-2, which stores the transpose

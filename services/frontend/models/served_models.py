@@ -39,8 +39,9 @@ class ServedModels:
 
     def select(self, name: str, account: Account) -> ServedModel:
         """Returns the model that a call is for. `name` is a name of the model or of one of its
-        adapters, and may be empty if the account may use only one model. The only model of a frontend is returned whatever the name is. Its service checks the
-        name later, since the name of the model may be known only from the pipeline.
+        adapters, and may be empty if the account may use only one model. The only model of a
+        frontend is returned whatever the name is. Its service checks the name later, since the name
+        of the model may be known only from the pipeline.
 
         Raises:
             InvalidRequest: the name is empty, and the account may use several models.

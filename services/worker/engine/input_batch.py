@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from kernels import AttentionPlan, Ops, StateSpans
-from kernels.forms.adapter_rows import NO_ADAPTER, BatchAdapters
+from kernels.forms.adapter_rows import BatchAdapters
 from kernels.forms.sampling_columns import ALL_GREEDY, SamplingColumns
 from kernels.upload import Uploads
 from services.worker.engine.constraints import ConstrainedRows
@@ -186,7 +186,7 @@ class BatchBuilder:
             n_spans=len(spans.rows),
             n_sampled=len(sampled.rows),
             shape=shape,
-            adapters=self._adapters(spans.rows, layout, sampled_tokens),
+            adapters=self._table.adapters(spans.rows, layout.span_of_token, sampled_tokens),
         )
         left_out = spans.token_on_rank
         if not left_out.any():
@@ -197,17 +197,6 @@ class BatchBuilder:
         self._uploads.flush()
         self._table.last_tokens.put(token_ids, places, rows)
         return batch
-
-    def _adapters(
-        self, rows: Ints, layout: TokenLayout, sampled_tokens: Ints
-    ) -> BatchAdapters | None:
-        """Returns the adapters of the tokens of a batch. Padding has none."""
-        if not self._table.n_adapters:
-            return None
-        of_spans = np.full(len(layout.widths), NO_ADAPTER)
-        of_spans[: len(rows)] = self._table.adapters(rows)
-        of_tokens = of_spans[layout.span_of_token]
-        return BatchAdapters.of(of_tokens, sampled_tokens, self._table.n_adapters)
 
     def _attention(
         self,

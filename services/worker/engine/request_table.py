@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.forms.adapter_rows import NO_ADAPTER
+from kernels.forms.adapter_rows import NO_ADAPTER, BatchAdapters
 from services.common.errors import InvalidRequest
 from services.common.sampling import SamplingParams
 from services.worker.engine.bad_words import BadWordsMatcher
@@ -64,7 +64,7 @@ class RequestTable:
     This is for a rank that both embeds and samples. With `counts_tokens`, the table counts the
     tokens of requests with penalties. This is for a rank that samples. With `has_states`, layers
     keep a state of each request. Then all tokens of a request must run on this rank, and drafts are
-    refused.
+    refused. `adapters` are the digests of the adapters that requests may use, by their indices.
     """
 
     def __init__(
@@ -106,8 +106,7 @@ class RequestTable:
         self._keeps_tokens = keeps_tokens
         self.last_tokens = last_tokens(device)
         self._adapter_places = {digest: index for index, digest in enumerate(adapters)}
-        self.n_adapters = len(adapters)
-        """Number of adapters that requests may use."""
+        self._n_adapters = len(adapters)
         self._adapters = np.zeros(0, dtype=np.int64)  # index of the row's adapter, or NO_ADAPTER
 
     def apply(self, plan: IterationPlan) -> Spans:
@@ -154,9 +153,22 @@ class RequestTable:
         """Returns the lengths of the prompts of `rows`."""
         return self._n_prompt_tokens[rows]
 
-    def adapters(self, rows: Ints) -> Ints:
-        """Returns the index of the adapter of each of `rows`, or NO_ADAPTER."""
-        return self._adapters[rows]
+    def adapters(
+        self, rows: Ints, span_of_token: Ints, sampled_tokens: Ints
+    ) -> BatchAdapters | None:
+        """Returns the adapters of the tokens of a batch, or None if no token has one.
+
+        The spans of the batch are those of `rows`, and then perhaps padding, which has no adapter.
+        `span_of_token` [n_tokens] has the index of each token's span, and `sampled_tokens`
+        [n_sampled] are the indices of the sampled tokens.
+        """
+        if not self._adapter_places:
+            return None
+        adapters = self._adapters[rows]
+        if span_of_token[-1] >= len(rows):
+            n_padding = int(span_of_token[-1]) + 1 - len(rows)
+            adapters = np.pad(adapters, (0, n_padding), constant_values=NO_ADAPTER)
+        return BatchAdapters.of(adapters[span_of_token], sampled_tokens, self._n_adapters)
 
     def block_tables(self, rows: Ints) -> Ints:
         """Returns the blocks of `rows` in order, [n_groups, n_spans, n_columns].

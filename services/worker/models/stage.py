@@ -95,9 +95,7 @@ class StageModel:
 
     config_type: ClassVar[type[ModelConfig]]  # how the family's config.json is read
 
-    adapters: Sequence[str] = ()
-    """Digests of the adapters that the program of the stage has, by their indices."""
-
+    adapters: Sequence[str] = ()  # digests of the adapters in the program, by their indices
     runner: ProgramRunner
     """Runs the program of the stage. It is assigned after the weights have been read."""
 
@@ -163,10 +161,8 @@ class StageModel:
         self, hidden: Tensor, ranks: TensorParallel = SINGLE, adapters: AdapterRows | None = None
     ) -> Tensor:
         """Returns the logits [n, vocab_size] of hidden states [n, hidden_size] after all layers,
-        whose rows have `adapters`.
-
-        The logits are in the model's element type, or in float32 for families whose head caps
-        logits. Raises RuntimeError on any stage but the last one.
+        whose rows have `adapters`. The logits are in the model's element type, or in float32 for
+        families whose head caps logits. Raises RuntimeError on any stage but the last one.
         """
         self._check_is_last()
         return self.runner.head(hidden, ranks, adapters)
