@@ -15,7 +15,7 @@ import pytest
 from services.cli.__main__ import COMMANDS, main
 from services.cli.local_system import READY
 from services.cli.model import NoModel
-from services.cli.programs import options_for_several
+from services.cli.programs import options_for_several, with_adapters
 from tests.fake_hub import FakeHub, Repository
 from tests.limits import HANG_S
 
@@ -78,6 +78,20 @@ def test_a_name_on_the_hub_is_served_and_talked_to(environment: dict[str, str]) 
     _, said = serving.communicate(timeout=HANG_S)
     assert serving.returncode == 0
     assert f"org/demo@v1 is commit {COMMIT}\n" in said
+
+
+def test_sources_of_adapters_become_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("law", "medicine"):
+        (tmp_path / name).mkdir()
+    law, medicine = f"law={tmp_path / 'law'}", f"org/m={tmp_path / 'medicine'}"
+    given = ["--model=x", "--adapters=law=law,org/m=medicine", "--adapters", "law=./law", "--tp=2"]
+    expected = ["--model=x", f"--adapters={law},{medicine}", "--adapters", law, "--tp=2"]
+    assert with_adapters(given) == expected
+    with pytest.raises(NoModel, match="there is no nothing"):
+        with_adapters(["--adapters=x=nothing"])
 
 
 def test_several_models_are_served_under_their_names(

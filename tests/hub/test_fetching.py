@@ -54,6 +54,17 @@ def test_only_what_is_served_is_fetched(hub: FakeHub, tmp_path: Path) -> None:
     assert set(hub.paths) == set(wanted)
 
 
+def test_an_adapter_needs_no_model_beside_it(hub: FakeHub, tmp_path: Path) -> None:
+    files = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"w", "README.md": b""}
+    hub.repositories["org/lora"] = Repository(files)
+    assert fetch(hub, tmp_path / "a", name="org/lora").returncode == 0
+    there = {path.name for path in (tmp_path / "a").iterdir()}
+    assert there == {"adapter_config.json", "adapter_model.safetensors"}
+    hub.repositories["org/bin"] = Repository({"adapter_config.json": b"{}", "a.bin": b""})
+    refused = fetch(hub, tmp_path / "b", name="org/bin")
+    assert "has no adapter_model.safetensors to serve" in refused.stderr
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("files", "wanted"),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from services.common.by_model import for_all
 from services.local.settings import LocalSettings
@@ -34,6 +35,25 @@ def test_more_pipelines_than_the_scheduler_may_form_are_refused(model: Path) -> 
     expected = "pipelines: 2 are more than max_pipelines=1 of the scheduler"
     assert trouble_with(few) == expected
     assert trouble_with(few.model_copy(update={"pipelines": 1})) == ""
+
+
+def test_adapters_that_are_missing_or_ambiguous_are_refused(model: Path) -> None:
+    adapters = (("law", model / "law"),)
+    settings = LocalSettings(model=for_all(model), adapters=adapters)
+    expected = f"adapters: no adapter_config.json in {model / 'law'}, which is to be law"
+    assert trouble_with(settings) == expected
+    (model / "law").mkdir()
+    (model / "law" / "adapter_config.json").touch()
+    assert trouble_with(settings) == ""
+    two = (("a", model), ("b", model))
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"model": two, "adapters": adapters}, "only if one model is served"),
+        ({"model": for_all(model), "adapters": for_all(model)}, "needs a name"),
+        ({"model": (("law", model),), "adapters": adapters}, "law is the name of the model"),
+    ]
+    for options, why in wrong:
+        with pytest.raises(ValidationError, match=why):
+            LocalSettings(**options)
 
 
 def test_the_layers_of_gpt2_count_too(model: Path) -> None:

@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from services.common.adapters import adapters_in
 from services.common.cannot_start import CannotStart
+from services.worker.models.adapters.adapter import adapter_digest
 from services.worker.rank.traits import traits_of
 from services.worker.settings import PipelinePlace, WorkerSettings
+from tests.adapters import write_adapter
 from tests.checkpoints import write_checkpoint
 
 
@@ -52,6 +56,30 @@ def test_another_checkpoint_of_equal_shapes_is_told_apart(tmp_path: Path) -> Non
     weights.write_bytes(content)
     other = told(model)
     assert {key for key in plain if plain[key] != other[key]} == {"checkpoint"}
+
+
+def test_each_adapter_is_told_with_its_digest(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "one")
+    sizes = {"model.layers.0.self_attn.q_proj": (48, 48)}
+    law, medicine = (
+        write_adapter(tmp_path / name, sizes, ["q_proj"], seed=seed)
+        for seed, name in enumerate(("law", "medicine"))
+    )
+    plain = told(model)
+    assert not adapters_in(plain)
+    with_both = told(model, adapters=f"law={law},org/medicine={medicine}")
+    assert adapters_in(with_both) == {
+        "law": adapter_digest(law),
+        "org/medicine": adapter_digest(medicine),
+    }
+    assert with_both.items() >= plain.items()
+    renamed = told(model, adapters=f"laws={law},org/medicine={medicine}")
+    assert renamed["adapters"] != with_both["adapters"]
+    with pytest.raises(CannotStart, match="no adapter"):
+        told(model, adapters=f"law={tmp_path}")
+    for wrong, why in ((f"{law}", "needs a name"), (f"-a={law}", "is no name")):
+        with pytest.raises(ValidationError, match=why):
+            told(model, adapters=wrong)
 
 
 def test_a_model_that_is_missing_is_refused_before_there_is_a_stage(tmp_path: Path) -> None:

@@ -132,11 +132,11 @@ class AdaptedTensors(TensorSource):
                 other sizes than the module's.
         """
         used: list[set[str]] = [set() for _ in self._adapters]
-        for step in list(program.steps):
-            product = isinstance(step, Multiply) and self._products.get(id(step.weight))
-            if not product:
+        for step in [step for step in program.steps if isinstance(step, Multiply)]:
+            product = self._products.get(id(step.weight))
+            if product is None:
                 continue
-            each = []
+            each: list[LowRank] = []
             for index, adapter in enumerate(self._adapters):
                 modules = self._modules_of(product.parts, self._modules[index])
                 used[index].update(modules)
@@ -198,11 +198,12 @@ class AdaptedTensors(TensorSource):
         begin = 0
         for part in product.parts:
             end = begin + part.out_shape[0]
-            module = modules.get(self._name(part))
-            if module is not None:
+            name = self._name(part)
+            if name in modules:
+                module = modules[name]
                 inputs, outputs = _shares(adapter, part, module)
                 a, b = adapter.matrices(module.name)
-                ranks = slice(firsts[self._name(part)], firsts[self._name(part)] + module.rank)
+                ranks = slice(firsts[name], firsts[name] + module.rank)
                 down[ranks] = a[:, inputs.start : inputs.stop].float()
                 up[begin:end, ranks] = b[outputs.start : outputs.stop].float() * module.scale
             begin = end

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from transformers import (
 )
 
 from kernels import TORCH, native_ops
+from kernels.forms.adapter_rows import NO_ADAPTER, AdapterRows
 from kernels.steps import AddLowRank
 from kernels.weights.linear import Quantization
 from services.worker.models.adapters.adapter import Adapter
@@ -150,10 +152,10 @@ class Company:
         self._options: dict[str, Any] = {
             "dtype": dtype, "quantization": quantization, "adapters": self.adapters,
         }  # fmt: skip
-        self._directory = directory / "base"
+        self.directory = directory / "base"
 
     def pipeline(self, **options: Any) -> Pipeline:
-        return Pipeline(self._directory, **{**self._options, **options})
+        return Pipeline(self.directory, **{**self._options, **options})
 
     def run(
         self,
@@ -257,13 +259,26 @@ def test_quantised_bases_are_as_close_to_plain_ones_with_adapters_as_without(
     assert error(adapted, base) > 1.5 * adapted_error
 
 
+@needs_native
+def test_logits_of_any_hidden_states_are_those_of_their_adapters(company: Company) -> None:
+    stage = load(company.directory, dtype="bfloat16", adapters=company.adapters)
+    hidden = torch.randn(4, 48, dtype=torch.bfloat16)
+    rows = AdapterRows(np.array([2, NO_ADAPTER, 0, 2]), len(company.adapters))
+    logits = stage.logits(hidden, adapters=rows)
+    base = stage.logits(hidden)
+    for i, adapter in enumerate(rows.adapters):
+        own = AdapterRows(np.array([adapter]), len(company.adapters))
+        assert torch.equal(logits[i], stage.logits(hidden[i : i + 1], adapters=own)[0])
+        assert torch.equal(logits[i], base[i]) == (adapter == NO_ADAPTER)
+
+
 def test_without_adapters_a_program_has_the_same_steps(tmp_path: Path) -> None:
     config, _ = FAMILIES["llama"]
     write_family_checkpoint(tmp_path / "base", config)
     write_adapter(tmp_path / "adapter", Oracle(tmp_path / "base").model, ("q_proj",))
-    steps = load(tmp_path / "base").runner.program.steps  # type: ignore[attr-defined]
+    steps = load(tmp_path / "base").runner.program.steps
     adapted = load(tmp_path / "base", adapters=[adapter_of(tmp_path / "adapter")])
-    changed = adapted.runner.program.steps  # type: ignore[attr-defined]
+    changed = adapted.runner.program.steps
     assert not any(isinstance(step, AddLowRank) for step in steps)
     kinds = [type(step) for step in changed if not isinstance(step, AddLowRank)]
     assert kinds == [type(step) for step in steps]

@@ -128,7 +128,7 @@ def test_the_digest_is_that_of_all_files(tmp_path: Path) -> None:
     assert adapter_digest(write(tmp_path / "d")) in digests
 
 
-TOKENIZER = {
+TOKENIZER: dict[str, Any] = {
     "version": "1.0",
     "truncation": None,
     "added_tokens": [],
