@@ -36,9 +36,16 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(
+    scope="module",
+    params=[{"stages": 2}, {"pipelines": 2}, {"tp": 2}],
+    ids=["stages", "pipelines", "ranks"],
+)
 def stack(
-    model: Path, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    model: Path,
+    adapters: dict[str, Path],
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Stack]:
     keys = tmp_path_factory.mktemp("keys") / "keys.pem"
     keys.write_bytes(new_key())
@@ -46,11 +53,11 @@ def stack(
         model,
         adapters=",".join(f"{name}={path}" for name, path in adapters.items()),
         dtype="float32",
-        stages=2,
         spares=1,
         fail_fast=False,
         receipts="on_request",
         receipt_keys_file=keys,
+        **request.param,
     ) as stack:
         yield stack
 

@@ -16,6 +16,7 @@ import pytest
 from orcinus.v1 import inference_pb2, scheduler_pb2
 
 from services.common import semconv
+from services.common.adapters import adapter_traits
 from services.frontend.api_keys import hash_of
 from services.frontend.models.served_model import ServedModel
 from services.frontend.text.tokenizer import Tokenizer
@@ -68,22 +69,27 @@ class Fleet:
                 await asyncio.sleep(0.01)
 
 
-def _described(model: str, max_model_len: int) -> scheduler_pb2.PipelineDescription:
+def _described(
+    model: str, max_model_len: int, *, has_adapter: bool = False
+) -> scheduler_pb2.PipelineDescription:
     description = scheduler_pb2.PipelineDescription()
     description.CopyFrom(PIPELINE)
     description.model, description.max_model_len = model, max_model_len
+    if has_adapter:
+        description.traits.update(adapter_traits({f"of-{max_model_len}": "d" * 64}))
     return description
 
 
 @asynccontextmanager
 async def fleet(
-    tmp_path: Path, *, small_is_open: bool = True, **settings: Any
+    tmp_path: Path, *, small_is_open: bool = True, has_adapters: bool = False, **settings: Any
 ) -> AsyncIterator[Fleet]:
     """The models have other tokenizers, templates and limits, and each says its own name."""
-    small = _described("checkpoint", SMALL_CONTEXT)
+    small = _described("checkpoint", SMALL_CONTEXT, has_adapter=has_adapters)
     schedulers = {
         "big": FakeScheduler(
-            pipeline=_described("checkpoint", BIG_CONTEXT), watch=FakeWatch(epoch(1, n_stages=3))
+            pipeline=_described("checkpoint", BIG_CONTEXT, has_adapter=has_adapters),
+            watch=FakeWatch(epoch(1, n_stages=3)),
         ),
         "small": FakeScheduler(
             pipeline=small if small_is_open else None, watch=FakeWatch(epoch(1, n_stages=4))
@@ -165,6 +171,24 @@ async def test_every_route_calls_the_model_that_the_request_names(tmp_path: Path
             assert tokens["max_model_len"] == (BIG_CONTEXT if name == "big" else SMALL_CONTEXT)
             back = await it.http.post("/detokenize", json={"tokens": [5, 6], "model": name})
             assert back.json()["prompt"] == it.tokenizers[name].to_text([5, 6])
+
+
+async def test_an_adapter_belongs_to_one_model_and_to_the_keys_of_this_model(
+    tmp_path: Path,
+) -> None:
+    names = {name: f"of-{size}" for name, size in (("big", BIG_CONTEXT), ("small", SMALL_CONTEXT))}
+    path = keys(tmp_path, all=None, one=["small"])
+    async with fleet(tmp_path, has_adapters=True, api_keys_file=path) as it:
+        for model, adapter in names.items():
+            body = {**BODIES["/v1/completions"], "model": adapter}
+            answer = await soon(it.http.post("/v1/completions", json=body, headers=as_key("all")))
+            assert answer.json()["model"] == adapter
+            assert it.schedulers[model].requests[-1].submission.adapter.name == adapter
+            status = 200 if model == "small" else 404
+            answer = await soon(it.http.post("/v1/completions", json=body, headers=as_key("one")))
+            assert answer.status_code == status
+        listed = (await soon(it.http.get("/v1/models", headers=as_key("one")))).json()["data"]
+        assert [entry["id"] for entry in listed] == ["small", names["small"]]
 
 
 async def test_each_model_has_its_own_limits(tmp_path: Path) -> None:
