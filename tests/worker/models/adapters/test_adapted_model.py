@@ -105,7 +105,11 @@ def test_logits_of_every_kind_are_those_of_the_merged_model(
     config, targets = FAMILIES[family]
     write_family_checkpoint(tmp_path / "base", config)
     model = Oracle(tmp_path / "base").model
-    write_adapter(tmp_path / "adapter", model, targets, rank=rank, use_rslora=rank == 64)
+    use_rslora = rank == 64
+    alpha = 2 * rank ** (1 if use_rslora else 1.5)  # so that the changes of all ranks are as large
+    write_adapter(
+        tmp_path / "adapter", model, targets, rank=rank, alpha=alpha, use_rslora=use_rslora
+    )
     assert_like_oracle(tmp_path / "base", tmp_path / "adapter", n_stages=n_stages, tp_size=tp_size)
 
 
