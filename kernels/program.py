@@ -233,7 +233,7 @@ class Program:
 
     def add_low_rank(self, product: Multiply, each: Sequence[LowRank]) -> None:
         """Inserts a step after the step `product`, which adds the products of adapters to its rows.
-        No adapter may be in `each` twice, and there must be at least one.
+        `each` must not be empty.
 
         Raises ValueError if the product overwrites its inputs, or gates its results.
         """

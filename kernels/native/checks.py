@@ -146,11 +146,11 @@ def _(step: AddLowRank, program: Program) -> None:
         raise ValueError(f"buffers of {types} for an adapter, or of other widths than its rows")
     for one in step.each:
         rank = one.down.shape[0]
-        if one.down.shape[1] != step.x.width or one.up.shape != (step.out.width, rank):
+        if one.down.shape[1] != step.x.width or one.up.shape[1] != rank:
             raise ValueError(
-                f"an adapter of {one.down.shape} and {one.up.shape} for {step.x.width} inputs and "
-                f"{step.out.width} outputs"
+                f"an adapter of {one.down.shape} and {one.up.shape} for {step.x.width} inputs"
             )
+        _check_part(step.out, one.first, one.up.shape[0])
         if not 0 < rank <= step.inner.width or one.adapter < 0:
             raise ValueError(f"an adapter {one.adapter} of rank {rank} of {step.inner.width}")
         _check_product(one.down, step.x.dtype)

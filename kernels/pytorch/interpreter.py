@@ -254,8 +254,9 @@ def _(step: AddLowRank, at: Frame) -> None:
     for one in step.each:
         rows = groups.of(one.adapter, x.device)
         if len(rows):
+            part = out[:, one.first : one.first + one.up.shape[0]]
             inner = one.down(x.index_select(0, rows))
-            out.index_copy_(0, rows, one.up(inner, None, out.index_select(0, rows)))
+            part.index_copy_(0, rows, one.up(inner, None, part.index_select(0, rows)))
 
 
 @run_step.register

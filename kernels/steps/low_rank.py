@@ -11,17 +11,18 @@ from kernels.weights.linear import LinearWeight
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """The two matrices by which an adapter changes a product."""
+    """The two matrices by which an adapter changes some neighbouring outputs of a product."""
 
     adapter: int  # the index of the adapter among all adapters of the program
+    first: int  # the first output that changes
     down: LinearWeight  # [rank, n_in]
-    up: LinearWeight  # [n_out, rank], with the adapter's scale
+    up: LinearWeight  # [n_changed, rank], with the adapter's scale
 
 
 @dataclass(frozen=True, slots=True)
 class AddLowRank:
-    """Adds `up @ (down @ x)` to the rows of `out`, in place, with the matrices of each row's
-    adapter.
+    """Adds `up @ (down @ x)` to a part of the rows of `out`, in place, with the matrices of each
+    row's adapter.
 
     A batch says which adapter a row has (`kernels.forms.adapter_rows`). Rows of one adapter are
     multiplied together, and the sums of a row do not depend on the other rows. Rows without an
@@ -32,5 +33,5 @@ class AddLowRank:
     each: Sequence[LowRank]
     gathered: Buffer  # scratch memory for the inputs of the rows of one adapter
     inner: Buffer  # scratch memory for their products with `down`, as wide as the largest rank
-    outer: Buffer  # scratch memory for the rows of `out`
+    outer: Buffer  # scratch memory for parts of the rows of `out`
     out: Buffer

@@ -5,17 +5,16 @@ is made. So the source knows which modules a product has, which of their outputs
 this rank, and in which order. When the program of the stage is whole, `adapted` adds a step after
 each product that an adapter changes.
 
-A product may have several modules, such as queries, keys and values. The small products of all of
-them are then one: A matrices lie one below the other, and the B matrix of each module has its rows
-where the module has its outputs. If ranks divide the outputs, each has its rows of B. If they
-divide the inputs, each has its columns of A, and the sum over the ranks that ends such a product
-includes the adapter's.
+A product may have several modules, such as queries, keys and values. An adapter then has a pair of
+matrices for each module, which changes the outputs of the module. If ranks divide the outputs, each
+has its rows of B. If they divide the inputs, each has its columns of A, and the sum over the ranks
+that ends such a product includes the adapter's.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -140,8 +139,8 @@ class AdaptedTensors(TensorSource):
             for index, adapter in enumerate(self._adapters):
                 modules = self._modules_of(product.parts, self._modules[index])
                 used[index].update(modules)
-                if modules and (low_rank := self._low_rank(index, adapter, product, modules)):
-                    each.append(low_rank)
+                for name, module in modules.items():
+                    each += self._low_rank(index, adapter, product, name, module)
             if each:
                 program.add_low_rank(step, each)
         for adapter, modules, found in zip(self._adapters, self._modules, used, strict=True):
@@ -180,38 +179,28 @@ class AdaptedTensors(TensorSource):
         return self._places.aliases.get(name, name)
 
     def _low_rank(
-        self,
-        index: int,
-        adapter: Adapter,
-        product: _Product,
-        modules: Mapping[str, LoraModule],
-    ) -> LowRank | None:
-        """Returns this rank's share of an adapter's matrices for a product. Returns None if the
-        rank has no outputs of the product."""
-        firsts, n_ranks = {}, 0
-        for name, module in modules.items():
-            firsts[name] = n_ranks
-            n_ranks += module.rank
+        self, index: int, adapter: Adapter, product: _Product, name: str, module: LoraModule
+    ) -> Iterator[LowRank]:
+        """Yields this rank's share of an adapter's matrices for a module of a product. Yields
+        nothing if the rank has no outputs of the module."""
         n_out = sum(part.out_shape[0] for part in product.parts)
-        n_in = product.parts[0].out_shape[1]
-        down, up = torch.zeros(n_ranks, n_in), torch.zeros(n_out, n_ranks)
-        begin = 0
+        is_changed, up = torch.zeros(n_out, dtype=torch.bool), torch.zeros(n_out, module.rank)
+        a, b = adapter.matrices(module.name)
+        inputs, begin = range(0), 0
         for part in product.parts:
             end = begin + part.out_shape[0]
-            name = self._name(part)
-            if name in modules:
-                module = modules[name]
+            if self._name(part) == name:
                 inputs, outputs = _shares(adapter, part, module)
-                a, b = adapter.matrices(module.name)
-                ranks = slice(firsts[name], firsts[name] + module.rank)
-                down[ranks] = a[:, inputs.start : inputs.stop].float()
-                up[begin:end, ranks] = b[outputs.start : outputs.stop].float() * module.scale
+                is_changed[begin:end] = True
+                up[begin:end] = b[outputs.start : outputs.stop].float() * module.scale
             begin = end
         if product.order is not None:
-            up = up[product.order]
-        if not up.shape[0]:
-            return None
-        return LowRank(index, self._packed(down), self._packed(up))
+            is_changed, up = is_changed[product.order], up[product.order]
+        changed = is_changed.nonzero().flatten().tolist()
+        if changed:
+            first, last = changed[0], changed[-1]
+            down = a[:, inputs.start : inputs.stop]
+            yield LowRank(index, first, self._packed(down), self._packed(up[first : last + 1]))
 
     def _packed(self, matrix: Tensor) -> LinearWeight:
         return pack(matrix.to(device=self._device, dtype=self._dtype))
