@@ -159,7 +159,7 @@ class Company:
         self.directory = directory / "base"
 
     def pipeline(self, **options: Any) -> Pipeline:
-        return Pipeline(self.directory, **{**self._options, **options})
+        return Pipeline(self.directory, n_kv_blocks=128, **{**self._options, **options})
 
     def run(
         self,
