@@ -52,7 +52,7 @@ class ModulePlaces:
         """Returns whether a module belongs to another stage."""
         if module == self.head:
             return not self.has_head
-        found = re.match(rf"{re.escape(self.layers_name)}\.(\d+)\.", module)
+        found = re.match(rf"{re.escape(self.layers_name)}\.([0-9]{{1,9}})\.", module)
         if found is None:
             return False
         return int(found[1]) < self.n_layers and int(found[1]) not in self.layers

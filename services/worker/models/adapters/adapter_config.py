@@ -21,6 +21,9 @@ CONFIG_FILE = "adapter_config.json"
 MAX_RANK = 256
 """Largest rank of an adapter."""
 
+_MAX_ALPHA = 1e9
+"""Largest alpha of an adapter. It leaves room for the matrices' numbers in float32."""
+
 _MAX_BYTES = 4 << 20
 
 # Keys that change nothing that is computed from the tensors of the file.
@@ -130,10 +133,13 @@ def _rank(key: str, value: object) -> int:
 
 
 def _alpha(key: str, value: object) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(number := float(value)):  # type: ignore[arg-type]
-        raise ValueError(f"{key}: {value!r} is no number")
-    return number
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not abs(value) <= _MAX_ALPHA
+    ):
+        raise ValueError(f"{key}: {str(value)[:80]} is no number up to {_MAX_ALPHA}")
+    return float(value)
 
 
 def _patterns(key: str, value: object) -> list[tuple[NamePattern, object]]:

@@ -24,6 +24,7 @@ from kernels import TORCH, native_ops
 from kernels.forms.adapter_rows import NO_ADAPTER, AdapterRows
 from kernels.steps import AddLowRank
 from kernels.weights.linear import Quantization
+from services.worker.models.adapters.adapted_tensors import ModulePlaces
 from services.worker.models.adapters.adapter import Adapter
 from services.worker.models.adapters.adapter_config import AdapterError
 from tests.adapters import merge, sizes_of, write_adapter
@@ -308,3 +309,9 @@ def test_modules_that_do_not_fit_are_refused(
     adapter = adapter_of(tmp_path / "adapter")
     with pytest.raises(AdapterError, match=message):
         Pipeline(tmp_path / "base", n_stages=2, adapters=[adapter])
+
+
+def test_a_layer_with_too_many_digits_is_on_no_stage() -> None:
+    places = ModulePlaces("model.layers", 3, range(2), "lm_head", True, {})
+    assert places.is_elsewhere("model.layers.2.mlp.up_proj")
+    assert not places.is_elsewhere(f"model.layers.{'1' * 5000}.mlp.up_proj")

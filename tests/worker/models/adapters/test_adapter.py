@@ -53,6 +53,8 @@ def test_scales_follow_rank_alpha_and_patterns(tmp_path: Path) -> None:
         {"r": 257},
         {"r": True},
         {"lora_alpha": "many"},
+        {"lora_alpha": 10**400},
+        {"lora_alpha": 1e308},
         {"rank_pattern": {"q_proj": 1000}},
         {"alpha_pattern": {"(q_proj": 4}},
         {"use_rslora": "yes"},
