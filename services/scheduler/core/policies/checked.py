@@ -11,7 +11,7 @@ Policies of installed packages are always checked, and the arena checks all. Aft
   made for it in this selection, and no reservation is made for a request that is not in the batch.
 - The memory has reserved no more than there is, and exactly what these reservations take.
 - With `keeps_order`, the admitted requests are the first of those that wait.
-- The policy has changed no request.
+- The policy has changed no request, apart from single tokens, which are not compared.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,13 @@ class _Facts(NamedTuple):
     place: int
     priority: int
     n_tokens: int
+    n_prefill_tokens: int
+    prompt: int
+    """Identity of the prompt's tokens; so of the other objects."""
+    account: int
     n_generated: int
+    last_token_id: int | None
+    stop_token_ids: frozenset[int]
     n_awaited: int
     n_in_flight: int
     n_preemptions: int
@@ -53,7 +59,12 @@ class _Facts(NamedTuple):
             request.place,
             request.priority,
             request.n_tokens,
+            request.n_prefill_tokens,
+            id(request.prompt_token_ids),
+            id(request.account),
             len(request.generated_token_ids),
+            request.generated_token_ids[-1] if request.generated_token_ids else None,
+            request.stop_token_ids,
             request.n_awaited,
             request.n_in_flight,
             request.n_preemptions,
@@ -102,6 +113,9 @@ class _SeenMemory:
         self._memory = memory
         self.n_free_before = memory.n_free_blocks
         self.made: dict[Request, Reservation] = {}
+        self.begins: dict[Request, tuple[int, int]] = {}
+        """Of each request with such a reservation, the numbers of scheduled and of cached tokens
+        that the memory has given it."""
         self.n_taken = 0
         """Number of blocks that the reservations have taken."""
 
@@ -119,6 +133,7 @@ class _SeenMemory:
         reservation = self._memory.reserve(request)
         if reservation is not None:
             self.made[request] = reservation
+            self.begins[request] = (request.n_scheduled, request.n_cached_tokens)
             self.n_taken += before - self._memory.n_free_blocks
         return reservation
 
@@ -135,12 +150,13 @@ class CheckedPolicy(WrappedPolicy):
         seen, memory = _SeenPool(pool), _SeenMemory(kv_manager)
         try:
             chosen = self.policy.select(seen, memory)
+            _check_types(chosen)
             self._check_batch(chosen)
             self._check_requests(chosen, seen)
             _check_memory(chosen, memory)
             if self.keeps_order and not seen.has_limits:
                 _check_order(chosen, seen)
-            _check_unchanged(seen)
+            _check_unchanged(seen, memory)
         except BrokenRule as broken:
             raise BrokenRule(f"policy {self.name}: {broken}") from broken
         return chosen
@@ -176,6 +192,17 @@ class CheckedPolicy(WrappedPolicy):
                 )
 
 
+def _check_types(chosen: object) -> None:
+    if not isinstance(chosen, list) or not all(isinstance(one, Selection) for one in chosen):
+        raise BrokenRule("select must return a list of selections")
+    for request, n_tokens, _ in chosen:
+        if not isinstance(n_tokens, int):
+            raise BrokenRule(
+                f"request {request.request_id} is selected with {n_tokens!r} tokens, "
+                "which is no whole number"
+            )
+
+
 def _check_memory(chosen: Sequence[Selection], memory: _SeenMemory) -> None:
     for request, _, reservation in chosen:
         name = f"request {request.request_id}"
@@ -206,11 +233,12 @@ def _check_order(chosen: Sequence[Selection], seen: _SeenPool) -> None:
             )
 
 
-def _check_unchanged(seen: _SeenPool) -> None:
+def _check_unchanged(seen: _SeenPool, memory: _SeenMemory) -> None:
     for request, (facts, n_scheduled) in seen.offered.items():
         now = _Facts.of(request)
         if now != facts:
             changed = [name for name in facts._fields if getattr(now, name) != getattr(facts, name)]
             raise BrokenRule(f"request {request.request_id} is changed: {', '.join(changed)}")
-        if facts.reservation is not None and request.n_scheduled != n_scheduled:
+        begin = memory.begins.get(request, (n_scheduled, request.n_cached_tokens))
+        if (request.n_scheduled, request.n_cached_tokens) != begin:
             raise BrokenRule(f"request {request.request_id} is changed: n_scheduled")

@@ -85,6 +85,27 @@ def changed(pool: PoolView, memory: MemoryView) -> list[Selection]:
     return [chosen(request, memory)]
 
 
+def skips_the_prompt(pool: PoolView, memory: MemoryView) -> list[Selection]:
+    request = next(pool.candidates())
+    selection = chosen(request, memory)
+    request.n_scheduled = request.n_cached_tokens = request.n_tokens - 1
+    return [selection]
+
+
+def another_prompt(pool: PoolView, memory: MemoryView) -> list[Selection]:
+    request = next(pool.candidates())
+    request.prompt_token_ids = [9] * request.n_prompt_tokens
+    return [chosen(request, memory)]
+
+
+def a_fraction(pool: PoolView, memory: MemoryView) -> list[Selection]:
+    return [chosen(next(pool.candidates()), memory, 1.5)]  # type: ignore[arg-type]
+
+
+def no_list(pool: PoolView, memory: MemoryView) -> list[Selection]:
+    return iter(all_of(pool, memory))  # type: ignore[return-value]
+
+
 def offered_before(pool: PoolView, memory: MemoryView) -> list[Selection]:
     request = next(iter(pool._pool.candidates()))  # type: ignore[attr-defined]
     return [chosen(request, memory)]
@@ -116,6 +137,10 @@ def system(select: Select, *, max_batch_size: int = 3, order: Order | None = Non
         (reserved_twice, "memory is reserved twice for request 0"),
         (of_another, "request 1 waits, and its reservation was not made in this selection"),
         (changed, "request 0 is changed: priority"),
+        (skips_the_prompt, "request 0 is changed: n_scheduled"),
+        (another_prompt, "request 0 is changed: prompt"),
+        (a_fraction, "request 0 is selected with 1.5 tokens, which is no whole number"),
+        (no_list, "select must return a list of selections"),
         (offered_before, "request 0 is selected, and the pool did not offer it"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
