@@ -52,6 +52,24 @@ def positive(text: str) -> float:
     return value
 
 
+def deviation(text: str) -> float:
+    """Returns a number from 0 to 10. Raises ArgumentTypeError if the text is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 10:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 10, not {text!r}")
+    return value
+
+
+def png(text: str) -> Path:
+    """Returns the path of a PNG file. Raises ArgumentTypeError if the name has another ending."""
+    if not text.lower().endswith(".png"):
+        raise argparse.ArgumentTypeError(f"must end with .png, not {text!r}")
+    return Path(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     made = argparse.ArgumentParser(
@@ -101,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
     traffic.add_argument("--clients", type=count, default=4, metavar="N", help="senders (4)")
     traffic.add_argument(
         "--prediction-error",
-        type=float,
+        type=deviation,
         metavar="S",
         help="predict lengths with this deviation of their logarithm; 0 is exact. By default "
         "lengths are learned from requests that have ended",
@@ -133,7 +151,7 @@ def parser() -> argparse.ArgumentParser:
     )
     shown = made.add_argument_group("output")
     shown.add_argument("--json", action="store_true", help="print a JSON object for each run")
-    shown.add_argument("--figure", type=Path, metavar="FILE", help="draw a PNG")
+    shown.add_argument("--figure", type=png, metavar="FILE", help="draw a PNG")
     return made
 
 

@@ -74,7 +74,7 @@ def load_file(path: Path) -> str:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # a policy may raise anything
+    except (Exception, SystemExit) as error:  # a policy may raise anything
         raise ValueError(f"{path} cannot be loaded: {error!r}") from error
     found = [
         one
@@ -99,18 +99,22 @@ def parse(texts: list[str]) -> tuple[list[Entrant], list[Path]]:
     a file that ends with `.py`, alone or in the place of a name.
 
     Raises:
-        ValueError: a text names no policy or order.
+        ValueError: a text names no policy or order, or two files define the same name.
     """
-    files: list[Path] = []
+    loaded: dict[Path, str] = {}
     entrants = []
     for text in texts:
         parts = _parts(text)
         for index, part in enumerate(parts):
             if part.endswith(".py"):
-                files.append(Path(part).absolute())
-                parts[index] = load_file(files[-1])
+                file = Path(part).resolve()
+                parts[index] = loaded[file] if file in loaded else load_file(file)
+                known = {name: path for path, name in loaded.items() if path != file}
+                if parts[index] in known:
+                    raise ValueError(f"{known[parts[index]]} and {file} define {parts[index]!r}")
+                loaded[file] = parts[index]
         entrants.append(Entrant.of("/".join(parts)))
-    return list(dict.fromkeys(entrants)), files
+    return list(dict.fromkeys(entrants)), list(loaded)
 
 
 def _parts(text: str) -> list[str]:

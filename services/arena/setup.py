@@ -9,7 +9,8 @@ from services.arena.entrants import Entrant
 from services.scheduler.building import build_order, build_scheduler, default_depth
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.policies import LengthPredictor, Policy, PolicyOptions
-from services.scheduler.core.policies.registry import POLICIES
+from services.scheduler.core.policies.checked import CheckedPolicy
+from services.scheduler.core.policies.registry import policy_of
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.pace import Pace
@@ -69,9 +70,9 @@ class Setup:
             ValueError: the policy cannot have these options.
         """
         n_shares = 1 if self.costs.n_stages == 1 else self.depth
-        return POLICIES[entrant.policy].of(
-            PolicyOptions(self.max_batch_size, self.max_batch_tokens, n_shares, predictor)
-        )
+        options = PolicyOptions(self.max_batch_size, self.max_batch_tokens, n_shares, predictor)
+        made = policy_of(entrant.policy, options)
+        return made.policy if isinstance(made, CheckedPolicy) else made
 
     def pools(self, entrant: Entrant, clock: VirtualClock) -> list[RequestPool]:
         """Returns the pool of an entrant as each pipeline sees it."""

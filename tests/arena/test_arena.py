@@ -172,6 +172,10 @@ def test_a_policy_that_raises_is_stopped(
         (HOG.replace("api = 1", ""), "is written for version None of the contract"),
         (HOG.replace('"hog"', '"orca"'), "the policy 'orca' is one of this project"),
         (HOG.replace("def select", "def choose"), "lacks select"),
+        (HOG.replace('"hog"', '""'), "has no name"),
+        ("raise SystemExit(3)", "cannot be loaded: SystemExit"),
+        (HOG + "\n    def __init__(self, options):\n        raise KeyError\n", "cannot be made"),
+        (HOG + "\n    def __init__(self, options):\n        pass\n", "cannot be made"),
     ],
 )
 def test_a_file_that_breaks_the_contract_is_refused(
@@ -179,6 +183,28 @@ def test_a_file_that_breaks_the_contract_is_refused(
 ) -> None:
     assert main([str(written(tmp_path, text)), "--requests=2"]) == 2
     assert why in capsys.readouterr().err
+
+
+def test_two_files_with_one_name_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    assert main([str(written(one, HOG)), str(written(other, HOG)), "--requests=2"]) == 2
+    assert "define 'hog'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["--prediction-error=-1", "--prediction-error=nan", "--prediction-error=99", "--figure=a.foo"],
+)
+def test_an_option_with_a_wrong_value_is_refused(
+    argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--requests=2", argument])
+    assert "must " in capsys.readouterr().err
 
 
 def test_entrants_are_policies_orders_or_both() -> None:
@@ -203,7 +229,7 @@ def test_an_order_may_be_a_file(tmp_path: Path) -> None:
     )
     entrants, files = parse([str(path), f"orca/{path}"])
     assert [one.name for one in entrants] == ["last", "orca/last"]
-    assert files == [path, path]
+    assert files == [path]
     assert run(entrants[1], SETUP, arrivals()).n_requests == 24
 
 

@@ -105,7 +105,8 @@ class Registry(Generic[Kind]):
         missing = sorted(getattr(kind, "__abstractmethods__", ()))
         if missing:
             raise ValueError(f"{where} lacks {', '.join(missing)}")
-        if not isinstance(getattr(kind, "name", None), str):
+        name = getattr(kind, "name", None)
+        if not (isinstance(name, str) and name):
             raise ValueError(f"{where} has no name")
         if getattr(kind, "api", None) != self._api:
             raise ValueError(

@@ -42,8 +42,13 @@ def policy_of(name: str, options: PolicyOptions) -> Policy:
         ValueError: there is no such policy, it does not follow the contract, or it cannot have
             these options.
     """
-    policy = POLICIES[name].of(options)
-    return policy if name in POLICIES else CheckedPolicy(policy)
+    kind = POLICIES[name]
+    if name in POLICIES:
+        return kind.of(options)
+    try:
+        return CheckedPolicy(kind.of(options))
+    except Exception as error:  # a policy of another project may raise anything
+        raise ValueError(f"policy {name!r} cannot be made: {error!r}") from error
 
 
 PolicyName = Annotated[
