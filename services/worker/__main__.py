@@ -53,7 +53,7 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
             tracer = StageTracer(traces.tracer, place.stage_index) if traces.is_on else None
             controller.attach(ranks, tracer=tracer)
             place_ranks(place, ranks)
-            watch = controller.rank_watch.watch(settings.rank_silence_limit_s)
+            watch = controller.rank_watch.watch(settings.silence_limit_s)
             tasks.append(asyncio.create_task(watch))
             if await has_loaded(settings, controller, tasks[0]):
                 await endpoints.say_ready(True)

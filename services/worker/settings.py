@@ -240,11 +240,12 @@ class WorkerSettings(SharedSettings, ServerSettings):
     """Directory for profiles of iterations, which `python -m services.worker.profile` orders. When
     not set, profiles cannot be ordered."""
 
-    rank_silence_limit_s: float = Field(default=2.0, ge=1)
+    rank_silence_limit_s: float | None = Field(default=None, ge=1)
     """Seconds without a heartbeat after which a loaded rank counts as lost, and its stage starts
     again. A separate thread of the rank sends four heartbeats per second, so only a rank that is
     stopped or gets no processor time is silent. Seconds in which the controller did not run do not
-    count."""
+    count. When not set, 2 on a CPU and 5 on GPUs, where compiling a kernel may hold up the
+    thread."""
 
     @model_validator(mode="after")
     def _check_place(self) -> Self:
@@ -289,6 +290,13 @@ class WorkerSettings(SharedSettings, ServerSettings):
     def place(self) -> PipelinePlace | None:
         """The stage of this worker according to its settings, or None if a leader assigns one."""
         return None if self.stage_index is None else PipelinePlace(self.stage_index, self.n_stages)
+
+    @property
+    def silence_limit_s(self) -> float:
+        """Seconds without a heartbeat after which a loaded rank counts as lost."""
+        if self.rank_silence_limit_s is not None:
+            return self.rank_silence_limit_s
+        return 5.0 if self.device == "cuda" else 2.0
 
     @property
     def _kv_memory_bytes(self) -> int | None:

@@ -93,3 +93,16 @@ def test_a_rank_is_told_all_shared_settings_and_its_own() -> None:
 def test_a_worker_listens_on_this_machine_only_unless_told_otherwise() -> None:
     settings = WorkerSettings.load("worker", ["--model=/models/demo"])
     assert settings.address == "localhost:50053"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "limit_s"),
+    [
+        ([], 2.0),
+        (["--device=cuda"], 5.0),
+        (["--device=cuda", "--rank-silence-limit-s=3"], 3.0),
+    ],
+)
+def test_a_rank_may_be_silent_for_longer_on_a_gpu(arguments: list[str], limit_s: float) -> None:
+    settings = WorkerSettings.load("worker", ["--model=/models/demo", *arguments])
+    assert settings.silence_limit_s == limit_s
