@@ -43,9 +43,10 @@ class FinishReason(Enum):
     TIMED_OUT = auto()
 
 
-MAX_LOSSES = 3
+MAX_LOSSES = 4
 """Number of consecutive epochs lost with a request in flight after which the request counts as the
-cause."""
+cause. The first two losses may have had all requests in flight, and so say little; at the others
+the request was the only suspect."""
 
 MAX_DEATHS = 2
 """Number of consecutive epochs, each ended by a rank that failed by itself with a request in

@@ -263,7 +263,7 @@ def test_the_next_epoch_goes_on_from_the_tokens_that_there_are(
         while (batch := scheduler.select()) is not None:
             in_flight.append((batch.iteration, rank.run(batch)))
         n_iterations += 1
-        if n_iterations % 13:
+        if n_iterations % 7:
             scheduler.apply(*in_flight.pop(0))
             continue
         _, ends = scheduler.suspend()  # what is in flight is lost

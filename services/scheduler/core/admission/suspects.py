@@ -11,7 +11,7 @@ time.
 How soon a suspect fails depends on how the pipelines were lost. A rank that fails by itself, by an
 error or a signal such as SIGSEGV, was most likely ended by what it computed: the suspect fails at
 the second such loss in a row (`MAX_DEATHS`). A loss of any other kind, as of a node or a link or by
-SIGKILL, may have nothing to do with the suspect, which fails at the third loss in a row
+SIGKILL, may have nothing to do with the suspect, which fails at the fourth loss in a row
 (`MAX_LOSSES`).
 """
 
