@@ -1,6 +1,7 @@
 """Set-up of all tests."""
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -42,6 +43,19 @@ os.environ["SSL_CERT_FILE"] = str(AUTHORITY)
 # A shell has what it starts in the background ignore Ctrl-C, and so would all processes of tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _root_logger() -> Generator[None]:
+    """Undoes what a program that a test runs in this process does to the root logger. Otherwise
+    tests after it would miss log records below the program's level."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.setLevel(level)
+    for handler in root.handlers[:]:
+        if type(handler) is logging.StreamHandler and handler not in handlers:
+            root.removeHandler(handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
