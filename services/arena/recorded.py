@@ -52,14 +52,15 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a recording says."""
+    """The contents of a scheduler's recording: its requests, its settings, and how fast they were
+    served."""
 
     traffic: Traffic
     setup: Setup
     entrant: Entrant
     """The policy and the order of the recording."""
     figures: Figures
-    """What they really reached."""
+    """The throughput and latencies that this policy reached in the recorded system."""
 
 
 class _Reader:

@@ -43,7 +43,7 @@ selection_of = maker(Selection)
 
 
 class PoolView(Protocol):
-    """What a policy sees of the requests of its pipeline."""
+    """The requests of a pipeline, as its scheduling policy may read them."""
 
     @property
     def n_waiting(self) -> int:
@@ -68,7 +68,7 @@ class PoolView(Protocol):
 
 
 class MemoryView(Protocol):
-    """What a policy sees of the K/V memory of its pipeline."""
+    """The K/V memory of a pipeline, in which its scheduling policy reserves blocks for requests."""
 
     @property
     def n_free_blocks(self) -> int:
