@@ -54,8 +54,8 @@ class ReadyPipe:
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
-        """Writes an empty message every `BEAT_S`, and stops this process when the launcher is gone.
-        At the end of the `with` block, a message says that no more beats come.
+        """Writes an empty message now and every `BEAT_S`, and stops this process when the launcher
+        is gone. At the end of the `with` block, a message says that no more beats come.
 
         The check is needed because the launcher may have died before `die_with_parent` was called.
         If the pipe is full, no beat is written, so that a paused launcher does not block this
@@ -64,6 +64,8 @@ class ReadyPipe:
         if self._fd is None:
             yield
             return
+        with contextlib.suppress(BrokenPipeError):  # the thread stops this process
+            self.report({})
         is_over = threading.Event()
         thread = threading.Thread(
             target=self._beat, args=(self._fd, is_over), name="beats", daemon=True

@@ -26,6 +26,17 @@ def test_the_ready_pipe_writes_a_line_of_json_per_message() -> None:
         assert [json.loads(line) for line in lines] == [{"address": "127.0.0.1:5"}, {"ready": True}]
 
 
+def test_a_service_beats_before_it_reports_anything() -> None:
+    """So that a launcher expects beats from then on, also of a service that is stopped at once."""
+    read_fd, write_fd = os.pipe()
+    pipe = ReadyPipe(write_fd)
+    with pipe.beating():
+        pipe.report({"ready": True})
+    os.close(write_fd)
+    with os.fdopen(read_fd) as lines:
+        assert [json.loads(line) for line in lines][:2] == [{}, {"ready": True}]
+
+
 def test_a_launcher_that_is_gone_is_an_error_and_none_at_all_is_not() -> None:
     read_fd, write_fd = os.pipe()
     os.close(read_fd)
