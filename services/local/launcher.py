@@ -9,7 +9,6 @@ are still served.
 """
 
 import asyncio
-import os
 import socket
 import sys
 from collections import Counter
@@ -19,19 +18,13 @@ from functools import partial
 from typing import Any, Self
 
 from services.common.address import Address, loopback, parse, reachable, reserve_port
-from services.common.cpus import usable_cpus
-from services.local.child import STOP_TIMEOUT_S, Child, OnMessage
+from services.local import service_options
+from services.local.child import Child, OnMessage
 from services.local.memory_directory import MemoryDirectory
 from services.local.restart_limit import RestartLimit
 from services.local.settings import LocalSettings
 from services.local.supervisor import Supervisor
 
-DRAIN_S = 5
-"""Seconds for running requests to finish when the scheduler is stopped.
-
-The value is below the timeout after which `Child.stop` kills a service. The frontend's own setting
-is set to that timeout.
-"""
 HEAD_START_S = 1.0
 """Seconds between the loss of a worker and its restart, in a system with spare workers. A spare
 loads the weights of the lost worker meanwhile, and has the processors for itself.
@@ -73,7 +66,6 @@ class Launcher:
         """
         self._settings = settings
         self._host = loopback()  # where services listen for one another
-        self._free_address = str(Address(self._host, 0))
         self._waves: list[list[Supervisor]] = []  # each wave starts and stops together
         self._has_started = False
         self._lost_models: set[int] = set()
@@ -186,12 +178,13 @@ class Launcher:
         any more; without it, the model is lost."""
         if model is not None and len(self._settings.model) > 1:
             name = f"{self._settings.model_names[model]}: {name}"
+        metrics = service_options.free_address(self._host) if self._settings.metrics else None
         service = Supervisor(
             name,
             module,
             {
                 **options,
-                "metrics-address": self._free_address if self._settings.metrics else None,
+                "metrics-address": metrics,
                 "log-level": self._settings.log_level,
             },
             ready_keys=ready_keys,
@@ -237,7 +230,7 @@ class Launcher:
         """Starts a worker, which listens at `address` if it is given, or at a free port."""
         options = self.worker_options(index)
         model, number = divmod(index, self._settings.n_workers_each)
-        name = f"stage {number}" if self._has_fixed_stages else f"worker {number}"
+        name = f"stage {number}" if self._settings.has_fixed_stages else f"worker {number}"
         return await self._start(
             0,
             name,
@@ -246,60 +239,26 @@ class Launcher:
             model=model,
             ready_keys=("ready", "waits_for_stage"),
             on_message=partial(_follow_loading, index, on_progress),
-            limit=RestartLimit(ready_pause_s=HEAD_START_S if self._has_spares else 0),
+            limit=RestartLimit(ready_pause_s=HEAD_START_S if self._settings.has_spares else 0),
             give_up=partial(self._lose_worker, model),
         )
 
     def worker_options(self, index: int) -> dict[str, object]:
         """Returns the settings of a worker, keyed by option of its command line. `index` counts the
         workers of all models. The workers of a model have consecutive numbers."""
-        settings = self._settings
-        model, number = divmod(index, settings.n_workers_each)
-        n_threads, cpus = share_cpus(settings, usable_cpus(), sorted(os.sched_getaffinity(0)))
-        return {
-            "model": settings.model[model][1],
-            "adapters": ",".join(f"{name}={path.absolute()}" for name, path in settings.adapters)
-            or None,
-            "address": self._free_address,
-            "data-host": self._host,
-            "stage-index": number if self._has_fixed_stages else None,
-            "n-stages": settings.stages if self._has_fixed_stages else None,
-            "tp-size": settings.tp,
-            "load-format": settings.load_format,
-            "dtype": settings.dtype,
-            "quantization": settings.quantization,
-            "weight-cache": settings.weight_cache_directory,
-            "max-model-len": settings.max_model_len,
-            "kv-memory": settings.kv_memory,
-            "kv-directory": None if self._memory is None else self._memory.path,
-            "transfer-timeout-s": settings.iteration_limit_s,
-            "profile-dir": settings.profile_dir,
-            "receipts": settings.receipts,
-            "n-threads": n_threads,
-            "cpus": ",".join(str(cpu) for cpu in cpus[index]) or None,
-            **dict(settings.worker),
-        }
-
-    @property
-    def _has_spares(self) -> bool:
-        return self._settings.n_spares_each > 0
-
-    @property
-    def _has_fixed_stages(self) -> bool:
-        """Whether each worker is told its stage at start. With several pipelines or spare workers,
-        the scheduler assigns the stages, since a worker may have to take the stage of a lost
-        worker."""
-        return self._settings.pipelines == 1 and not self._has_spares
+        memory = None if self._memory is None else self._memory.path
+        return service_options.of_worker(
+            self._settings, index, host=self._host, kv_directory=memory
+        )
 
     async def _start_scheduler(self, model: int, workers: list[str]) -> Child:
-        options = self.scheduler_options(workers)
         return await self._start(
             1,
             "scheduler",
             self.scheduler_module,
-            options,
+            self.scheduler_options(workers),
             model=model,
-            has_spare=self._has_spares,
+            has_spare=self._settings.has_spares,
         )
 
     def scheduler_options(self, workers: list[str]) -> dict[str, object]:
@@ -308,33 +267,16 @@ class Launcher:
         `workers` are the addresses of the model's workers. With one pipeline, they are in the order
         of its stages.
         """
-        settings = self._settings
-        return {
-            "address": self._free_address,
-            "stages": ",".join(workers),
-            "n-stages": settings.stages,
-            "max-pipelines": settings.pipelines,
-            "max-batch-size": settings.max_batch_size,
-            "max-batch-tokens": settings.max_batch_tokens,
-            "policy": settings.policy,
-            "pipeline-depth": settings.pipeline_depth,
-            "prefix-cache": settings.prefix_cache,
-            "max-requests": settings.max_requests,
-            "iteration-limit-s": settings.iteration_limit_s,
-            "traced-iterations-per-s": settings.traced_iterations_per_s,
-            "drain-s": DRAIN_S,
-            **dict(settings.scheduler),
-        }
+        return service_options.of_scheduler(self._settings, workers, host=self._host)
 
     async def _start_frontend(self, schedulers: Sequence[str]) -> Child:
-        options = self.frontend_options(*schedulers)
         return await self._start(
             2,
             "frontend",
             "services.frontend",
-            options,
+            self.frontend_options(*schedulers),
             ready_keys=("http",),
-            has_spare=self._has_spares,
+            has_spare=self._settings.has_spares,
         )
 
     def frontend_options(self, *schedulers: str) -> dict[str, object]:
@@ -342,26 +284,7 @@ class Launcher:
 
         `schedulers` has the address of the scheduler of each model.
         """
-        settings = self._settings
-        names = [name for name, _ in settings.model]
-        # An absolute path is not mistaken for NAME=DIRECTORY.
-        paths = [str(path.absolute()) for _, path in settings.model]
-        return {
-            "model": _by_model(names, paths),
-            "served-model-name": ",".join(settings.served_model_name) or None,
-            "scheduler": _by_model(names, schedulers),
-            "http-address": str(Address(settings.host, settings.http_port)),
-            "grpc-address": str(Address(settings.host, settings.grpc_port)),
-            "api-keys-file": settings.api_keys_file,
-            "receipts": settings.receipts,
-            "receipt-keys-file": settings.receipt_keys_file,
-            "public-tls-dir": settings.tls_dir,
-            "page": settings.page,
-            "drain-s": STOP_TIMEOUT_S,
-            # With `fail_fast` a lost pipeline does not come back, so requests do not wait for it.
-            **({"hold-s": 0, "resume-s": 0} if settings.fail_fast else {}),
-            **dict(settings.frontend),
-        }
+        return service_options.of_frontend(self._settings, schedulers)
 
 
 async def _until_known(workers: Iterable[Child]) -> None:
@@ -371,35 +294,6 @@ async def _until_known(workers: Iterable[Child]) -> None:
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-
-
-def _by_model(names: Sequence[str], values: Sequence[str]) -> str:
-    """Returns the text of a setting that has a value for each model."""
-    pairs = zip(names, values, strict=True)
-    return ",".join(f"{name}={value}" if name else value for name, value in pairs)
-
-
-def share_cpus(
-    settings: LocalSettings, n_usable: int, cpus: Sequence[int]
-) -> tuple[int, list[list[int]]]:
-    """Returns the number of compute threads of each rank, and the CPUs of each worker's threads.
-
-    Each thread is bound to a CPU only if the threads of all ranks use all CPUs. Otherwise the lists
-    of CPUs are empty, since another system on this machine would choose equal CPUs. Spare workers
-    are not counted, and are bound only if one worker uses all CPUs: its spare may use them, too.
-    `n_usable` is the number of CPUs whose time this process may use. A quota can make it smaller
-    than the number of `cpus`.
-    """
-    n_computing = len(settings.model) * settings.n_computing_each
-    n_threads = settings.threads or max(1, n_usable // (n_computing * settings.tp))
-    per_worker = settings.tp * n_threads
-    if not n_computing * per_worker == n_usable == len(cpus):
-        return n_threads, [[]] * settings.n_workers
-    shares = [list(cpus[first : first + per_worker]) for first in range(0, n_usable, per_worker)]
-    of_spares = [shares[0] if n_computing == 1 else []] * settings.n_spares_each
-    n_each = settings.n_computing_each
-    by_model = (shares[first : first + n_each] for first in range(0, n_computing, n_each))
-    return n_threads, [cpus for its in by_model for cpus in (*its, *of_spares)]
 
 
 def _follow_loading(index: int, on_progress: OnProgress, message: dict[str, Any]) -> None:

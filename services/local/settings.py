@@ -206,6 +206,18 @@ class LocalSettings(ServiceSettings):
         return 0 if self.fail_fast or dict(self.worker).get("device", "cpu") != "cpu" else 1
 
     @property
+    def has_spares(self) -> bool:
+        """Whether each model has spare workers."""
+        return self.n_spares_each > 0
+
+    @property
+    def has_fixed_stages(self) -> bool:
+        """Whether each worker is told its stage at start. With several pipelines or spare workers,
+        the scheduler assigns the stages, since a worker may have to take the stage of a lost
+        worker."""
+        return self.pipelines == 1 and not self.has_spares
+
+    @property
     def keeps_kv(self) -> bool:
         """Whether the workers' keys and values outlive their processes. This needs workers on CPUs
         that are started again or have spares."""

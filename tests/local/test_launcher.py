@@ -10,7 +10,8 @@ import pytest
 from services.common.by_model import for_all
 from services.frontend.settings import FrontendSettings
 from services.local.__main__ import announce, shape_of
-from services.local.launcher import Launcher, LocalAddresses, share_cpus
+from services.local.launcher import Launcher, LocalAddresses
+from services.local.service_options import share_cpus
 from services.local.settings import LocalSettings
 from services.scheduler.cluster.stages import StaticStages
 from services.scheduler.settings import SchedulerSettings

@@ -5,34 +5,26 @@ values, and whether decodes are recorded as CUDA graphs. Each epoch has a new mo
 weights.
 """
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 
 import torch
 from orcinus.v1 import worker_pb2
 
-from kernels.packing.stored import layout
 from services.common.cannot_start import CannotStart
 from services.common.tokenizer_files.find import tokenizer_file
 from services.grammar.grammars import Grammars
 from services.worker.channel import MessageKind, RankEnd
 from services.worker.engine import decode_graphs, warm_up
 from services.worker.engine.input_batch import BatchBuilder
-from services.worker.engine.kv_cache import kv_block_bytes
-from services.worker.engine.kv_file import KVFile, padded
-from services.worker.engine.kv_memory import DeviceMemory, GpuMemory, measure, transfer_bytes
+from services.worker.engine.kv_file import KVFile
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.engine.recurrent_state import Division, divide, state_bytes
-from services.worker.engine.trial_iteration import TrialIteration, trial_lengths
 from services.worker.models import StageModel
 from services.worker.models.adapters.adapter import Adapter
 from services.worker.models.adapters.text_files import check_text_files
 from services.worker.models.checkpoint import load_stage
-from services.worker.models.directory_files import files_digest
 from services.worker.models.weight_cache import WeightCache, in_background
 from services.worker.models.weights import OnProgress
 from services.worker.rank.activity import Activity
@@ -40,14 +32,13 @@ from services.worker.rank.build import build_digest
 from services.worker.rank.data_plane.rendezvous import join
 from services.worker.rank.data_plane.staging import StagedTransport
 from services.worker.rank.data_plane.transport import (
-    MAX_PENDING_SENDS,
     RankPlace,
     TransferError,
     Transport,
 )
 from services.worker.rank.device_clock import DeviceClock, HostClock, StreamClock
 from services.worker.rank.epoch_member import EpochMember
-from services.worker.rank.traits import traits_of
+from services.worker.rank.shard_memory import ShardMemory
 from services.worker.settings import RankSettings
 
 log = logging.getLogger(__name__)
@@ -79,6 +70,7 @@ class StageShard:
         self._new_graphs = new_graphs
         self._batch_builder = batch_builder
         self._activity = activity
+        self._memory = ShardMemory(settings, model, records_graphs=new_graphs is not None)
         self._kv_file: KVFile | None = None
         self.grammars = _grammars(settings, model)
         """The grammars that outputs can follow. None if this rank does not sample or the model can
@@ -150,69 +142,15 @@ class StageShard:
             records_decodes=self._new_graphs is not None,
             block_size=settings.block_size,
             kv_windows=_windows_on_wire(model),
-            n_kv_blocks=self._division.n_kv_blocks,
-            n_state_rows=self._division.n_state_rows,
+            n_kv_blocks=self._memory.division.n_kv_blocks,
+            n_state_rows=self._memory.division.n_state_rows,
             rendezvous_address=rendezvous_address,
         )
 
-    def kv_memory_bytes(self, memory: Callable[[], DeviceMemory] = GpuMemory) -> int:
-        """Returns the number of bytes for keys and values: the setting `kv_memory`, or all memory
-        that the device has left if the setting is `auto`.
-
-        Raises:
-            NoMemoryLeft: the device has no memory left.
-        """
-        settings, model = self._settings, self._model
-        if settings.kv_memory_bytes is not None:
-            return settings.kv_memory_bytes
-        lengths = trial_lengths(settings.trial_tokens, model.config.max_position_embeddings)
-        trial = TrialIteration(model, lengths, block_size=settings.block_size)
-        n_transfer_bytes = transfer_bytes(
-            settings.trial_tokens * model.hidden_size * model.dtype.itemsize,
-            stage_index=settings.stage_index,
-            n_stages=settings.n_stages,
-            max_pending_sends=MAX_PENDING_SENDS,
-        )
-        n_graph_bytes = 0
-        if self._new_graphs is not None:
-            n_results = model.config.vocab_size if model.is_last else model.hidden_size
-            n_graph_bytes = decode_graphs.reserved_bytes(
-                settings.max_graph_batch_size, n_results * torch.float32.itemsize
-            )
-        shares = measure(memory(), trial.run, transfers=n_transfer_bytes, graphs=n_graph_bytes)
-        left = shares.kv_memory(settings.device_memory_fraction)
-        log.info("%d MiB are left for keys and values; in bytes, %s", left >> 20, shares)
-        return left
-
     def open_kv_file(self) -> None:
-        """Opens the file for keys and values, if the settings name a directory for it. Without such
-        a file the keys and values are in memory of this process, and are new in each epoch.
-
-        Keys and values of a model whose layers keep a state of each request are not kept, since the
-        states are not kept.
-        """
-        settings, model, division = self._settings, self._model, self._division
-        if settings.kv_directory is None or model.device.type != "cpu" or division.n_state_rows:
-            return
-        n_bytes = (division.n_kv_blocks + 1) * self._kv_block_bytes  # one block is for padding
-        if not n_bytes:
-            return
-        try:
-            self._kv_file = KVFile.open(
-                settings.kv_directory,
-                stage=_stage_digest(settings),
-                rank=settings.tp_rank,
-                n_bytes=padded(n_bytes, n_tensors=2 * len(model.layers)),
-            )
-        except OSError as error:
-            log.warning(
-                "keys and values end with this process: kv_directory %s: %s",
-                settings.kv_directory,
-                error,
-            )
-            return
-        epoch = self._kv_file.record.stored.epoch
-        log.info("keys and values are in %s, which epoch %d wrote", self._kv_file.path, epoch)
+        """Opens the file for keys and values, which all epochs of this process use, if the settings
+        name a directory for it."""
+        self._kv_file = self._memory.open_kv_file()
 
     def enter(self, request: worker_pb2.JoinPipelineRequest, peers: Transport) -> EpochMember:
         """Returns the member of a new epoch. On GPUs, its first decodes are recorded as CUDA
@@ -233,7 +171,7 @@ class StageShard:
             grammars=self.grammars,
             new_graph=self._new_graph(),
             max_graph_batch_size=settings.max_graph_batch_size,
-            n_state_rows=self._division.n_state_rows,
+            n_state_rows=self._memory.division.n_state_rows,
             allocate_kv=None if kv_file is None else kv_file.allocate,
         )
         member = EpochMember(
@@ -261,52 +199,6 @@ class StageShard:
         device = self._model.device
         runs_ahead = device.type == "cuda" and not is_staged(self._settings)
         return StreamClock() if runs_ahead else HostClock(device)
-
-    @property
-    def _kv_block_bytes(self) -> int:
-        settings, model = self._settings, self._model
-        return kv_block_bytes(
-            model.config,
-            model.layers,
-            block_size=settings.block_size,
-            dtype=model.dtype,
-            tp_size=settings.tp_size,
-        )
-
-    @cached_property
-    def _division(self) -> Division:
-        """The numbers of K/V blocks and state rows that fit into the memory of this rank. Each
-        epoch uses all of its state rows, but only as many blocks as every stage has."""
-        settings, model = self._settings, self._model
-        row_bytes = state_bytes(
-            model.config, model.layers, dtype=model.dtype, tp_size=settings.tp_size
-        )
-        division = divide(
-            self.kv_memory_bytes(),
-            block_size=settings.block_size,
-            block_bytes=self._kv_block_bytes,
-            row_bytes=row_bytes,
-        )
-        if division.n_state_rows:
-            log.info(
-                "%d requests at a time have states of %d KiB each",
-                division.n_state_rows,
-                row_bytes >> 10,
-            )
-        return division
-
-
-def _stage_digest(settings: RankSettings) -> str:
-    """Returns a digest of everything that the keys and values of a stage depend on, and that its
-    ranks have in common."""
-    facts = {
-        **traits_of(settings),
-        "files": "" if settings.load_format == "random" else files_digest(settings.model),
-        "stage": f"{settings.stage_index} of {settings.n_stages}",
-        "layout": layout(),
-        "load_format": settings.load_format,
-    }
-    return hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()[:16]
 
 
 def _adapters(settings: RankSettings) -> list[Adapter]:

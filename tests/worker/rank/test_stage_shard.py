@@ -16,6 +16,7 @@ from kernels import TORCH
 from services.common.cannot_start import CannotStart
 from services.worker.engine.decode_graphs import reserved_bytes
 from services.worker.rank.data_plane.transport import TransferError, Transport
+from services.worker.rank.shard_memory import ShardMemory
 from services.worker.rank.stage_shard import StageShard, device_of, has_graphs, join_peers
 from tests.checkpoints import SMALL, write_checkpoint, write_family_checkpoint
 from tests.worker.engine.fixed_shapes import OPS, RepeatedCall, load_fixed
@@ -148,16 +149,13 @@ def test_keys_and_values_have_what_an_iteration_transfers_and_graphs_leave(
 ) -> None:
     settings = settings_of(checkpoint, n_stages=2, stage_index=stage_index, trial_tokens=40)
     settings = settings.model_copy(update={"kv_memory_bytes": None})
-    shard = StageShard(
-        settings,
-        load_fixed(checkpoint, stage_index=stage_index, n_stages=2),
-        new_graphs=Recorder().new_graphs if is_recorded else None,
-    )
+    model = load_fixed(checkpoint, stage_index=stage_index, n_stages=2)
     n_results = SMALL["hidden_size"] if stage_index == 0 else SMALL["vocab_size"]
     left = int(80 * GIB * 0.9) - (17 + 3) * GIB - 40 * SMALL["hidden_size"] * 4
     if is_recorded:
         left -= reserved_bytes(settings.max_graph_batch_size, n_results * 4)
-    assert shard.kv_memory_bytes(lambda: Memory(n_runs=1)) == left
+    memory = ShardMemory(settings, model, records_graphs=is_recorded)
+    assert memory.kv_memory_bytes(lambda: Memory(n_runs=1)) == left
 
 
 @pytest.mark.parametrize(
