@@ -274,8 +274,9 @@ class FrontendSettings(ServerSettings):
 
     resume_s: NonNegativeFloat = 600.0
     """Seconds that an accepted request waits for another pipeline after its pipeline is lost. Then
-    the request ends with the error `unavailable`. Each loss starts the time anew. The default is
-    longer than a stage takes to load."""
+    the request ends with the error `unavailable`. Each loss starts the time anew, for at most
+    five losses in a row without a token in between. The default is longer than a stage takes to
+    load."""
 
     linger_s: NonNegativeFloat = 0.0
     """Seconds after a signal to stop in which requests are still taken, while load balancers and
