@@ -20,144 +20,21 @@ from pathlib import Path
 from services.arena import real, recorded, table, virtual
 from services.arena.entrants import GALLERY, Entrant, parse
 from services.arena.figures import Figures, Result
+from services.arena.options import N_REAL_REQUESTS, N_REQUESTS, parser
 from services.arena.referee import Stopped
 from services.arena.setup import Setup
-from services.arena.traffic import NAMES, PAPER, Choice, Traffic, traffic_of
+from services.arena.traffic import Choice, Traffic, traffic_of
 from services.common.ending import give_up
 from services.common.errors import OrcinusError
 from services.common.telemetry import configure_logging
 from services.tune.system import SystemFailed
 from simulator.machines import MACHINES, MachineCosts
 
-DEFAULT_MACHINE = "four H100"
-N_REQUESTS, N_REAL_REQUESTS = 1000, 100
-MAX_TOKENS = 8192
-
-
-def count(text: str) -> int:
-    """Returns a positive number. Raises ArgumentTypeError if the text is none."""
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
-    return int(text)
-
-
-def positive(text: str) -> float:
-    """Returns a number above 0. Raises ArgumentTypeError if the text is none."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
-    return value
-
-
-def deviation(text: str) -> float:
-    """Returns a number from 0 to 10. Raises ArgumentTypeError if the text is none."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 10:
-        raise argparse.ArgumentTypeError(f"must be a number from 0 to 10, not {text!r}")
-    return value
-
-
-def png(text: str) -> Path:
-    """Returns the path of a PNG file. Raises ArgumentTypeError if the name has another ending."""
-    if not text.lower().endswith(".png"):
-        raise argparse.ArgumentTypeError(f"must end with .png, not {text!r}")
-    return Path(text)
-
-
-def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line."""
-    made = argparse.ArgumentParser(
-        prog="orcinus arena",
-        description=__doc__.split("\n\n", 1)[1] if __doc__ else "",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    made.add_argument(
-        "policies", metavar="POLICY", nargs="*", help=f"default: all of {', '.join(GALLERY)}"
-    )
-    traffic = made.add_argument_group("requests")
-    traffic.add_argument(
-        "--trace",
-        nargs="+",
-        metavar="NAME|FILE",
-        default=[PAPER],
-        help=f"{PAPER}, {', '.join(NAMES)}, or a file of Azure, BurstGPT or Mooncake ({PAPER})",
-    )
-    traffic.add_argument(
-        "--recording",
-        type=Path,
-        metavar="FILE",
-        help="take requests, machine and settings from a scheduler's recording",
-    )
-    traffic.add_argument(
-        "--requests",
-        type=count,
-        metavar="N",
-        help=f"of each trace ({N_REQUESTS}; {N_REAL_REQUESTS} with --real or --sleeping)",
-    )
-    traffic.add_argument(
-        "--load",
-        type=positive,
-        default=0.9,
-        metavar="X",
-        help="rate of arrivals, as a part of what `chunked` serves if all arrive at once (0.9)",
-    )
-    traffic.add_argument(
-        "--max-tokens",
-        type=count,
-        default=MAX_TOKENS,
-        metavar="N",
-        help=f"leave out requests with more tokens of prompt and output ({MAX_TOKENS})",
-    )
-    traffic.add_argument("--rate", type=positive, help="rate of arrivals, requests per second")
-    traffic.add_argument("--own-times", action="store_true", help="keep the times of a file")
-    traffic.add_argument("--clients", type=count, default=4, metavar="N", help="senders (4)")
-    traffic.add_argument(
-        "--prediction-error",
-        type=deviation,
-        metavar="S",
-        help="predict lengths with this deviation of their logarithm; 0 is exact. By default "
-        "lengths are learned from requests that have ended",
-    )
-    traffic.add_argument("--seed", type=int, default=0)
-    where = made.add_argument_group("machine")
-    where.add_argument(
-        "--machine", choices=MACHINES, default=DEFAULT_MACHINE, help=f"({DEFAULT_MACHINE})"
-    )
-    ways = where.add_mutually_exclusive_group()
-    ways.add_argument(
-        "--real", type=Path, metavar="MODEL", help="also run the model of this directory here"
-    )
-    ways.add_argument(
-        "--sleeping",
-        type=Path,
-        metavar="MODEL",
-        help="also run ranks that sleep as the machine computes; MODEL gives the tokenizer",
-    )
-    where.add_argument(
-        "--calibration-s", type=positive, default=30.0, help="seconds to measure costs (30)"
-    )
-    where.add_argument("--stages", type=count, default=1, metavar="N")
-    where.add_argument("--slots", type=count, metavar="N", help="K/V slots, instead of all")
-    where.add_argument("--max-batch-size", type=count, default=32, metavar="N", help="(32)")
-    where.add_argument("--max-batch-tokens", type=count, default=512, metavar="N", help="(512)")
-    where.add_argument(
-        "--optimistic", action="store_true", help="reserve less memory; some are preempted"
-    )
-    shown = made.add_argument_group("output")
-    shown.add_argument("--json", action="store_true", help="print a JSON object for each run")
-    shown.add_argument("--figure", type=png, metavar="FILE", help="draw a PNG")
-    return made
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the arena. Returns the exit status."""
-    options = parser().parse_args(arguments)
+    description = __doc__.split("\n\n", 1)[1] if __doc__ else ""
+    options = parser(description).parse_args(arguments)
     configure_logging("arena", "ERROR")
     try:
         draw = None if options.figure is None else _drawing()
@@ -221,7 +98,9 @@ def _compared(
             options.stages,
             options.max_batch_size,
             options.max_batch_tokens,
-            files,
+            n_slots=options.slots,
+            is_optimistic=options.optimistic,
+            files=files,
         )
         _say(f"measuring the costs of iterations for {options.calibration_s:g} s")
         setup = real.measured_setup(place, limit_s=options.calibration_s)

@@ -7,7 +7,7 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -65,6 +65,10 @@ class Place:
     stages: int
     max_batch_size: int
     max_batch_tokens: int
+    n_slots: int | None = None
+    """Number of K/V slots; None for all that fit into `KV_BYTES`."""
+    is_optimistic: bool = False
+    """Whether requests reserve less memory than they may need, and may be preempted."""
     files: Sequence[Path] = ()
     """Files that define policies."""
 
@@ -105,12 +109,16 @@ class Place:
             http_port=0,
             grpc_port=0,
             fail_fast=True,
-            scheduler=(
-                ("policy", entrant.policy),
-                ("order", entrant.order),
-                ("speculative-tokens", "0"),
-            ),
+            scheduler=tuple(self._scheduler_options(entrant)),
         )
+
+    def _scheduler_options(self, entrant: Entrant) -> Iterator[tuple[str, str]]:
+        yield "policy", entrant.policy
+        yield "order", entrant.order
+        yield "speculative-tokens", "0"
+        yield "admission", "optimistic" if self.is_optimistic else "reserve"
+        if self.n_slots is not None:
+            yield "n-slots", str(self.n_slots)
 
     def prepare(self, report: Path) -> None:
         """Sets the environment of the processes that are started later."""
@@ -167,6 +175,7 @@ def measured_setup(place: Place, *, limit_s: float) -> Setup:
         max_batch_size=place.max_batch_size,
         max_batch_tokens=place.max_batch_tokens,
         block_size=memory.block_size,
+        is_optimistic=place.is_optimistic,
     )
 
 

@@ -72,7 +72,7 @@ class RefereedScheduler(WholeBatchScheduler):
                 self.n_batches += 1
         except BrokenRule as broken:
             raise Stopped(f"{place}: {broken}") from broken
-        except Exception as error:  # a policy may raise anything
+        except (Exception, SystemExit) as error:  # a policy may raise anything
             raise Stopped(f"{place}: policy {self.policy.name}: raises {error!r}") from error
         return batch
 

@@ -13,6 +13,7 @@ import pytest
 from services.arena.__main__ import main
 from services.arena.entrants import GALLERY, Entrant, parse
 from services.arena.figures import Figures
+from services.arena.real import Place
 from services.arena.referee import RefereedScheduler, Stopped
 from services.arena.setup import Setup
 from services.arena.traffic import Choice, traffic_of
@@ -24,6 +25,7 @@ from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.registry import POLICIES
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.settings import SchedulerSettings
 from simulator.engine import Arrival
 from simulator.machines import MACHINES, MachineCosts
 from tests.scheduler.core.workload import Arrival as CoreArrival
@@ -154,13 +156,27 @@ def test_a_policy_that_starves_requests_is_stopped(
         run(Entrant.of("hog"), SETUP, arrivals(8))
 
 
+@pytest.mark.parametrize(
+    ("code", "error"), [("request.nothing", "AttributeError"), ("exit(0)", "SystemExit")]
+)
 def test_a_policy_that_raises_is_stopped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: str, error: str
 ) -> None:
-    path = written(tmp_path, HOG.replace("BREAK", "request.nothing"))
+    path = written(tmp_path, HOG.replace("BREAK", code))
     assert main([str(path), "--requests=8", "--machine=processor", "--json"]) == 1
     [found] = results(capsys)
-    assert "batch 1: policy hog: raises AttributeError" in found["stopped"]
+    assert f"batch 1: policy hog: raises {error}" in found["stopped"]
+
+
+def test_a_real_system_has_the_memory_and_the_admission_that_are_asked_for() -> None:
+    place = Place(Path("model"), None, 1, 8, 64, n_slots=192, is_optimistic=True)
+    settings = place.settings(Entrant.of("chunked"))
+    given = [f"--{name}={value}" for name, value in settings.scheduler]
+    told = SchedulerSettings.load("scheduler", ["--stages=a:1", *given])
+    assert (told.n_slots, told.admission, told.policy) == (192, "optimistic", "chunked")
+    usual = dict(Place(Path("model"), None, 1, 8, 64).settings(Entrant.of("chunked")).scheduler)
+    assert usual["admission"] == "reserve"
+    assert "n-slots" not in usual
 
 
 @pytest.mark.parametrize(
