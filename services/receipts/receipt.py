@@ -30,9 +30,7 @@ Token = Annotated[int, Field(ge=0, lt=2**32)]
 class Record(BaseModel):
     """Base of the parts of a receipt: no fields but the declared ones, and no converted types."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class AdapterRecord(Record):

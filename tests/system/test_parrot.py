@@ -12,6 +12,8 @@ from tests.parrot import Parrot, write_parrot
 from tests.system.answer_cases import CASES, Case
 from tests.system.stack import Stack, serving
 
+pytestmark = pytest.mark.thorough
+
 PLAIN = "Orcas hunt in pods: größer → besser."
 CALL = '<tool_call>\n{"name": "write", "arguments": {"path": "a.py"}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "write", "parameters": {"type": "object"}}}]
