@@ -1,8 +1,9 @@
 """The use of the processors during a measurement, by the engine and by all other processes.
 
-Two engines can be compared only if no other process took processor time from one of them: OpenMP's
+Two engines can be compared only if no other process took processor time from one of them. OpenMP's
 threads wait for each other, so a run beside one busy process can take several times as long. So
-every run is stamped with the mean number of cores that the engine used, and that all others used.
+every run is stamped with two mean numbers of cores: those that the engine used, and those that all
+other processes used.
 """
 
 import contextlib
@@ -16,13 +17,13 @@ QUIET_CPUS = 0.1
 
 
 class CpuUse:
-    """Mean number of busy cores, of the engine and of all other processes; 0 until the measurement
-    ends."""
+    """Mean number of cores that were busy during a measurement, with the engine and with all other
+    processes. Both numbers are 0 until the measurement ends."""
 
     own_cpus: float = 0.0
     other_cpus: float = 0.0
-    """Mean number of cores that all others used, including the time that the hypervisor gave to
-    others."""
+    """Mean number of cores that all other processes used. Includes the time in which the hypervisor
+    ran other virtual machines (steal time)."""
 
     @property
     def is_disturbed(self) -> bool:
@@ -35,12 +36,13 @@ Watch = contextlib.AbstractContextManager[CpuUse]
 
 @contextlib.contextmanager
 def watch(engine: int | None = None) -> Iterator[CpuUse]:
-    """Counts processor time until the context ends; the result is set at that moment.
+    """Counts processor time inside the context. The yielded `CpuUse` gets its numbers when the
+    context ends.
 
     Args:
-        engine: the process that is measured, whose descendants and this process count as the
-            engine's. Without it, this process and all its descendants count. A process that ends
-            within the context counts among the others.
+        engine: id of the measured process. This process, that process and the descendants of that
+            process count as the engine. If None, this process and all its descendants count as the
+            engine. A process that ends within the context counts among the others.
     """
     use = CpuUse()
     here = psutil.Process()
@@ -55,7 +57,7 @@ def watch(engine: int | None = None) -> Iterator[CpuUse]:
 
 
 def family(root: psutil.Process) -> set[psutil.Process]:
-    """Returns a process and all its descendants; nothing if the process has ended."""
+    """Returns a process and all its descendants; an empty set if the process has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return {root, *root.children(recursive=True)}
     return set()

@@ -17,22 +17,23 @@ STOP_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A running system: its addresses, its model and its process."""
+    """A running local system: its addresses, its model and its process."""
 
     model: str
     http: str
-    """URL of the OpenAI API, without its path."""
+    """URL of the OpenAI API without a path, as `http://host:port`."""
     grpc: str
     pid: int
     metrics: dict[str, str]
-    """URLs of the services' metrics by the services' names; empty without `--metrics`."""
+    """URL of each service's metrics, by the name of the service; empty without `--metrics`."""
 
 
 @contextlib.asynccontextmanager
 async def running(
     arguments: Sequence[str], *, module: str = "services.local"
 ) -> AsyncIterator[System]:
-    """Starts `python -m module` on free ports, and ends it with all its processes.
+    """Starts `python -m module` with `arguments` on free ports, and yields the system. At the end
+    of the context, ends the process with all its descendants.
 
     Raises:
         RuntimeError: the system ended, or did not serve in time; standard error has the reason.

@@ -1,4 +1,4 @@
-"""A description of the machine of a measurement, from the standard library."""
+"""A description of the machine on which a measurement runs, made with the standard library."""
 
 import contextlib
 import os
@@ -14,8 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def describe() -> dict[str, Any]:
-    """Returns the commit, machine, command and time of a measurement, so that its result can be
-    understood later."""
+    """Returns the commit, machine, command and time of a measurement, for its record."""
     module = sys.modules["__main__"].__spec__
     program = ["-m", module.name.removesuffix(".__main__")] if module else sys.argv[:1]
     return {
@@ -33,12 +32,12 @@ def describe() -> dict[str, Any]:
 
 
 def memory_bytes() -> int:
-    """Returns the bytes of memory that the system has."""
+    """Returns the size of the machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def commit() -> str | None:
-    """Returns the commit of the working tree, with `-dirty` behind it if there are changes.
+    """Returns the commit of the working tree, followed by `-dirty` if there are changes.
 
     Returns None outside a repository, and where git is missing.
     """

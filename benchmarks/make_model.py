@@ -1,10 +1,11 @@
-"""A checkpoint of random weights that every engine can load, in the shape that benchmarks agree on.
+"""A checkpoint of random weights that every engine can load, in a shape that all benchmarks use.
 
     python -m benchmarks.make_model DIR [--shape llama-125m]
 
-Writes config.json, the weights (normal, standard deviation 0.02, bfloat16, seeded: the same bytes
-every time) and a tokenizer of as many ids as the model has. Its tokens are single bytes, then
-pieces of two, three and four printable characters, so that whatever a random model says is text.
+Writes config.json, the weights, and a tokenizer with as many ids as the model has. The weights are
+bfloat16 from a normal distribution with standard deviation 0.02. They have a fixed seed, so that
+all files have the same bytes every time. The tokens are single bytes, then pieces of two, three and
+four printable characters, so that the output of a random model is printable text.
 """
 
 import argparse
@@ -29,7 +30,7 @@ SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")  # ids 0, 1 and 2
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a Llama with an output matrix of its own, or of a Mixtral if it has experts."""
+    """Sizes of a Llama with a separate output matrix, or of a Mixtral if there are experts."""
 
     hidden_size: int
     intermediate_size: int
@@ -41,7 +42,7 @@ class Shape:
     max_position_embeddings: int
     n_experts: int = 0
     n_chosen: int = 0
-    """Number of experts that each token goes through."""
+    """Number of experts that compute each token."""
 
 
 SHAPES = {
@@ -94,7 +95,7 @@ def config_of(shape: Shape) -> dict[str, object]:
 
 
 def weight_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Returns the name and shape of every tensor."""
+    """Returns the shape of every tensor, by name."""
     hidden = shape.hidden_size
     n_q, n_kv = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     layer = {
@@ -119,7 +120,7 @@ def weight_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def _mlp_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Returns the names and shapes of a layer's MLP or expert matrices."""
+    """Returns the shapes of the MLP or expert matrices of a layer, by name."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     if not shape.n_experts:
         return {
@@ -136,7 +137,8 @@ def _mlp_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def random_weights(shape: Shape) -> dict[str, Tensor]:
-    """Returns all tensors: norms are ones, matrices are sampled in the order of `weight_shapes`."""
+    """Returns all tensors by name: norms are ones, matrices are sampled in the order of
+    `weight_shapes`."""
     generator = torch.Generator().manual_seed(SEED)
     weights = {}
     for name, sizes in tqdm(weight_shapes(shape).items(), desc="weights", leave=False):
@@ -148,8 +150,11 @@ def random_weights(shape: Shape) -> dict[str, Tensor]:
 
 
 def tokenizer_of(vocab_size: int) -> tokenizers.Tokenizer:
-    """Returns a byte-level BPE tokenizer of exactly `vocab_size` ids; raises ValueError if that is
-    impossible."""
+    """Returns a byte-level BPE tokenizer of exactly `vocab_size` ids.
+
+    Raises ValueError if `vocab_size` is smaller than the number of special tokens and bytes, or
+    larger than the number of possible tokens.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = [*SPECIAL_TOKENS, *alphabet]
     merges = list(islice(_merges(), vocab_size - len(vocabulary)))
@@ -165,10 +170,11 @@ def tokenizer_of(vocab_size: int) -> tokenizers.Tokenizer:
 
 
 def _merges() -> Iterator[tuple[str, str]]:
-    """Yields pairs of tokens that make a new token, each of tokens that exist by then.
+    """Yields pairs of tokens to merge into a new token. Each token of a pair is a byte or the
+    result of an earlier merge.
 
-    9,025 pairs are of two characters (the byte level writes a space as Ġ), 17,576 of three
-    lower-case letters, and 456,976 of four.
+    First come 9,025 pairs of two characters (the byte level writes a space as Ġ), then 17,576 of
+    three lower-case letters, and 456,976 of four.
     """
     letters = string.ascii_lowercase
     yield from product("Ġ" + string.digits + string.ascii_letters + string.punctuation, repeat=2)

@@ -1,4 +1,4 @@
-"""The processor time that a token costs outside the model, for each process of the control plane.
+"""The processor time per token that each process of the control plane uses, without a model.
 
     python -m benchmarks.control.cpu
     python -m benchmarks.control.cpu --streams 256 1024 --json FILE
@@ -6,19 +6,19 @@
 
 Runs a whole local system on real sockets whose rank computes nothing. The rank sleeps for the time
 of a model, so that iterations have realistic batches, and samples fixed tokens. Clients stream the
-paper's mixed trace. On a machine whose cores are all used by the model, every 100 us of control for
-a token are taken from the model.
+paper's mixed trace. On a machine where the model uses all cores, every 100 us of control per token
+are lost to the model.
 
 With `--streams`, the given number of streams run side by side, in one batch for each of the
-`--pipelines`, and generate `--tokens-per-s` together. A stream is a series of requests, each with
-an answer of 64 to 192 tokens. With `--endless` each stream is a single long request, so that the
-cost of beginning and ending requests does not count.
+`--pipelines`, and together generate `--tokens-per-s` tokens per second. A stream is a series of
+requests, each with an answer of 64 to 192 tokens. With `--endless` each stream is a single long
+request, so that the cost of beginning and ending requests does not count.
 
-With `--iteration-ms`, iterations take this time, and the report adds the part of a core that each
-process would need. All processes of a large system may need more processors than the machine has.
+With `--iteration-ms`, iterations take this time, and the report adds the number of cores that each
+process would need. The processes of a large system may need more processors than the machine has.
 Then `--slowdown` makes all iterations longer by a factor, and the report multiplies the processor
-time of a token with the number of tokens without this factor. Work that does not depend on tokens
-counts too much then, since it takes the same time in each second.
+time per token by the number of tokens per second without this factor. Work that is done every
+second, whatever the number of tokens, is then counted too high.
 
 Processor time hardly depends on other work on the machine. So two versions can be compared by
 processor time where throughput would be too noisy.
@@ -58,7 +58,8 @@ GENERATED = re.compile(f"^{semconv.GENERATION_TOKENS} (\\S+)", re.MULTILINE)
 
 @contextlib.asynccontextmanager
 async def client_of(plane: Plane, options: argparse.Namespace) -> AsyncIterator[load.Client]:
-    """Connects to a plane by the protocol that the options name."""
+    """Yields a client of a control plane that uses the protocol chosen by the options: gRPC with
+    `--over-grpc`, else HTTP."""
     if options.over_grpc:
         async with grpc.aio.insecure_channel(plane.grpc) as channel:
             yield GrpcClient(channel)
@@ -68,8 +69,8 @@ async def client_of(plane: Plane, options: argparse.Namespace) -> AsyncIterator[
 
 
 async def measure_trace(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures the mixed trace, including the cost of beginning and ending requests; returns the
-    table of the best rounds."""
+    """Runs the mixed trace in several rounds, and measures processor time, including the cost of
+    beginning and ending requests. Returns the table of the best rounds."""
     requests = workload.from_options(options, rate=options.rate, vocab_size=VOCAB_SIZE)
     n_tokens = sum(request.n_output for request in requests)
     rounds: list[dict[str, Used]] = []
@@ -94,8 +95,8 @@ async def measure_trace(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def measure_streams(options: argparse.Namespace, n_streams: int) -> dict[str, Any]:
-    """Measures `n_streams` streams while all of them are running; returns the table of the best
-    rounds."""
+    """Runs `n_streams` streams in several rounds, and measures processor time while all streams are
+    running. Returns the table of the best rounds."""
     compute_s = max(MIN_ITERATION_S, n_streams / options.tokens_per_s)
     if options.iteration_ms is not None:
         compute_s = options.slowdown * options.iteration_ms / 1e3
@@ -134,7 +135,8 @@ async def measure_streams(options: argparse.Namespace, n_streams: int) -> dict[s
 def requests_of(
     options: argparse.Namespace, index: int, n_tokens: int
 ) -> list[workload.PlannedRequest]:
-    """Returns the requests of one stream, one after the other, with `n_tokens` tokens in all."""
+    """Returns the requests of the stream number `index`, in order. Their answers have `n_tokens`
+    tokens in all."""
     generator = np.random.default_rng([options.seed, index])
     low, high = options.answer_tokens
     requests = []
@@ -149,7 +151,8 @@ def requests_of(
 
 
 async def send_in_turn(client: load.Client, requests: list[workload.PlannedRequest]) -> None:
-    """Sends the requests one after the other, each when the previous answer is complete."""
+    """Sends the requests one after the other, each when the previous answer is complete. Raises
+    RuntimeError if a request fails or an answer has a wrong number of tokens."""
     calls = [client.prepare(request) for request in requests]
     for call in calls:
         await call.send()
@@ -161,7 +164,8 @@ async def send_in_turn(client: load.Client, requests: list[workload.PlannedReque
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A point in time: the tokens that were generated before it, and the processor time used."""
+    """The state of a control plane at one point in time: the tokens generated so far, and the
+    processor time used so far by each kind of process."""
 
     time_s: float
     n_tokens: int
@@ -189,8 +193,9 @@ class Samples:
                 await taking
 
     def between(self, n_first: int, n_last: int) -> tuple[Sample, Sample]:
-        """Returns two samples, for which tokens are counted from the first sample on: the first
-        sample after more than `n_first` tokens, and the last sample before `n_last` tokens."""
+        """Returns the first sample after more than `n_first` tokens, and the last sample before
+        `n_last` tokens. Tokens are counted from the first sample of all. Raises RuntimeError if
+        there are fewer than two such samples."""
         n_before = self._taken[0].n_tokens
         inside = [each for each in self._taken if n_first < each.n_tokens - n_before < n_last]
         if len(inside) < 2:
@@ -220,7 +225,7 @@ def report(
     *,
     full_rate: float | None = None,
 ) -> dict[str, Any]:
-    """Prints a table with the best round of each process, and returns the table. If `full_rate` is
+    """Prints and returns a table with the best round of each kind of process. If `full_rate` is
     given, in tokens per second, the table also has the number of cores that each process needs at
     this rate."""
     rate = max(n / seconds for n, seconds in zip(n_tokens, elapsed_s, strict=True))

@@ -1,7 +1,8 @@
-"""Control in band: plans travel over the data plane, from rank to rank, before their activations.
+"""Control in band: plans travel over the data plane, from rank to rank, before the activations of
+their iteration.
 
-FasterTransformer and Megatron-LM send control messages like this (Orca, section 4.1), and the
-engine is compared with it. The controller gives each plan to the first rank of stage 0. That rank
+FasterTransformer and Megatron-LM send control messages in this way (Orca, section 4.1). A benchmark
+compares the engine with it. The controller gives each plan to the first rank of stage 0. That rank
 sends the plan to the other ranks of its stage and to the next stage as two tensors, a length and
 the bytes. A rank learns of an iteration only when the plan arrives, and can receive activations
 only after reading the plan.
@@ -23,7 +24,7 @@ PLAN_TAG = MAX_TAG - 1
 
 
 class InBandRelay(PlanRelay):
-    """Sends plans to the first rank of the first stage only."""
+    """Sends each plan to the first rank of the first stage only, instead of to all ranks."""
 
     async def forward(self, plan: bytes) -> None:
         self._ranks[0].send(MessageKind.PLAN, plan)
@@ -44,8 +45,9 @@ class InBandMember(EpochMember):
 
     @property
     def n_announced(self) -> int:
-        """Number of plans that may be started. This is 1 for every rank but the first, since these
-        ranks wait in `start_next` for the next plan."""
+        """Number of plans that this rank may start. On the first rank, this is the number of
+        received plans. On every other rank, this is always 1, because `start_next` itself waits for
+        the plan."""
         return len(self._announced) if self._place.world_rank == 0 else 1
 
     def start_next(self) -> None:

@@ -3,12 +3,12 @@
     python -m benchmarks.control.link_delay
 
 Needs a cluster (KUBECONFIG) that serves `tests/cluster/overlays/demo`: two stages on two nodes.
-Clients keep enough requests running to fill all batches. In turn, the scheduler keeps one batch in
-flight (lock step), one batch for each stage (a full pipeline), and one more. Prints the time from
-iteration to iteration, from the scheduler's own records: the median over all iterations in which a
-full batch decodes. To compare, run the benchmark on a cluster with plain links and on a cluster
-with delayed links. In lock step every iteration waits for its messages; with more batches in
-flight, other batches are computed in that time.
+Clients keep enough requests running to fill all batches. The benchmark runs three times: with one
+batch in flight (lock step), with one batch for each stage (a full pipeline), and with one batch
+more than that. Prints the median time from one iteration to the next, from the scheduler's own
+records of the iterations in which a full batch decodes. To compare, run the benchmark on a cluster
+with plain links and on a cluster with delayed links. In lock step every iteration waits for its
+messages; with more batches in flight, other batches are computed in that time.
 
 Each rank has one thread, so that nodes on one machine do not share cores by chance.
 """
@@ -41,7 +41,7 @@ and is ignored."""
 
 
 def set_scheduler(cluster: Cluster, depth: int) -> None:
-    """Limits the scheduler to `depth` batches in flight, and waits until it serves."""
+    """Sets the number of batches in flight to `depth`, and waits until the scheduler serves."""
     cluster.in_namespace(
         "set",
         "env",
@@ -76,7 +76,7 @@ def forwarded(cluster: Cluster) -> Iterator[str]:
 
 
 def record(cluster: Cluster, depth: int, seconds: float) -> list[watch_pb2.IterationEvent]:
-    """Returns the records of the iterations during `seconds` of load."""
+    """Returns the scheduler's records of the iterations that run during `seconds` of load."""
     records: list[watch_pb2.IterationEvent] = []
     load = cluster.load(
         host=FRONTEND,
@@ -108,8 +108,8 @@ def record(cluster: Cluster, depth: int, seconds: float) -> list[watch_pb2.Itera
 
 
 def periods_ms(records: Sequence[watch_pb2.IterationEvent], depth: int) -> list[float]:
-    """Returns the milliseconds per iteration, each averaged over `depth` iterations, which is one
-    round trip of a batch."""
+    """Returns times per iteration in milliseconds. Each is averaged over `depth` iterations, which
+    is one round trip of a batch."""
     records = sorted(records, key=lambda each: each.iteration)
     found = []
     for begin in range(len(records) - depth):

@@ -1,20 +1,22 @@
-"""The model that ranks without a model pretend to have, and how long they take for an iteration."""
+"""The description of the model that ranks without a model report, and the duration of an iteration
+on these ranks."""
 
 import os
 
 from orcinus.v1 import worker_pb2
 
 COMPUTE_MS = "NULL_COMPUTE_MS"
-"""Environment variable with the milliseconds of an iteration."""
+"""Environment variable that sets the duration of an iteration in milliseconds."""
 
 
 def compute_s() -> float:
-    """Returns the seconds of an iteration."""
+    """Returns the duration of an iteration in seconds: 0 if `NULL_COMPUTE_MS` is not set."""
     return float(os.environ.get(COMPUTE_MS, "0")) / 1e3
 
 
 def description() -> worker_pb2.DescribeResponse:
-    """Returns the description of the model."""
+    """Returns the description that a rank without a model reports: vocabulary, context and K/V
+    blocks."""
     return worker_pb2.DescribeResponse(
         model="null", vocab_size=1000, max_model_len=2048, n_kv_blocks=10_000
     )

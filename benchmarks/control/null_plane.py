@@ -15,12 +15,12 @@ from services.local.child import Child
 
 HOST = "127.0.0.1"
 COMMON = ("--log-level=ERROR",)
-"""Settings of all processes of a plane."""
+"""Command-line options of all processes of a plane."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """A running control plane: its addresses, and its processes by their kinds."""
+    """A running control plane: its addresses, and its processes by kind."""
 
     http: str
     grpc: str
@@ -30,16 +30,16 @@ class Plane:
     processes: dict[str, list[psutil.Process]]
 
     def used(self) -> dict[str, "Used"]:
-        """Returns the processor time used so far by the processes of each kind, and by this
-        process."""
+        """Returns the processor time used so far by the processes of each kind, by the name of the
+        kind. This process, as the kind `client`, is included."""
         processes = {**self.processes, "client": [psutil.Process()]}
         return {name: Used.by(of_kind) for name, of_kind in processes.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Processor time in seconds, the kernel's part of that time, and the number of voluntary
-    context switches of processes."""
+    """Processor time of some processes in seconds, the part of it spent in the kernel, and the
+    number of voluntary context switches."""
 
     cpu_s: float
     kernel_s: float
@@ -47,7 +47,8 @@ class Used:
 
     @classmethod
     def by(cls, processes: Sequence[psutil.Process]) -> Self:
-        """Returns the use of processes since they started."""
+        """Returns the processor time and context switches of `processes`, each counted from the
+        start of the process and summed."""
         times = [process.cpu_times() for process in processes]
         kernel_s = sum(one.system for one in times)
         return cls(
@@ -57,7 +58,8 @@ class Used:
         )
 
     def since(self, before: "Used") -> "Used":
-        """Returns the difference from an earlier use of the processes."""
+        """Returns the processor time and context switches since the earlier measurement `before` of
+        the same processes."""
         return Used(
             self.cpu_s - before.cpu_s,
             self.kernel_s - before.kernel_s,
@@ -74,8 +76,9 @@ async def null_plane(
     max_batch_tokens: int,
     n_pipelines: int = 1,
 ) -> AsyncIterator[Plane]:
-    """Runs a control plane: a pipeline of one stage, whose rank sleeps, a scheduler and a frontend.
-    The stages of several pipelines are one process (`null_stages.py`)."""
+    """Runs a control plane inside the context: a pipeline of one stage, whose rank sleeps, a
+    scheduler and a frontend. With several pipelines, one process has the stages of all
+    (`null_stages.py`)."""
     os.environ[COMPUTE_MS] = str(compute_ms)  # the ranks inherit it
     async with contextlib.AsyncExitStack() as children:
         if n_pipelines == 1:
@@ -105,7 +108,7 @@ async def null_plane(
 
 
 async def _start_stage(children: contextlib.AsyncExitStack) -> str:
-    """Starts a stage, and returns its address."""
+    """Starts the process of a stage, and returns the stage's address."""
     stage = await Child.start(
         "controller",
         "benchmarks.control.null_rank",
@@ -116,7 +119,8 @@ async def _start_stage(children: contextlib.AsyncExitStack) -> str:
 
 
 async def _start_stages(children: contextlib.AsyncExitStack, n_stages: int) -> str:
-    """Starts a process of many stages, and returns their addresses, separated by commas."""
+    """Starts one process that has `n_stages` stages, and returns their addresses, separated by
+    commas."""
     stages = await Child.start("stages", "benchmarks.control.null_stages", (f"--n={n_stages}",))
     children.push_async_callback(stages.stop)
     return str(await stages.wait_for("addresses"))
@@ -125,7 +129,7 @@ async def _start_stages(children: contextlib.AsyncExitStack, n_stages: int) -> s
 async def start_frontend(
     options: argparse.Namespace, scheduler: str, settings: Sequence[str] = ()
 ) -> Child:
-    """Starts a frontend of the scheduler with the address `scheduler`."""
+    """Starts a frontend that connects to the scheduler at the address `scheduler`."""
     return await Child.start(
         "frontend",
         "services.frontend",

@@ -35,7 +35,7 @@ ACTIVATIONS, IN_BAND = "NULL_ACTIVATIONS", "NULL_IN_BAND"
 
 
 class NullPeers:
-    """A data plane that neither sends nor receives."""
+    """A data plane that neither sends nor receives anything."""
 
     tensor_parallel: TensorParallel = SINGLE
 
@@ -59,7 +59,7 @@ class NullPeers:
 
 
 def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
-    """Returns a rank with a null runner and without a watchdog."""
+    """Returns a rank whose runner computes nothing, and which has no watchdog."""
     runner = NullRunner(compute_s())
 
     def connect(request: worker_pb2.JoinPipelineRequest) -> Transport:

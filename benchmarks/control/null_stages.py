@@ -1,8 +1,8 @@
 """Many pipelines of one stage in one process: real controllers, whose ranks are timers.
 
-A rank runs one plan after the other, each for the time of `null_model.py`, and samples different
-tokens in turn. With a process for each controller and each rank, sixteen pipelines would need more
-memory and processor time than a small machine has.
+A rank runs one plan after the other, each for the time of `null_model.py`. The tokens that it
+samples differ from iteration to iteration. With a process for each controller and each rank,
+sixteen pipelines would need more memory and processor time than a small machine has.
 
 `null_plane.py` starts this module as a process.
 """
@@ -32,15 +32,16 @@ SILENCE_LIMIT_S = 60.0  # on a machine with other work
 
 @dataclass
 class TimerRank:
-    """A rank that reports each plan after the time of an iteration."""
+    """A rank that computes nothing and reports each plan when the time of an iteration has
+    passed."""
 
     controller: Controller
     iteration_s: float
     free_s: float = 0.0
-    """Time of the event loop until which the rank is busy."""
+    """Time of the event loop, in seconds, until which the rank is busy."""
 
     def load(self) -> None:
-        """Tells the controller that the model is loaded."""
+        """Reports to the controller that the model is loaded."""
         traits = worker_pb2.DescribeResponse(traits={"model": "null"})
         self.controller.on_message(0, MessageKind.TRAITS, traits.SerializeToString())
         loaded = description()
@@ -50,7 +51,8 @@ class TimerRank:
         self.controller.on_message(0, MessageKind.LOADED, loaded.SerializeToString())
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
-        """Takes a message of the controller."""
+        """Handles a message from the controller: joins an epoch at once, and reports a plan after
+        the time of an iteration. Ignores all other messages."""
         if kind is MessageKind.JOIN:
             request = worker_pb2.JoinPipelineRequest.FromString(payload)
             self.controller.on_message(0, MessageKind.JOINED, str(request.epoch).encode())
@@ -60,7 +62,7 @@ class TimerRank:
             loop.call_at(self.free_s, self._report, payload)
 
     async def beat(self) -> None:
-        """Shows the controller that the rank is alive, until cancelled."""
+        """Sends heartbeats to the controller until cancelled."""
         while True:
             self.controller.on_message(0, MessageKind.HEARTBEAT, b"")
             await asyncio.sleep(HEARTBEAT_S)
@@ -78,7 +80,8 @@ class TimerRank:
 
 
 async def serve(n_stages: int, ready_fd: int) -> int:
-    """Serves the stages until the process is told to stop; returns the exit status."""
+    """Serves `n_stages` stages until the process receives a stop signal, and returns the exit
+    status. Reports the addresses through the file descriptor `ready_fd`."""
     stop = stop_event()
     async with contextlib.AsyncExitStack() as stack:
         addresses = [await _serve_stage(stack) for _ in range(n_stages)]
@@ -88,7 +91,8 @@ async def serve(n_stages: int, ready_fd: int) -> int:
 
 
 async def _serve_stage(stack: contextlib.AsyncExitStack) -> str:
-    """Serves a stage until the stack is left, and returns the stage's address."""
+    """Starts serving a stage, and returns the stage's address. The stage ends when `stack` is
+    closed."""
     controller = Controller(tp_size=1, place=PipelinePlace(0, 1))
     rank = TimerRank(controller, compute_s())
     controller.attach([rank])
@@ -107,7 +111,7 @@ async def _serve_stage(stack: contextlib.AsyncExitStack) -> str:
 
 
 def main() -> int:
-    """Reads the options, and runs."""
+    """Runs the command and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n", type=int, required=True, help="number of stages")
     parser.add_argument("--ready-fd", type=int, required=True)

@@ -1,16 +1,17 @@
 """The frontend's processor time per token of streamed chats, with each parser of tool calls and of
-reasoning, and as a multiple of plain text.
+reasoning, also as a multiple of the time without a parser.
 
     python -m benchmarks.control.parsers
     python -m benchmarks.control.parsers --rounds 20 --parsers hermes harmony --json FILE
 
 Runs the control plane of `benchmarks.control.cpu`, whose rank samples fixed tokens. Every chat has
-a tool, so that the parser reads each token. The tokens are content.
+a tool, so that the parser reads each token. The tokens are plain content and no tool calls.
 
 A frontend with a parser and a frontend without one serve the same plane. In every round each of
-them streams a block of answers, both at the same time. Load of other programs then hits both, so
-that the ratio of the two processor times hardly depends on it. The median of the rounds' ratios
-counts. The row `none` compares plain text with itself, and so shows the noise that remains.
+them streams a block of answers, both at the same time. Load of other programs then slows both, so
+that the ratio of the two processor times hardly depends on it. The result is the median of the
+rounds' ratios. The row `none` compares a frontend without a parser with another such frontend, and
+so shows the noise that remains.
 """
 
 import argparse
@@ -35,19 +36,21 @@ TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": 
 
 
 class Server:
-    """A frontend that is measured."""
+    """A running frontend whose processor time is measured."""
 
     def __init__(self, address: str, pid: int, options: argparse.Namespace) -> None:
         self._url = f"http://{address}"
         self._clock = (~pid << 3) | 2
-        """The clock of the process's processor time: `clock_getcpuclockid` of Linux."""
+        """Id of the clock that counts the processor time of the frontend's process, made as by
+        `clock_getcpuclockid` of Linux."""
         self._options = options
 
     async def us_per_token(self) -> float:
-        """Returns the processor time of one block of answers, in microseconds per token.
+        """Streams one block of answers, and returns the frontend's processor time in microseconds
+        per token.
 
-        Each block has new connections. With old ones, this client starts the answers so slowly that
-        a block takes three times as long, in smaller batches.
+        Each block has new connections. With the connections of the block before, this client would
+        start the answers so slowly that a block takes three times as long, in smaller batches.
         """
         options = self._options
         limits = httpx.Limits(max_connections=options.answers)
@@ -61,7 +64,8 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def running(options: argparse.Namespace, scheduler: str, name: str) -> AsyncIterator[Server]:
-    """Runs a frontend with the parser `name`, beside the other frontends of a scheduler."""
+    """Runs a frontend with the parser `name` inside the context, beside the scheduler's other
+    frontends."""
     tools = name if name in get_args(ToolParser) else PLAIN
     reasoning = name if name in get_args(ReasoningParser) else PLAIN
     settings = (f"--tool-parser={tools}", f"--reasoning-parser={reasoning}")
@@ -77,8 +81,8 @@ async def running(options: argparse.Namespace, scheduler: str, name: str) -> Asy
 async def measure_parser(
     options: argparse.Namespace, plain: Server, parsed: Server
 ) -> tuple[float, float]:
-    """Returns the processor time with a parser, in microseconds per token, and the median of its
-    multiples of the processor time of plain text."""
+    """Returns two medians over all rounds: the processor time of the frontend `parsed` in
+    microseconds per token, and its ratio to the processor time of `plain` in the same round."""
     pairs = [
         await asyncio.gather(plain.us_per_token(), parsed.us_per_token())
         for _ in range(options.rounds)
@@ -87,7 +91,7 @@ async def measure_parser(
 
 
 async def _chat(client: httpx.AsyncClient, options: argparse.Namespace) -> None:
-    """Streams one answer."""
+    """Streams the answer of one chat."""
     body = {
         "messages": [{"role": "user", "content": "a"}],
         "tools": [TOOL],

@@ -13,11 +13,11 @@ stage did not compute. With more batches in flight than stages, a stage finds it
 when it finishes one. With one stage, all batches hold the same requests, and the rank keeps their
 tokens for the next batch.
 
-The third table compares control ahead of the data (over gRPC, from controller to controller, as in
-Orca) with control in band (over the data plane, from rank to rank, before the activations, as in
-FasterTransformer), in turn within one run. It shows the time per iteration with one batch in
-flight, and with one batch in flight for each stage, where each stage computes for
-`--compute-ms`.
+The third table compares two ways of control, in turn within one run. Ahead of the data, plans are
+sent over gRPC from controller to controller, as in Orca. In band, plans are sent over the data
+plane from rank to rank before the activations, as in FasterTransformer. The table shows the time
+per iteration with one batch in flight, and with one batch in flight for each stage, where each
+stage computes for `--compute-ms`.
 """
 
 import argparse
@@ -56,7 +56,8 @@ SILENCE_LIMIT_S = 600.0
 
 @dataclass(frozen=True)
 class Case:
-    """One way of running iterations."""
+    """A configuration of a pipeline and its control: sizes, batches in flight (`depth`), and
+    whether plans are sent in band."""
 
     n_stages: int
     tp_size: int = 1
@@ -67,7 +68,8 @@ class Case:
 
     @property
     def n_batches(self) -> int:
-        """Number of batches with different requests."""
+        """Number of batches in flight that have different requests. With one stage, all batches
+        have the same requests."""
         return 1 if self.n_stages == 1 else self.depth
 
     @property
@@ -81,7 +83,7 @@ class Case:
 
 @contextlib.asynccontextmanager
 async def null_stages(case: Case) -> AsyncIterator[Pipeline]:
-    """Starts controllers and null ranks in processes of their own, and yields the pipeline."""
+    """Starts a process with a controller and null ranks for each stage, and yields the pipeline."""
     children: list[Child] = []
     os.environ.update(case.environment)  # the children inherit it
     try:
@@ -114,12 +116,12 @@ def scheduler_for(case: Case, batch_size: int) -> Scheduler:
 
 @dataclass(frozen=True)
 class Times:
-    """Times of iterations in the steady state, in milliseconds."""
+    """Measured times of iterations, in milliseconds, after the first iterations."""
 
     periods: list[float]
-    """Times from each returned iteration to the next."""
+    """Time from the return of each iteration to the return of the next."""
     computes: dict[int, list[float]]
-    """Compute times of each stage, by the index of the stage."""
+    """Compute times of the iterations on each stage, by the index of the stage."""
 
     @property
     def period(self) -> float:
@@ -131,7 +133,7 @@ class Times:
 
 
 async def returns(case: Case, n_iterations: int, batch_size: int) -> Times:
-    """Runs `n_iterations` iterations and returns their times."""
+    """Runs `n_iterations` iterations on a new pipeline and returns their times."""
     computes: dict[int, list[float]] = {index: [] for index in range(case.n_stages)}
     async with null_stages(case) as pipeline:
         news = asyncio.Event()
@@ -178,7 +180,7 @@ async def budget_table(arguments: argparse.Namespace) -> None:
 
 
 async def overlap_table(arguments: argparse.Namespace) -> None:
-    """Prints how much control adds to iterations that compute."""
+    """Prints how much time control adds to each iteration when the stages compute."""
     print(
         f"\nms per iteration, mean, batch {arguments.batch_size}; "
         f"compute {arguments.compute_ms} ms per stage"
@@ -212,7 +214,8 @@ async def comparison_table(arguments: argparse.Namespace) -> None:
 async def compare(
     arguments: argparse.Namespace, *, n_stages: int, tp_size: int, depth: int
 ) -> None:
-    """Prints one row of the comparison: both kinds of control in turn, for a number of rounds."""
+    """Prints one row of the comparison: the time per iteration with control ahead of the data and
+    with control in band. The two run in turn for a number of rounds."""
     means: dict[bool, list[float]] = {False: [], True: []}
     rounds = [is_in_band for _ in range(arguments.rounds) for is_in_band in (False, True)]
     for is_in_band in tqdm(rounds, desc=f"{n_stages} stages, tp {tp_size}", leave=False):

@@ -4,12 +4,12 @@ size.
     python -m benchmarks.control.scheduler
     python -m benchmarks.control.scheduler --prefix-cache
 
-The batch decodes. Every request that ends is replaced by a waiting request, so admission, block
-allocation and release are included. Two batches are in flight, and the rank keeps tokens for the
-next batch, as with one stage. In the fair order the requests belong to one client, or to many
-clients in turn. Budget: 0.3 ms for both calls together at batch 64, independent of the size of the
-pool. With `--prefix-cache` no two prompts are alike, so that every block is entered into the cache
-and none is found.
+The requests of the batch decode. Every request that ends is replaced by a waiting request, so
+admission, block allocation and release are included. Two batches are in flight, and the rank keeps
+tokens for the next batch, as with one stage. In the fair order the requests belong to one client,
+or to many clients in turn. Budget: 0.3 ms for both calls together at batch 64, independent of the
+size of the pool. With `--prefix-cache` no two prompts are alike, so that every block is entered
+into the cache and none is found.
 """
 
 import argparse
@@ -42,7 +42,8 @@ N_CLIENTS = 1000
 
 
 class Bench:
-    """A scheduler under steady load: a batch that runs and a queue that never gets shorter."""
+    """A scheduler under steady load: its batch is always full, and a new request is submitted for
+    each one that ends, so that the queue keeps its length."""
 
     def __init__(
         self,
@@ -68,7 +69,8 @@ class Bench:
             self.submit()
 
     def submit(self) -> None:
-        """Submits one more request; lengths are staggered so that some end in every iteration."""
+        """Submits one more request. Output lengths are staggered, so that some requests end in
+        every iteration."""
         self._n_submitted += 1
         self.scheduler.submit(
             Request(
@@ -80,7 +82,8 @@ class Bench:
         )
 
     def iterate(self) -> tuple[float, float]:
-        """Runs one iteration; returns the seconds in `select` and in `apply`."""
+        """Selects one batch and applies the result of the oldest batch in flight. Returns the
+        seconds in `select` and in `apply`; the latter is 0 while the pipeline is not yet full."""
         start = time.perf_counter()
         batch = self.scheduler.select()
         selected = time.perf_counter()
@@ -110,7 +113,8 @@ def order_of(name: str) -> tuple[Order, int]:
 def measure(
     policy: Policy, order: str, n_waiting: int, n_iterations: int, *, has_prefix_cache: bool
 ) -> tuple[float, float, float]:
-    """Returns the median milliseconds of `select`, of `apply`, and of both together."""
+    """Returns the median milliseconds per iteration of `select`, of `apply`, and of both
+    together."""
     of_requests, n_clients = order_of(order)
     bench = Bench(
         policy,

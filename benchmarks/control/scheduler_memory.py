@@ -1,11 +1,11 @@
-"""The memory that a scheduler needs for requests of frontends, and for updates that frontends do
-not read.
+"""The memory that a scheduler needs for the requests of frontends, and for updates that frontends
+have not read yet.
 
     python -m benchmarks.control.scheduler_memory
 
-For each line, a separate process receives submissions in the wire format like a scheduler, without
-running an iteration. The factors in `services/scheduler/settings.py` are from these
-measurements.
+For each line of the table, a separate process receives submissions in the wire format like a
+scheduler, without running an iteration. The factors in `services/scheduler/settings.py` are from
+these measurements.
 """
 
 import argparse
@@ -43,12 +43,12 @@ VOCAB_SIZE = 150_000
 
 
 def resident_bytes() -> int:
-    """Returns the largest resident memory of this process so far."""
+    """Returns the largest resident memory of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class NoEngine:
-    """A substitute for the engine, for a serving loop that does not run."""
+    """A substitute for the engine of a serving loop that is never started."""
 
     async def run(self, batch: object) -> None:
         raise AssertionError("a loop that does not run sends no batch")
@@ -85,7 +85,8 @@ def service_for(n_requests: int) -> SchedulerService:
 
 
 def submit(n_requests: int, n_tokens: int, n_stops: int) -> tuple[int, int]:
-    """Submits requests; returns the memory before and after, in bytes."""
+    """Submits `n_requests` requests with `n_tokens` prompt tokens and `n_stops` stop tokens each.
+    Returns the process's memory before and after, in bytes."""
     service, connection = service_for(n_requests), FrontendStream()
     submission = scheduler_pb2.Submission(
         prompt_token_ids=[70_000 + index % 60_000 for index in range(n_tokens)],
@@ -105,8 +106,8 @@ def submit(n_requests: int, n_tokens: int, n_stops: int) -> tuple[int, int]:
 
 
 def fill_outbox(n_updates: int, n_bytes: int) -> tuple[int, int]:
-    """Queues updates with `n_bytes` of log-probabilities each; returns the memory before and after,
-    in bytes."""
+    """Queues `n_updates` updates with `n_bytes` of log-probabilities each for a frontend that does
+    not read. Returns the process's memory before and after, in bytes."""
     connection = FrontendStream()
     requests = [Request(RequestId(f"{REQUEST_ID}{index}"), [1], 10**6) for index in range(64)]
     before = resident_bytes()

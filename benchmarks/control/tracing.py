@@ -2,15 +2,15 @@
 
     python -m benchmarks.control.tracing
 
-Runs four whole systems side by side on loopback: traces switched off (`OTEL_SDK_DISABLED`), no
-endpoint, one request in twenty recorded, and all requests recorded. The systems are put under equal
-load in turn, in random order. In each round the throughput of a system is divided by the throughput
-with traces switched off. The result is the median of these ratios, so that other work on the
-machine for a while does not decide it. Spans are sent to a process that only counts bytes. The
-processor time of each system for a token is compared in the same way; it hardly depends on other
-work on the machine.
+Runs four whole systems side by side on loopback: one with traces switched off
+(`OTEL_SDK_DISABLED`), one without an endpoint for traces, one that records one request in twenty,
+and one that records all requests. The systems are put under equal load in turn, in random order. In
+each round the throughput of a system is divided by the throughput with traces switched off. The
+result is the median of these ratios, so that a short disturbance by other work on the machine does
+not change it. Spans are sent to a process that only counts bytes. The processor time per token of
+each system is compared in the same way; it hardly depends on other work on the machine.
 
-Budgets: no endpoint costs 1 % at most, one request in twenty 3 %.
+Budgets: traces without an endpoint cost 1 % at most, one request in twenty 3 %.
 """
 
 import argparse
@@ -58,8 +58,8 @@ def variants(collector: str) -> dict[str, dict[str, str]]:
 
 
 def collect() -> None:
-    """Collects spans and counts their bytes until standard input ends. Runs in a process of its
-    own."""
+    """Receives trace spans over HTTP and counts their bytes until standard input ends. Runs in a
+    process of its own."""
     n_bytes = 0
 
     def export(data: bytes, _: grpc.ServicerContext) -> bytes:
@@ -117,7 +117,8 @@ async def running(
 
 
 async def tokens_per_second(system: System, arguments: argparse.Namespace) -> float:
-    """Returns the output tokens per second of clients that send one request after the other."""
+    """Runs clients that each send one request after the other, and returns their output tokens per
+    second in total."""
     prompt = inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=range(5, 5 + 32)))
     options = inference_pb2.GenerationOptions(max_tokens=arguments.tokens, ignore_eos=True)
     request = inference_pb2.GenerateRequest(prompt=prompt, options=options)
@@ -165,7 +166,7 @@ async def measure(arguments: argparse.Namespace) -> None:
 
 
 def report(systems: Mapping[str, System], arguments: argparse.Namespace, *, n_bytes: int) -> None:
-    """Prints the table."""
+    """Prints the table of all variants."""
     print(
         f"stages: {arguments.stages}, clients: {arguments.clients}, rounds: {arguments.rounds} of "
         f"{arguments.requests} requests of {arguments.tokens} tokens; {n_bytes / 1e6:.1f} MB sent"

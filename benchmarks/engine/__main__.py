@@ -3,17 +3,17 @@ paper.
 
     python -m benchmarks.engine --model DIR [--dtype bfloat16] [--quantization int8] [--threads 2]
 
-Prints for each batch the milliseconds of an iteration, and a lower bound, the floor: the larger of
-two times, reading the weights at the measured bandwidth, and running the linear layers alone, one
-after the other, over the same weights. In a model with experts, the floor counts the largest number
-of experts that the tokens can choose, each with an even part of the tokens. Iterations and linear
-layers run in turns, and medians are compared.
+Prints for each batch the milliseconds of an iteration, and a lower bound, the floor. The floor is
+the larger of two times: reading the weights at the measured bandwidth, and running the linear
+layers alone, one after the other, over the same weights. In a model with experts, the floor counts
+the largest number of experts that the tokens can choose, each with an even part of the tokens.
+Iterations and linear layers run in turns, and medians are compared.
 
-The other columns say where the iteration's time goes, by medians too: linear layers, attention,
-other operations (norms, rotary embedding with K/V, gates that are not in a linear layer), sampling,
-and everything outside kernels (laying out the batch, the Python between calls, and PyTorch's own
-work). The time to make a plan is not included. With several stages the first one is measured, which
-has the most layers.
+The other columns show the iteration's time by kind of work, by medians too: linear layers,
+attention, other operations (norms, rotary embedding with K/V, gates that are not in a linear
+layer), sampling, and everything outside kernels (laying out the batch, the Python between calls,
+and PyTorch's own work). The time to make a plan is not included. With several stages the first one
+is measured, which has the most layers.
 
 `--model` is a directory made by `python -m benchmarks.make_model DIR`, or any checkpoint.
 """
@@ -45,8 +45,8 @@ GREEDY = SamplingParams(temperature=0)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A batch: `n_decodes` requests that decode at a given context, and the prompt of one more
-    request, of `n_prompt_tokens` tokens."""
+    """A batch of `n_decodes` requests that decode at a given context and, if `n_prompt_tokens` is
+    not 0, one prompt of that many tokens."""
 
     name: str
     n_decodes: int
@@ -61,8 +61,8 @@ CASES = [
 
 
 class Batch:
-    """A case on a fresh runner whose context is filled. The batch can be run any number of
-    times."""
+    """A batch on a new runner that has already stored the context of all decodes. The batch can be
+    run any number of times."""
 
     def __init__(self, model: StageModel, case: Case, context: int, n_iterations: int) -> None:
         self.case = case
@@ -94,7 +94,7 @@ class Batch:
         )
 
     def run(self, plan: IterationPlan) -> None:
-        """Runs one iteration."""
+        """Runs the iteration of `plan`."""
         batch = self._runner.prepare(plan)
         if self._model.is_last:
             self._runner.sample(batch, self._runner.logits(batch, None)).tolist()
@@ -132,8 +132,8 @@ class Batch:
 
 
 def bandwidth() -> float:
-    """Returns the bandwidth of reading memory, in bytes per second: the better of two measurements,
-    a sum and a matrix product with one token."""
+    """Returns the bandwidth of reading memory, in bytes per second. This is the better of two
+    measurements: a sum, and a matrix product with one token."""
     numbers = torch.ones(BANDWIDTH_BYTES // 4)
     size = 1 << 12
     matrices = [PlainWeight(torch.ones(size, size)) for _ in range(4)]
@@ -148,19 +148,19 @@ def bandwidth() -> float:
 
 
 def best_of(work: Callable[[], object], n: int = 5) -> float:
-    """Returns the seconds of the fastest of several runs."""
+    """Calls `work` `n` times and returns the seconds of the fastest call."""
     return min(seconds_of(work) for _ in range(n))
 
 
 def seconds_of(work: Callable[..., object], *arguments: object) -> float:
-    """Returns the seconds of one run."""
+    """Calls `work` with `arguments` once and returns the seconds that the call took."""
     start = time.perf_counter()
     work(*arguments)
     return time.perf_counter() - start
 
 
 def calls_of(model: StageModel, uses: Sequence[Use], case: Case) -> list[tuple[Any, int]]:
-    """Returns each weight that a case uses, and the number of tokens that are multiplied by the
+    """Returns each weight that a batch uses, with the number of tokens that are multiplied by the
     weight."""
     n_tokens = case.n_decodes + case.n_prompt_tokens
     n_sampled = case.n_decodes + (case.n_prompt_tokens > 0)
@@ -171,7 +171,8 @@ def calls_of(model: StageModel, uses: Sequence[Use], case: Case) -> list[tuple[A
 
 
 def linears_alone(model: StageModel, calls: Sequence[tuple[Any, int]]) -> Callable[[], None]:
-    """Returns a function that runs all linear layers, one after the other."""
+    """Returns a function that runs the matrix products of `calls`, one after the other, on random
+    inputs."""
     inputs = {
         shape: torch.randn(shape).to(model.dtype)
         for shape in {(n, weight.shape[1]) for weight, n in calls}
@@ -186,7 +187,7 @@ def linears_alone(model: StageModel, calls: Sequence[tuple[Any, int]]) -> Callab
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The figures of one case; times in milliseconds."""
+    """The results of one batch. Times are in milliseconds."""
 
     case: Case
     iteration: float
@@ -206,7 +207,8 @@ def measure(
     n_iterations: int,
     rate: float,
 ) -> Line:
-    """Measures one case; `rate` is the bandwidth in bytes per second."""
+    """Measures one batch over `n_iterations` iterations; `rate` is the memory bandwidth in bytes
+    per second."""
     calls = calls_of(model, uses, case)
     n_bytes = sum(weight.nbytes for weight, _ in calls)
     multiply = linears_alone(model, calls)
@@ -235,7 +237,7 @@ def measure(
 
 
 def print_table(lines: Sequence[Line]) -> None:
-    """Prints a line for each case."""
+    """Prints a table with one line for each batch."""
     kinds = (*SHARED, "outside")
     print(f"{'batch':<14}{'ms':>8}{'floor':>8}{'ratio':>7}", *(f"{kind:>10}" for kind in kinds))
     for line in lines:

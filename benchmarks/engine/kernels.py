@@ -2,15 +2,16 @@
 
     python -m benchmarks.engine.kernels [--dtype bfloat16] [--only attention] [--whole]
 
-The model has 12 query heads and 4 K/V heads of 64, a hidden size of 768, an inner size of 2,048,
-32,000 tokens and 12 layers. Each layer has its own K/V storage. The layers are called in turn, so
-that keys and values come from memory rather than from a cache, as in a model. Other tensors are
-shared by all layers, as activations are in a model. The two versions of an operation take turns; a
-time is the median over all rounds. Bytes are counted for what must be read and written once;
-operations are counted for attention, over the keys that each query sees.
+The model has 12 query heads and 4 K/V heads of 64 elements, a hidden size of 768, an inner size of
+2,048, a vocabulary of 32,000 tokens and 12 layers. Each layer has its own K/V storage. An operation
+is called for one layer after the other, so that keys and values come from memory rather than from a
+cache, as in a model. Other tensors are shared by all layers, as activations are in a model. The two
+versions of an operation take turns; a time is the median over all rounds. Bytes are counted for
+what must be read and written once; arithmetic operations are counted for attention, over the keys
+that each query attends to.
 
 `--whole` computes the attention of a whole workload instead: the 64 requests of
-`benchmarks.serving.serve`, all at once, in the batches that a scheduler with 512 tokens an
+`benchmarks.serving.serve`, all at once, in the batches that a scheduler with 512 tokens per
 iteration makes of the workload.
 """
 
@@ -60,8 +61,8 @@ BATCHES: dict[str, Sequence[Span]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """An operation on one shape: a function that is called for a layer, and the minimum of bytes
-    and operations of one call."""
+    """An operation on one shape: a function that runs the operation for a layer, and the least
+    bytes and arithmetic operations of one call."""
 
     name: str
     call: Callable[[Ops, int], object]  # for a layer
@@ -70,7 +71,7 @@ class Case:
 
 
 class Storage:
-    """Keys and values of every layer, and the numbers of all blocks in random order."""
+    """Random keys and values of every layer, and the numbers of all blocks in random order."""
 
     def __init__(self, n_blocks: int, dtype: torch.dtype) -> None:
         shape = (n_blocks, BLOCK_SIZE, N_KV_HEADS, HEAD_DIM)
@@ -80,8 +81,8 @@ class Storage:
         self.free = np.random.default_rng(0).permutation(n_blocks)
 
     def table(self, n_tokens: Sequence[int]) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        """Returns a block table for sequences of the given lengths, [n_sequences, blocks of the
-        longest]."""
+        """Returns a block table for sequences of the given lengths in tokens, [n_sequences, blocks
+        of the longest]. Unused entries are 0."""
         n_blocks = [-(-n // BLOCK_SIZE) for n in n_tokens]
         table = np.zeros((len(n_blocks), max(n_blocks)), np.int64)
         used = 0
@@ -92,8 +93,8 @@ class Storage:
 
 
 def attention_operations(spans: Sequence[Span]) -> int:
-    """Returns the operations of attention's two products: one multiplication and one addition for
-    each pair of a query and a key, and each element of a head."""
+    """Returns the number of arithmetic operations of attention's two matrix products. Each product
+    needs a multiplication and an addition per (query, key) pair and per element of each head."""
     n_pairs = sum(n * start + n * (n + 1) // 2 for start, n in spans)
     return 4 * N_HEADS * HEAD_DIM * n_pairs
 
@@ -107,8 +108,8 @@ def attention_bytes(spans: Sequence[Span], dtype: torch.dtype) -> int:
 
 
 def attention_case(name: str, spans: Sequence[Span], storage: Storage, dtype: torch.dtype) -> Case:
-    """Returns the case of attention over one batch. The plan, made once for all layers, is not
-    timed."""
+    """Returns a case that runs attention over one batch. The attention plan is made once for all
+    layers and is not timed."""
     table = storage.table([start + n for start, n in spans])
     starts, counts = np.array(spans, np.int64).T.copy()
     q = torch.randn(int(counts.sum()), N_HEADS, HEAD_DIM).to(dtype)
@@ -138,7 +139,7 @@ def attention_case(name: str, spans: Sequence[Span], storage: Storage, dtype: to
 
 
 def token_cases(n: int, storage: Storage, dtype: torch.dtype) -> Iterator[Case]:
-    """Yields the operations that treat each of `n` tokens by itself."""
+    """Yields a case for each operation that treats every token separately, over `n` tokens."""
     size = dtype.itemsize
     heads = N_HEADS + 2 * N_KV_HEADS
 
@@ -185,7 +186,7 @@ def token_cases(n: int, storage: Storage, dtype: torch.dtype) -> Iterator[Case]:
 
 
 def seconds_per_layer(call: Callable[[int], object]) -> float:
-    """Calls `call` once with the index of each layer, and returns the mean seconds of a call."""
+    """Calls `call` once with the index of each layer, and returns the mean seconds per call."""
     start = time.perf_counter()
     for layer in range(N_LAYERS):
         call(layer)
@@ -193,7 +194,7 @@ def seconds_per_layer(call: Callable[[int], object]) -> float:
 
 
 def measure(case: Case, versions: Sequence[Ops], budget_s: float) -> list[float]:
-    """Returns the median seconds of a layer for each version; the versions take turns."""
+    """Returns the median seconds per layer of each version. The versions take turns."""
     calls = [partial(case.call, ops) for ops in versions]
     round_s = sum(map(seconds_per_layer, calls)) * N_LAYERS  # the first, which warms up
     n_rounds = max(5, int(budget_s / round_s))
@@ -214,8 +215,8 @@ def report(case: Case, native_s: float, torch_s: float) -> None:
 
 
 def workload_batches() -> Iterator[Sequence[Span]]:
-    """Yields the batches of 64 requests that start together; a prompt is split where a batch is
-    full."""
+    """Yields the spans of each batch for 64 requests that start together. Decodes come first; a
+    prompt that does not fit into the rest of a batch is split."""
     lengths = mixed_lengths(64, seed=0)
     stored = [0] * len(lengths)
     while True:
@@ -238,7 +239,8 @@ def workload_batches() -> Iterator[Sequence[Span]]:
 
 
 def whole_workload(storage: Storage, dtype: torch.dtype, versions: Sequence[Ops]) -> None:
-    """Prints the seconds and the rate of attention over the whole workload, plans included."""
+    """Prints, for each version, the seconds and the rate of attention over the whole workload. The
+    time to make attention plans is included."""
     batches = list(workload_batches())
     n_operations = N_LAYERS * sum(map(attention_operations, batches))
     totals = [0.0] * len(versions)

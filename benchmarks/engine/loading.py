@@ -1,12 +1,13 @@
-"""Measures the cost of loading a checkpoint: resident memory of a rank, and time against the disk.
+"""Measures the cost of loading a checkpoint: resident memory of a rank, and the rate of loading
+compared with the rate of reading the files.
 
     python -m benchmarks.engine.loading [--quantization int4]
 
 Writes a Llama checkpoint of random bfloat16 weights (1.2 GB unless `--layers` is given) into a
-temporary folder. Then fresh processes load the whole checkpoint, half of its layers, and half of
-each layer. Budget: the peak of resident memory is at most 1.3 times the rank's share of the
-weights, plus the interpreter with torch. The rate of loading is printed beside the rate of reading
-the same files from beginning to end, both with the files in the page cache.
+temporary folder. Then new processes load the whole checkpoint, half of its layers, and half of each
+layer. Budget: the peak of resident memory is at most 1.3 times the rank's share of the weights,
+plus the memory of the interpreter with torch. The rate of loading is printed beside the rate of
+reading the same files from beginning to end, both with the files in the page cache.
 
 With `--quantization` a process loads the whole checkpoint and keeps its matrices in a cache
 (`services.worker.models.weight_cache`). A second process loads them from there.
@@ -121,7 +122,7 @@ def layer_shapes(index: int) -> dict[str, tuple[int, ...]]:
 
 
 def read_rate(directory: Path) -> float:
-    """Returns the GB/s of reading all files from beginning to end."""
+    """Reads all files from beginning to end and returns the rate in GB/s."""
     n_bytes = 0
     start = time.perf_counter()
     for path in directory.glob("*.safetensors"):
@@ -134,9 +135,9 @@ def read_rate(directory: Path) -> float:
 def load(
     directory: Path, case: tuple[int, int, int, int], quantization: str = "none", cache: str = ""
 ) -> tuple[float, float, float, float]:
-    """Loads a checkpoint in a process of its own, with matrices from the directory `cache` if one
-    is given. Returns the bytes of the empty interpreter, the bytes at the peak, the bytes of the
-    weights, and the seconds of loading."""
+    """Loads a checkpoint in a new process, which keeps quantized matrices in the directory `cache`
+    if it is not empty. Returns the resident bytes of the empty interpreter, the resident bytes at
+    the peak, the bytes of the weights, and the seconds of loading."""
     share = [str(number) for number in case]
     command = [sys.executable, "-c", CHILD, str(directory), *share, quantization, cache]
     output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -145,7 +146,8 @@ def load(
 
 
 def compare_loads(directory: Path, quantization: str) -> None:
-    """Prints the seconds of a load that quantises, and of one that finds the matrices kept."""
+    """Prints the seconds of a first load, which quantizes the matrices, and of a second load, which
+    reads the quantized matrices from the cache."""
     with tempfile.TemporaryDirectory() as cache:
         cold, warm = (load(directory, CASES[0], quantization, cache)[3] for _ in range(2))
         n_bytes = sum(path.stat().st_size for path in Path(cache).iterdir())

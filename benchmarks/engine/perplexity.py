@@ -1,14 +1,15 @@
-"""The perplexity of a text for a checkpoint: ours, and llama.cpp's for the same GGUF file.
+"""The perplexity of a text for a checkpoint on this engine, and on llama.cpp for the same GGUF
+file.
 
     python -m benchmarks.peers.install llama_cpp
     python -m benchmarks.engine.perplexity FILE.gguf --peer
     python -m benchmarks.engine.perplexity DIR
 
-The text is this project's documentation, which no checkpoint has been trained on. Our tokenizer
-turns its paragraphs into tokens one by one; both engines score the same windows of these tokens.
-Our perplexity is measured through the whole service over HTTP: each window is a prompt whose
-log-probabilities are requested (`prompt_logprobs`). The first token of a window has no
-log-probability.
+The text is this project's documentation, which no checkpoint has been trained on. This project's
+tokenizer turns the paragraphs of the text into tokens one by one; both engines score the same
+windows of these tokens. This engine's perplexity is measured through the whole service over HTTP:
+each window is a prompt whose log-probabilities are requested (`prompt_logprobs`). The first token
+of a window has no log-probability.
 """
 
 import argparse
@@ -55,7 +56,8 @@ def tokens_of(system: System, text: str) -> list[int]:
 
 
 def windows_of(tokens: Sequence[int], size: int) -> list[Sequence[int]]:
-    """Returns windows of exactly `size` tokens, one after the other, without the rest.
+    """Returns consecutive windows of exactly `size` tokens. The tokens after the last whole window
+    are dropped.
 
     Raises ValueError if there is no whole window.
     """
@@ -66,8 +68,8 @@ def windows_of(tokens: Sequence[int], size: int) -> list[Sequence[int]]:
 
 
 def our_logprob(system: System, window: Sequence[int]) -> float:
-    """Returns the sum of the service's log-probabilities of a window's tokens, without the first
-    token."""
+    """Returns the sum of the log-probabilities that the service returns for a window's tokens,
+    without the first token."""
     body = {"prompt": window, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 0}
     (choice,) = call(system, "/v1/completions", {"model": system.model, **body})["choices"]
     found = choice["prompt_logprobs"][1:]
@@ -79,8 +81,8 @@ def our_logprob(system: System, window: Sequence[int]) -> float:
 async def ours(
     model: Path, text: str, size: int, *, options: Sequence[str]
 ) -> tuple[list[Sequence[int]], float]:
-    """Starts a service, and returns the text's windows of tokens and their summed
-    log-probability."""
+    """Starts a service for the checkpoint `model`. Returns the windows of `size` tokens of `text`,
+    and the sum of the service's log-probabilities over all windows."""
     async with running([f"--model={model}", *options]) as system:
 
         def scored() -> tuple[list[Sequence[int]], float]:

@@ -2,11 +2,12 @@
 
     python -m benchmarks.engine.quantization [--threads 2]
 
-First prints, for each element type with and without quantized weights, and for int4 also with exact
-inputs of products, the bits per byte that the engine needs for documents which the demo model was
-not trained on, counted as in `models.train_demo`. The share of tokens whose argmax for the next
-token equals float32's is beside them. Then prints the milliseconds of one layer's matrices, with
-the shapes of `benchmarks.make_model`'s llama-125m, whose weights come from memory.
+The first table compares element types, each with and without quantized weights; int4 is also
+measured with inputs of matrix products that are not quantized (`exact`). It shows the loss in bits
+per byte on documents which the demo model was not trained on, counted as in `models.train_demo`. It
+also shows the share of tokens after which the argmax of the logits equals the argmax with float32.
+The second table shows the milliseconds of one layer's matrix products, with the shapes of
+`benchmarks.make_model`'s llama-125m, where the weights come from memory.
 """
 
 import argparse
@@ -57,15 +58,16 @@ N_ROUNDS = 7
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The loss over all windows, in bits, and the argmax after each token."""
+    """The sum of the loss over all tokens of all windows, in bits, and the argmax of the logits
+    after each token."""
 
     n_bits: float
     argmax: Tensor  # [n_tokens]
 
 
 def windows_of(documents: Sequence[Document]) -> list[list[int]]:
-    """Returns the documents' tokens in windows. The last token of a window is also the first token
-    of the next window."""
+    """Returns the tokens of the documents, cut into windows. The last token of a window is also the
+    first token of the next window of the same document."""
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     windows = []
     for document in documents:
@@ -76,7 +78,7 @@ def windows_of(documents: Sequence[Document]) -> list[list[int]]:
 
 
 def load(dtype: str, quantization: Quantization, activations: Activations) -> StageModel:
-    """Loads the whole demo model with an element type, a quantization and inputs of products."""
+    """Loads the whole demo model. `activations` is the form of the inputs of matrix products."""
     return load_stage(
         DEMO,
         stage_index=0,
@@ -142,7 +144,7 @@ def compare_accuracy() -> None:
 
 
 def seconds_of(layers: Sequence[Sequence[LinearWeight]], inputs: Sequence[Tensor]) -> float:
-    """Returns the seconds of one layer's matrix products, the mean over all layers."""
+    """Runs the matrix products of all layers, and returns the mean seconds per layer."""
     start = time.perf_counter()
     for layer in layers:
         for weight, x in zip(layer, inputs, strict=True):
@@ -151,8 +153,8 @@ def seconds_of(layers: Sequence[Sequence[LinearWeight]], inputs: Sequence[Tensor
 
 
 def compare_speed() -> None:
-    """Prints the speed for each number of tokens. The forms take turns; the fastest round
-    counts."""
+    """Prints the milliseconds of a layer's matrix products for each form of weights and number of
+    tokens. The forms take turns; the fastest round of each counts."""
     n_bytes = 2 * sum(n_in * n_out for n_in, n_out in SHAPES)  # of a layer in bfloat16
     plain = [
         [torch.randn(n_out, n_in).mul_(0.02).bfloat16() for n_in, n_out in SHAPES]

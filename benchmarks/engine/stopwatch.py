@@ -31,14 +31,15 @@ SHARED = ("linear", "attention", "other", "sampling")  # kinds with a share of t
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Adds up the time in calls of each kind. A call inside another call counts as part of the
-    outer call."""
+    """Adds up the seconds spent in calls, by kind of call. A call inside another call counts as
+    part of the outer call."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     is_inside: bool = False
 
     def of(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that calls `function` and counts the time as `kind`."""
+        """Returns a function that calls `function` and adds the time of the call to the kind
+        `kind`."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             if self.is_inside:
@@ -56,7 +57,8 @@ class Stopwatch:
 
 
 def timed_ops(ops: Ops, watch: Stopwatch) -> Ops:
-    """Returns the operations, each of which adds its time to its kind."""
+    """Returns a copy of `ops` whose operations add the time of each call to `watch`, by the kind of
+    the operation."""
     names = {f.name for f in dataclasses.fields(ops)} - UNTIMED
     timed: dict[str, Any] = {
         name: watch.of(KINDS.get(name, "other"), getattr(ops, name)) for name in names
@@ -66,7 +68,8 @@ def timed_ops(ops: Ops, watch: Stopwatch) -> Ops:
 
 @dataclass(frozen=True, slots=True)
 class TimedWeight:
-    """A weight whose products are timed."""
+    """A weight whose matrix products are timed. All other attributes are those of the original
+    weight."""
 
     weight: Any
     call: Callable[..., Tensor]
@@ -80,16 +83,16 @@ class TimedWeight:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Share of a batch's tokens that a weight multiplies: the tokens that choose the weight's
-    expert."""
+    """The share of a batch's tokens that are multiplied by a weight. The weight of an expert
+    multiplies only the tokens that choose this expert; other weights multiply all tokens."""
 
     n_experts: int = 1
     n_chosen: int = 1
     expert: int = 0
 
     def n_tokens(self, n: int) -> int:
-        """Returns the number of tokens, of `n`, that choose the expert if all experts are chosen
-        equally often."""
+        """Returns how many of `n` tokens choose the expert, if the experts are chosen equally
+        often."""
         n_of_each, n_left = divmod(n * self.n_chosen, self.n_experts)
         return n_of_each + (self.expert < n_left)
 
@@ -103,8 +106,8 @@ class Use:
 
 
 def instrument(model: StageModel, watch: Stopwatch) -> list[Use]:
-    """Adds timers to the operations and weights of a model; returns the uses of its weights in
-    order."""
+    """Adds timers to the operations and weights of a model. Returns the weights in the order of the
+    program, each with its share of the tokens."""
     program = model.runner.program
     model.ops = timed_ops(model.ops, watch)
     uses = [use for step in program.steps for use in _uses(step)]
@@ -115,8 +118,8 @@ def instrument(model: StageModel, watch: Stopwatch) -> list[Use]:
 
 
 def seconds_at_once(model: StageModel) -> dict[str, float]:
-    """Returns the seconds by kind that native code has spent so far in this model's program; empty
-    if the program does not run in native code."""
+    """Returns the seconds that native code has spent so far in this model's program, by kind.
+    Returns an empty dictionary if the program does not run in native code."""
     if not isinstance(model.runner, NativeProgram):
         return {}
     seconds = model.runner.seconds
@@ -124,7 +127,8 @@ def seconds_at_once(model: StageModel) -> dict[str, float]:
 
 
 def _uses(step: object) -> list[Use]:
-    """Returns the weights that a step multiplies with, and the share of tokens of each."""
+    """Returns the weights that a step of the program multiplies by, each with its share of the
+    tokens."""
     if isinstance(step, Multiply):
         weights, choices = [step.weight], [Choice()]
     elif isinstance(step, RunExperts):
@@ -139,8 +143,8 @@ def _uses(step: object) -> list[Use]:
 
 
 def _timed(step: object, watch: Stopwatch) -> object:
-    """Returns a copy of a step in which matrix products are timed; other steps are returned
-    unchanged."""
+    """Returns a copy of a step in which matrix products are timed. A step of another kind is
+    returned unchanged."""
 
     def timed(weight: Any) -> Any:
         return TimedWeight(weight, watch.of("linear", weight))

@@ -8,5 +8,6 @@ same model in `transformers` if that package is installed.
 
 The sections are measured one after the other: `limits` (what the device could do, with which all
 other sections are compared), `attention`, `operations`, `engine`, `serving`, `transformers`. Each
-section makes rows; `report` writes the rows and says how far from the floor they are.
+section produces rows, one for each measurement. `report` writes the rows, and compares each row's
+time with its floor, the least time that the device allows.
 """

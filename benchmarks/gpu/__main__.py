@@ -1,7 +1,6 @@
-"""Runs the sections, writes `gpu.json` and `gpu.png`, and prints a table.
+"""Runs the sections of the GPU benchmark, writes `gpu.json` and `gpu.png`, and prints a table.
 
-The exit status is 1 if a section failed or ran out of time; the rows measured until then are
-kept.
+The exit status is 1 if a section failed or ran out of time; the rows measured until then are kept.
 """
 
 import argparse

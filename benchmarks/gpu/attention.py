@@ -1,10 +1,10 @@
 """Attention over paged keys and values: decodes, prompts, chunks and mixed batches.
 
-Bytes are counted for queries, results, and all keys and values that a query sees, each once.
-Operations are counted for each pair of a query and a key that the query sees. The version `sdpa` is
-PyTorch's own attention, over keys and values that are contiguous for each request; no engine that
-shares memory among requests stores keys and values like that. The version `torch` is PyTorch's
-implementation of our operation, over the same blocks.
+Bytes are counted for queries, results, and all keys and values that a query attends to, each once.
+Arithmetic operations are counted for each pair of a query and a key that the query attends to. The
+version `sdpa` is PyTorch's own attention, over keys and values that are contiguous for each
+request; no engine that shares memory among requests stores keys and values like that. The version
+`torch` is PyTorch's implementation of our operation, over the same blocks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,14 +26,15 @@ FORM = AttentionForm()
 
 
 def measure(bench: Bench) -> None:
-    """Measures a row for each batch and version."""
+    """Measures attention and writes a row for each batch and version."""
     for case in cases(bench):
         bench.measure(case)
         bench.release()
 
 
 def cases(bench: Bench) -> Iterator[Case]:
-    """Yields the cases one after the other, so that only one case at a time uses memory."""
+    """Yields the cases one after the other. Each is made only when it is needed, so that only one
+    case at a time uses memory."""
     scale = bench.scale
     for context in scale.attention_contexts:
         for batch in scale.attention_batches:
@@ -48,7 +49,7 @@ def cases(bench: Bench) -> Iterator[Case]:
 
 
 def n_bytes_of(spans: Sequence[Span], shape: ModelShape, itemsize: int) -> int:
-    """Returns the bytes that one layer's attention reads and writes."""
+    """Returns the least number of bytes that one layer's attention reads and writes."""
     n_keys = sum(start + n for start, n in spans)
     n_tokens = sum(n for _, n in spans)
     n_elements = 2 * n_keys * shape.n_kv_heads + 2 * n_tokens * shape.n_heads
@@ -56,7 +57,8 @@ def n_bytes_of(spans: Sequence[Span], shape: ModelShape, itemsize: int) -> int:
 
 
 def n_pairs_of(spans: Sequence[Span]) -> int:
-    """Returns the number of pairs of a query and a key that the query sees."""
+    """Returns the number of (query, key) pairs of causal attention: each token attends to all
+    tokens up to and including itself."""
     return sum(n * start + n * (n + 1) // 2 for start, n in spans)
 
 
@@ -69,7 +71,8 @@ class Inputs:
 
 
 class Batch:
-    """A batch over one layer's storage, with several sets of inputs. No two sets share a block."""
+    """A batch over one layer's K/V storage, with several sets of inputs. No two sets share a block,
+    so that the device's cache does not help."""
 
     def __init__(self, bench: Bench, spans: Sequence[Span]) -> None:
         shape = bench.scale.model
@@ -97,8 +100,8 @@ class Batch:
         return Inputs(q, table)
 
     def paged(self, ops: Ops, *, has_fixed_shape: bool = False) -> Version:
-        """Returns our operation over paged keys and values. The plan, made once for all layers, is
-        not timed."""
+        """Returns the version that runs `ops.attention` over paged keys and values. The attention
+        plan is made once for all layers and is not timed."""
         starts, counts = np.array(self._spans, np.int64).T.copy()
         uploads = uploads_for(self._bench.device)
 
@@ -123,8 +126,8 @@ class Batch:
         )
 
     def in_rows(self) -> Version:
-        """Returns PyTorch's own attention over contiguous keys and values for each request; all
-        spans must be equal."""
+        """Returns the version that runs PyTorch's own attention over contiguous keys and values of
+        each request. All spans must be equal."""
         start, n = self._spans[0]
         n_spans, shape = len(self._spans), self._shape
         device = self._bench.device
@@ -143,8 +146,8 @@ class Batch:
 
 
 def _sdpa(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Returns PyTorch's attention over [n_spans, heads, n_tokens, head_dim]. The mask is causal,
-    except that a single token sees all keys."""
+    """Returns PyTorch's attention over [n_spans, heads, n_tokens, head_dim]. The mask is causal.
+    For a single token there is no mask: the token attends to all keys."""
     is_causal = q.shape[2] > 1
     attended = F.scaled_dot_product_attention(q, keys, values, is_causal=is_causal, enable_gqa=True)
     return attended.transpose(1, 2)  # [n_spans, n_tokens, n_heads, head_dim]

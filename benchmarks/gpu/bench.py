@@ -1,4 +1,4 @@
-"""The environment in which a section measures: device, operations, sizes, timer, and output of
+"""The tools of a section of the GPU benchmark: device, operations, sizes, timer, and output of
 rows."""
 
 import gc
@@ -19,32 +19,34 @@ from benchmarks.gpu.timing import Timer
 from kernels import TORCH, Ops, native_ops, ops_for, triton_ops
 
 Row = dict[str, Any]
-"""One measurement: its names, its seconds, and the least bytes and operations that the work needs.
-The keys are also the keys of the written rows."""
+"""One measurement: the names of its case and version, its seconds, and the least bytes and
+floating-point operations that the work needs. The keys are also the keys of the written rows."""
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 OURS = "ours"
-"""Prefix of the names of versions that a rank runs."""
+"""Prefix of the names of the versions that this engine runs."""
 GRAPHS, EAGER = f"{OURS}, with CUDA graphs", f"{OURS}, without CUDA graphs"
 INT8 = f"{OURS}, int8 weights"
 
 
 def progress(text: str) -> None:
-    """Prints progress on standard error."""
+    """Prints one line of progress on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def ours(device: torch.device) -> Ops:
-    """Returns the operations that a rank runs on a device. On a CPU, returns Triton's operations if
-    the environment sets TRITON_INTERPRET=1: these are slow, but make the same calls."""
+    """Returns the operations that a rank runs on a device. On a CPU with TRITON_INTERPRET=1 in the
+    environment, returns Triton's operations in Triton's interpreter: they are slow, but make the
+    same calls as on a GPU."""
     if device.type == "cpu" and IS_INTERPRETED:
         return triton_ops() or ops_for(device)
     return ops_for(device)
 
 
 def name_of(ops: Ops) -> str:
-    """Returns a name of the operations for the report."""
+    """Returns the name of a set of operations for the report: `torch`, `native`, `triton`, or
+    `triton, interpreted`."""
     if ops is TORCH:
         return "torch"
     if ops is native_ops():
@@ -54,31 +56,31 @@ def name_of(ops: Ops) -> str:
 
 @dataclass(slots=True)
 class Version:
-    """One implementation of a case: `calls` has one function for each set of inputs."""
+    """One implementation of a case. `calls` has one function for each set of inputs."""
 
     calls: Sequence[Callable[[], Tensor]]
     is_capturable: bool = True
     check: Callable[[], Tensor] | None = None
-    """Returns the result to compare, for calls that change their inputs. If None, the result of the
-    first call is compared."""
+    """A function that returns the result to compare, for calls that change their inputs. If None,
+    the result of the first call is compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A computation that several implementations do, and the least bytes and operations that the
-    computation needs."""
+    """A computation that has several implementations, and the least bytes and floating-point
+    operations that the computation needs."""
 
     name: str
     n_bytes: int
     n_flops: int
     versions: Mapping[str, Callable[[], Version]]  # made when its turn comes
     max_different_share: float = 0.0
-    """Share of rows in which a version may sample another token than the first version: a random
-    number between two tokens may be rounded to either."""
+    """Share of rows of logits in which a version may sample another token than the first version. A
+    random number that lies between two tokens may be rounded to either."""
 
 
 class Bench:
-    """The device, operations, sizes and timer of one section."""
+    """The device, operations, sizes, timer and row output that one section measures with."""
 
     OUT_OF_TIME = "out of time"
 
@@ -102,31 +104,32 @@ class Bench:
 
     @property
     def is_over(self) -> bool:
-        """Whether the section's time is up. If so, the remaining cases are not measured."""
+        """Whether the section's time is over. Then the remaining cases are not measured."""
         return time.monotonic() > self._ends_at
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the device's last-level cache; 0 on a CPU, where the benchmark does not avoid
-        warm caches."""
+        """Number of bytes of the device's last-level cache. 0 on a CPU, where inputs may stay in
+        the cache."""
         if self.device.type != "cuda":
             return 0
         return int(torch.cuda.get_device_properties(self.device).L2_cache_size)
 
     def n_sets(self, n_bytes: int, limit: int = 24) -> int:
-        """Returns how many sets of inputs, of `n_bytes` each, are together larger than the cache,
-        at most `limit`."""
+        """Returns the number of sets of inputs to use, of `n_bytes` each: as many as fill the cache
+        twice, but at least 1 and at most `limit`."""
         return max(1, min(limit, -(-2 * self.cache_bytes // max(n_bytes, 1))))
 
     def free_bytes(self) -> int:
-        """Returns the free bytes of the device's memory."""
+        """Frees unused memory and returns the number of free bytes on the device; on a CPU, always
+        1 GiB."""
         self.release()
         if self.device.type != "cuda":
             return 1 << 30
         return int(torch.cuda.mem_get_info(self.device)[0])
 
     def release(self) -> None:
-        """Frees unused memory of the process and the device."""
+        """Collects garbage and returns cached device memory to the device."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -140,8 +143,8 @@ class Bench:
         self.emit({"case": case, "skipped": why})
 
     def attempt(self, case: str, version: str, work: Callable[[], Row]) -> None:
-        """Writes a row with the result of `work`, or with its error, so that other rows can still
-        follow."""
+        """Writes a row with the result of `work`. If `work` raises an exception, the row has the
+        error, and the section goes on. If the section's time is over, writes a row that says so."""
         if self.is_over:
             self.skip(case, self.OUT_OF_TIME)
             return
@@ -153,8 +156,8 @@ class Bench:
         self.emit(row)
 
     def measure(self, case: Case) -> None:
-        """Writes a row for each version, with the difference of its result from the first version's
-        result."""
+        """Times every version of a case and writes a row for each, with the difference of its
+        result from the first version's result."""
         expected: list[Tensor] = []
         for name, make in case.versions.items():
             self.attempt(case.name, name, partial(self._time, case, make, expected))
@@ -182,8 +185,8 @@ class Bench:
 
 
 def difference(result: Tensor, expected: Tensor) -> float:
-    """Returns the norm of the difference divided by the norm of `expected`. If that norm is 0, the
-    difference is not divided. Returns infinity if the result is not a number."""
+    """Returns the norm of `result - expected` divided by the norm of `expected`. If `expected` is
+    all zeros, returns the norm of the difference. Returns infinity if a number is not finite."""
     expected = expected.reshape(-1).float()
     size = float(expected.norm()) or 1.0
     distance = float((result.reshape(-1).float() - expected).norm()) / size

@@ -2,16 +2,17 @@
 
 The floor of an iteration is the larger of two times: reading all matrices, keys and values at the
 measured bandwidth, and computing all products at the measured rate. `seconds` is the time from the
-plan to the tokens on the host. `prepare_s` is the part of it that the host needs before the first
-launch. `queued_s` is the time of an iteration if the next iteration is launched before this one
-ends, as a rank does when the next plan has arrived. `busy_s`, where kernels were profiled, is the
-time during which at least one kernel ran.
+plan to the tokens on the host. `prepare_s` is the part of it before the first launch, in which the
+host prepares the batch. `queued_s` is the time of an iteration if the next iteration is launched
+before this one ends, as a rank does when the next plan has arrived. `busy_s`, where kernels were
+profiled, is the time during which at least one kernel ran.
 
-The first tokens that are sampled with and without CUDA graphs must be equal. The compared batches
-have sizes for which graphs are recorded, and begin with equal keys and values, so that both ways
-compute the same numbers in the same order.
+The first tokens that are sampled with CUDA graphs must equal those sampled without them. The
+compared batches have sizes for which graphs are recorded, and begin with equal keys and values, so
+that both runners compute the same numbers in the same order.
 
-The last rows are decodes with int8 weights: the matrices of the layers have one byte an element.
+The last rows are decodes with int8 weights, where the matrices of the layers have one byte per
+element.
 """
 
 import statistics
@@ -39,25 +40,25 @@ from benchmarks.gpu.shapes import BLOCK_SIZE
 from kernels.packing.linear import can_compute
 
 N_COMPARED = 4
-"""Number of iterations whose tokens are compared with and without CUDA graphs."""
+"""Number of iterations whose sampled tokens are compared with and without CUDA graphs."""
 N_WARM_UPS = 3
 MAX_STEPS = 24
 STEP_BUDGET_S = 0.4
 N_QUEUED = 10
 N_PROFILED = 4
 N_MORE = N_WARM_UPS + MAX_STEPS + N_QUEUED + N_PROFILED
-"""Number of tokens for which each request has memory after its context."""
+"""Number of further tokens, after its context, for which each request has K/V memory."""
 N_KERNELS = 12
-"""Number of kernels that a profile lists, beginning with the kernel that takes the most time."""
+"""Number of kernels that a profile lists: those with the largest total time."""
 NO_MEMORY: Row = {"skipped": "not enough memory for keys and values"}
 
 Tokens = dict[tuple[int, int], list[list[int]]]
-"""The sampled tokens of the first iterations, by batch size and context."""
+"""Sampled tokens by (batch size, context in tokens): a list for each of the first iterations."""
 
 
 @torch.inference_mode()  # as a rank does
 def measure(bench: Bench) -> None:
-    """Measures a row for each decode and each prompt."""
+    """Measures iterations and writes a row for each decode batch and each prompt length."""
     scale = bench.scale
     model = random_model(bench)
     largest = max(scale.step_batches) * (max(scale.step_contexts) + N_MORE)
@@ -115,8 +116,8 @@ def _grid(bench: Bench) -> Iterator[tuple[int, int]]:
 
 
 def compare(tokens: Tokens, steps: Steps, batch: int, context: int) -> Row:
-    """Stores the first sampled tokens of a batch, or compares them with the tokens of the version
-    before.
+    """Samples the first tokens of a batch. If the version before has stored tokens of this batch in
+    `tokens`, compares the two; else stores the tokens there. Returns a row with the result.
 
     Raises:
         ArithmeticError: there are logits that are not finite.
@@ -167,7 +168,8 @@ def _prefill(bench: Bench, steps: Steps, n_tokens: int) -> Row:
 
 
 def _repeat(launch: Callable[[], Launched]) -> list[StepTimes]:
-    """Returns the times of iterations that run one after the other, without overlap."""
+    """Returns the times of iterations that are launched one at a time: each ends before the
+    next."""
     for _ in range(N_WARM_UPS):
         launch().wait()
     times: list[StepTimes] = []
@@ -178,7 +180,7 @@ def _repeat(launch: Callable[[], Launched]) -> list[StepTimes]:
 
 
 def _queued(launch: Callable[[], Launched]) -> float:
-    """Returns the seconds of an iteration if each iteration is launched before the previous one has
+    """Returns the mean seconds per iteration if each is launched before the previous one has
     ended."""
     start = time.perf_counter()
     ahead = launch()
@@ -200,8 +202,9 @@ def _row(times: list[StepTimes]) -> Row:
 
 
 def _profiled(bench: Bench, launch: Callable[[], Launched], step_s: float) -> Row:
-    """Profiles some more iterations and returns their time by kernel. `step_s` is an iteration's
-    time without the profiler, which slows down the host but not the kernels."""
+    """Profiles `N_PROFILED` iterations and returns their time by kernel; an empty row on a CPU.
+    `step_s` is the seconds of an iteration without the profiler, which slows down the host but not
+    the kernels."""
     if bench.device.type != "cuda":
         return {}
     try:
@@ -216,8 +219,8 @@ def _profiled(bench: Bench, launch: Callable[[], Launched], step_s: float) -> Ro
 
 
 def profile_of(events: Sequence[Any], step_s: float) -> Row:
-    """Returns a row with the summed times of the kernels. If the driver allows no profiling, the
-    row says so."""
+    """Returns a row with the seconds per iteration of each kernel, and of all kernels together. If
+    no kernel was recorded, the row says so."""
     if not events:
         return {"not_profiled": "no kernel was seen"}
     spans: list[tuple[float, float]] = []

@@ -14,11 +14,11 @@ from benchmarks.gpu.section import Outcome
 
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
 MAX_CASES = 40
-"""Largest number of cases in a figure of bars; the first cases are drawn."""
+"""Largest number of cases in a bar chart. If there are more, only the first are drawn."""
 
 
 def draw(path: Path, outcomes: Mapping[str, Outcome], meta: Mapping[str, Any]) -> None:
-    """Draws one picture: kernels and decodes against their floors, and the throughput of the
+    """Draws one picture: kernels and decodes compared with their floors, and the throughput of the
     workload."""
     figure = Figure(figsize=(14, 15), layout="constrained")
     axes = figure.subplots(2, 2, height_ratios=(2, 1))
@@ -35,7 +35,7 @@ def _rows(outcomes: Mapping[str, Outcome], name: str) -> Sequence[Row]:
 
 
 def _shares(axes: Axes, rows: Sequence[Row], title: str) -> None:
-    """Draws bars: each version's floor divided by its time, for each case."""
+    """Draws a bar for each case and version: the floor divided by the measured time."""
     cases = list(dict.fromkeys(row["case"] for row in rows))[:MAX_CASES]
     versions = list(dict.fromkeys(row["version"] for row in rows))
     height = 0.8 / max(len(versions), 1)
@@ -69,7 +69,8 @@ def _shares(axes: Axes, rows: Sequence[Row], title: str) -> None:
 
 
 def _steps(axes: Axes, rows: Sequence[Row]) -> None:
-    """Draws the milliseconds of a decode over the batch size, a line for each context."""
+    """Draws the milliseconds of a decode iteration over the batch size, with a line for each
+    context."""
     decodes = [row for row in rows if "batch" in row]
     contexts = sorted({row["context"] for row in decodes})
     styles = {
@@ -118,7 +119,7 @@ def _steps(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _throughput(axes: Axes, rows: Sequence[Row]) -> None:
-    """Draws the output tokens per second of the workload, a bar for each version."""
+    """Draws the output tokens per second of the workload, with a bar for each version."""
     own = [row for row in rows if "output_tokens_per_s" in row]
     names = [
         row["version"] if row["version"].startswith(OURS) else f"transformers\n{row['version']}"

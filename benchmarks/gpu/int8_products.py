@@ -1,8 +1,7 @@
-"""Matrix products with int8 weights, beside products with unquantized weights.
+"""Matrix products with int8 weights, compared with products with unquantized weights.
 
-The bytes of a case are counted for the int8 weights, tokens and results. The version with
-unquantized weights reads twice the bytes for its weights, so it stays far from this floor, which is
-not its own.
+The bytes of a case are counted for the int8 weights, the input and the result. The version with
+unquantized weights reads two bytes per weight, so its time is always far from this floor.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,8 +21,8 @@ Pack = Callable[[Tensor], Product]
 
 
 def int8_cases(bench: Bench, n: int) -> Iterator[Case]:
-    """Yields a layer's products that read the most bytes, over `n` tokens; none if the device does
-    not support int8."""
+    """Yields a case for each of a layer's products that read the most bytes, over `n` tokens.
+    Yields nothing if the device does not support int8."""
     forms = _int8_forms(bench)
     if forms is None:
         return
@@ -51,8 +50,8 @@ def int8_cases(bench: Bench, n: int) -> Iterator[Case]:
 
 
 def _version(bench: Bench, x: Tensor, n_rows: int, form: Pack) -> Version:
-    """Returns a version with its own random weights. All versions have equal weights in different
-    forms."""
+    """Returns a version that multiplies `x` by random weights in the given form. The weights are
+    equal for all versions."""
     generator = torch.Generator(bench.device).manual_seed(0)
     weight = torch.empty((n_rows, x.shape[1]), dtype=bench.dtype, device=bench.device)
     weight.normal_(std=x.shape[1] ** -0.5, generator=generator)
@@ -61,8 +60,8 @@ def _version(bench: Bench, x: Tensor, n_rows: int, form: Pack) -> Version:
 
 
 def _int8_forms(bench: Bench) -> tuple[Pack, Pack] | None:
-    """Returns two functions that make int8 weights for this device, of one matrix and of two gated
-    matrices; None if the device does not support int8."""
+    """Returns two functions that make int8 weights for this device: one for a plain matrix, and one
+    for a gate and an up matrix. Returns None if the device does not support int8."""
     if IS_INTERPRETED and bench.device.type == "cpu" and bench.ops is triton_ops():
         # A CPU does not pack like a GPU by itself; and without Triton there is nothing to import.
         from kernels.triton.linear_int8 import TritonInt8GatedWeight, TritonInt8Weight
@@ -74,7 +73,8 @@ def _int8_forms(bench: Bench) -> tuple[Pack, Pack] | None:
 
 
 def _gated(ops: Ops, quantization: Quantization, weight: Tensor) -> Callable[[Tensor], Tensor]:
-    """Returns a function that multiplies with `weight` and applies the SiLU gate."""
+    """Returns a function that multiplies by the gate and up matrices in `weight`, and applies SiLU
+    gating."""
     packed = pack_gated(weight, "silu", quantization)
     if not isinstance(packed, GatedInTwo):
         return packed

@@ -1,4 +1,5 @@
-"""The limits of the device: memory bandwidth, matrix rate, and the time of an empty kernel.
+"""The limits of the device: memory bandwidth, rate of matrix products, and the time of a small
+kernel.
 
 A copy reads and writes memory. A sum only reads memory, as attention over many keys does. The
 bandwidths of the two may differ.
@@ -15,7 +16,7 @@ COPY, READ, MATRIX, LAUNCH = "copy", "sum", "matrix product", "smallest kernel"
 
 
 def measure(bench: Bench) -> None:
-    """Measures a row for each limit of the device."""
+    """Measures the limits of the device and writes a row for each."""
     scale, device = bench.scale, bench.device
     source = torch.randn(scale.copy_bytes // 4, device=device)
     target = torch.empty_like(source)

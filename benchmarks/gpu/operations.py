@@ -1,7 +1,7 @@
-"""Operations on each token by itself: embedding, norms, rotary embedding with K/V, gates, sampling,
-experts.
+"""All operations of a model but attention and plain matrix products: embedding, norms, rotary
+embedding with K/V, gates, sampling, experts.
 
-Bytes are counted for what must be read and written once: for sampling the logits of the row, for
+Bytes are counted for what must be read and written once: for sampling the row of logits, for
 experts the matrices of all experts that some token chose.
 """
 
@@ -30,7 +30,7 @@ N_RANKS = 4
 
 
 def measure(bench: Bench) -> None:
-    """Measures a row for each operation, number of tokens and version."""
+    """Measures the operations and writes a row for each operation, number of tokens and version."""
     scale = bench.scale
     for n in scale.token_counts:
         for case in token_cases(bench, n):
@@ -47,7 +47,7 @@ def measure(bench: Bench) -> None:
 
 
 def token_cases(bench: Bench, n: int) -> Iterator[Case]:
-    """Yields the operations between the matrix products of a layer, over `n` tokens."""
+    """Yields a case for each operation between the matrix products of a layer, over `n` tokens."""
     shape, size = bench.scale.model, bench.dtype.itemsize
     table = torch.empty(
         (shape.vocab_size // N_RANKS, shape.hidden), dtype=bench.dtype, device=bench.device
@@ -83,7 +83,7 @@ def token_cases(bench: Bench, n: int) -> Iterator[Case]:
 
 
 def _tensors(bench: Bench, *sizes: int) -> list[Tensor]:
-    """Returns a list of random tensors, one for each set of inputs."""
+    """Returns random tensors of shape `sizes`, one for each set of inputs."""
     n_sets = bench.n_sets(int(np.prod(sizes)) * bench.dtype.itemsize)
     stacked = torch.empty((n_sets, *sizes), dtype=bench.dtype, device=bench.device).normal_()
     return list(stacked)
@@ -125,8 +125,9 @@ def _rotary_calls(
 
 
 def _turned_and_stored(inputs: Sequence[Tensor], others: tuple[Any, ...], ops: Ops) -> Tensor:
-    """Runs the operation on copies of qkv, keys and values, and returns all its results. Copies are
-    needed because queries are rotated in place."""
+    """Runs `rotary_write_kv` on copies of qkv, keys and values. Returns the rotated queries and the
+    stored keys and values in one flat tensor. The inputs are copied because the operation changes
+    them."""
     qkv, keys, values = [each.clone() for each in inputs]
     cos, sin, _, _, slots, n_heads, norms = others
     q = ops.rotary_write_kv(qkv, cos, sin, keys, values, slots, n_heads, norms)
@@ -161,7 +162,7 @@ def expert_case(bench: Bench, n: int) -> Case:
 
 
 def sampling_cases(bench: Bench, n: int) -> Iterator[Case]:
-    """Yields the operations that choose tokens from `n` rows of logits."""
+    """Yields a case for each operation that chooses tokens from `n` rows of logits."""
     vocab_size, size = bench.scale.model.vocab_size, bench.dtype.itemsize
     n_bytes = n * vocab_size * size
     n_sets = bench.n_sets(n_bytes)
@@ -201,7 +202,8 @@ def _sample_calls(
 
 
 def columns_of(bench: Bench, params: Sequence[SamplingParams]) -> SamplingColumns:
-    """Returns the sampling columns of rows with these options. Each row has its own seed."""
+    """Returns the sampling columns for a batch with one row per element of `params`. Each row has
+    its own seed."""
     rows = [column_values(replace(item, seed=row)) for row, item in enumerate(params)]
     batch = SamplingBatch(
         options=np.array(rows, SAMPLING_COLUMNS),
@@ -225,7 +227,8 @@ def _case(
     check: Callable[[Ops], Tensor] | None = None,
     max_different_share: float = 0.0,
 ) -> Case:
-    """Returns a case with two versions over the same inputs: our operation and PyTorch's."""
+    """Returns a case with two versions over the same inputs, ours and PyTorch's; only one version
+    if ours is PyTorch's."""
 
     def version(ops: Ops) -> Version:
         return Version(

@@ -1,4 +1,5 @@
-"""The report: how far each row is from its floor, as JSON and as a table."""
+"""The report of the GPU benchmark, as JSON and as a table: each row's time compared with its
+floor."""
 
 import hashlib
 import json
@@ -19,23 +20,24 @@ PACKAGES = ("torch", "triton", "numpy", "safetensors", "transformers", "matplotl
 
 
 WITH_HOST = "with launches from the host"
-"""Marks a time that includes launches from the host, beside times of CUDA graph replays."""
+"""Note at a time that includes launches from the host, while other times are of CUDA graph
+replays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of the device, as they were measured."""
+    """The measured limits of the device."""
 
     copy_bytes_per_s: float
     read_bytes_per_s: float
     flops_per_s: float
     launch_s: float
-    """Seconds that the smallest kernel takes, averaged over many such kernels that follow each
-    other in a CUDA graph."""
+    """Seconds of the smallest kernel, averaged over many such kernels in one CUDA graph."""
 
     @classmethod
     def of(cls, outcome: Outcome) -> "Limits | None":
-        """Returns the limits that the section `limits` found; None where a row is missing."""
+        """Returns the limits from the rows of the section `limits`; None if one of its rows is
+        missing."""
         rows = {row["case"]: row for row in outcome.rows if "seconds" in row}
         if not {limits.COPY, limits.READ, limits.MATRIX, limits.LAUNCH} <= set(rows):
             return None
@@ -49,18 +51,20 @@ class Limits:
 
     @property
     def bytes_per_s(self) -> float:
-        """Bandwidth that floors assume: the larger of the copy's and the sum's."""
+        """Memory bandwidth that floors assume, in bytes per second: the larger one of the copy and
+        the sum."""
         return max(self.copy_bytes_per_s, self.read_bytes_per_s)
 
     def floor_s(self, row: Row) -> float:
-        """Returns the larger of the times to move a row's bytes and to do its operations, in
-        seconds."""
+        """Returns the floor of a row in seconds: the larger of the time to move its bytes and the
+        time to do its floating-point operations."""
         n_bytes, n_flops = float(row["n_bytes"]), float(row["n_flops"])
         return max(n_bytes / self.bytes_per_s, n_flops / self.flops_per_s)
 
 
 def finish(outcome: Outcome, found: Limits | None) -> None:
-    """Adds to each row its floor and the ratio of the floor to the row's time."""
+    """Adds to each row its floor in seconds, and the floor divided by the row's time. Rows without
+    a time stay as they are, and so do all rows if `found` is None."""
     for row in outcome.rows:
         if found is not None and "seconds" in row and "n_bytes" in row:
             row["floor_s"] = found.floor_s(row)
@@ -68,8 +72,8 @@ def finish(outcome: Outcome, found: Limits | None) -> None:
 
 
 def about(device: torch.device, *, is_tiny: bool) -> dict[str, Any]:
-    """Returns the description of a measurement: machine, sources, device, versions and
-    operations."""
+    """Returns the description of a measurement: machine, digest of the sources, device, versions of
+    packages, and set of operations."""
     return {
         **machine.describe(),
         "sources": sources_digest(),
@@ -81,7 +85,7 @@ def about(device: torch.device, *, is_tiny: bool) -> dict[str, Any]:
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """Returns the device's name and properties."""
+    """Returns the device's name and properties, as a dictionary for JSON."""
     if device.type != "cuda":
         return {"name": machine.cpu_name(), "n_threads": torch.get_num_threads()}
     facts = torch.cuda.get_device_properties(device)
@@ -96,8 +100,8 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 
 
 def sources_digest() -> str:
-    """Returns a digest of the sources that are measured and that measure. It identifies the version
-    on machines without the repository."""
+    """Returns a digest of all sources that are part of the measurement. It identifies the version
+    on machines without the git repository."""
     digest = hashlib.sha256()
     for directory in ("kernels", "services", "benchmarks"):
         for path in sorted((machine.ROOT / directory).rglob("*.py")):
@@ -108,7 +112,7 @@ def sources_digest() -> str:
 def write(
     path: Path, meta: Mapping[str, Any], found: Limits | None, outcomes: Mapping[str, Outcome]
 ) -> None:
-    """Writes everything that has been measured so far."""
+    """Writes the results of all sections measured so far into the JSON file `path`."""
     contents = {
         "meta": meta,
         "limits": None if found is None else asdict(found),
@@ -118,7 +122,7 @@ def write(
 
 
 def table(found: Limits | None, outcomes: Mapping[str, Outcome]) -> Iterator[str]:
-    """Yields the lines of the table for the report."""
+    """Yields the lines of the printed table."""
     if found is not None:
         yield (
             f"memory {found.copy_bytes_per_s / 1e9:.0f} GB/s copied, "

@@ -1,9 +1,9 @@
 """A model of random weights on a runner, and plans for the runner: the work of a rank, without its
 processes.
 
-`Steps` takes the place of a scheduler where one batch runs again and again: it knows which rows are
-admitted and how many of their tokens are stored. To bring requests to a context, their tokens are
-planned but not computed, since the K/V blocks hold random numbers anyway.
+`Steps` takes the place of a scheduler where one batch runs again and again: it keeps track of the
+admitted rows and of the number of their stored tokens. To bring requests to a context, their tokens
+are planned but not computed, since the K/V blocks hold random numbers anyway.
 """
 
 import time
@@ -25,7 +25,7 @@ from services.worker.models import StageModel, random_stage
 GREEDY = SamplingParams(temperature=0)
 MAX_GRAPH_BATCH_SIZE = 256
 SPARE_BYTES = 6 << 30
-"""Bytes left for activations, logits and graphs beside the weights, keys and values."""
+"""Bytes of device memory that are left free for activations, logits and CUDA graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +33,20 @@ class StepTimes:
     """The times of one iteration, in seconds."""
 
     prepare_s: float
-    """Seconds from the plan to the batch, on the host."""
+    """Seconds in which the host makes the batch from the plan."""
     launch_s: float
-    """Seconds from the batch until all kernels of the iteration are queued."""
+    """Seconds in which the host queues all kernels of the iteration, after the batch is made."""
     wait_s: float
-    """Seconds that the host waits for the tokens, from the end of the launch or from the call of
-    `wait`."""
+    """Seconds that `wait` blocks until the tokens are on the host."""
 
     @property
     def total_s(self) -> float:
-        """Seconds of the whole iteration, if nothing overlaps."""
+        """Seconds of the whole iteration, if it does not overlap with other iterations."""
         return self.prepare_s + self.launch_s + self.wait_s
 
 
 class Launched:
-    """An iteration that was launched, whose tokens are being copied to the host."""
+    """An iteration that was launched, and whose sampled tokens are being copied to the host."""
 
     def __init__(self, runner: ModelRunner, plan: IterationPlan) -> None:
         start = time.perf_counter()
@@ -76,7 +75,7 @@ class Launched:
 
 
 def random_model(bench: Bench, quantization: Quantization = "none") -> StageModel:
-    """Returns the model in one stage, with random weights."""
+    """Returns the benchmark's model as a single stage, with random weights."""
     config = bench.scale.model.llama_config()
     return random_stage(config, dtype=bench.dtype, device=bench.device, quantization=quantization)
 
@@ -90,8 +89,8 @@ def n_kv_blocks(bench: Bench, limit: int) -> int:
 
 
 def runner_of(model: StageModel, n_blocks: int, *, has_graphs: bool) -> ModelRunner:
-    """Returns a runner whose K/V storage holds random numbers, equal in every call. Graphs need a
-    GPU."""
+    """Returns a runner whose K/V storage holds random numbers, the same in every call. With
+    `has_graphs`, which needs a GPU, the runner uses CUDA graphs."""
     runner = ModelRunner(
         model,
         n_kv_blocks=n_blocks,
@@ -107,13 +106,13 @@ def runner_of(model: StageModel, n_blocks: int, *, has_graphs: bool) -> ModelRun
 
 
 def versions_of(bench: Bench) -> tuple[str, ...]:
-    """Returns the names of the versions that a runner has on this device: with and without CUDA
-    graphs."""
+    """Returns the names of the versions of the runner on this device: with and without CUDA graphs
+    on a GPU, only without on a CPU."""
     return (GRAPHS, EAGER) if bench.device.type == "cuda" else (EAGER,)
 
 
 class Steps:
-    """Iterations of equal requests on one runner."""
+    """Iterations of requests with equal lengths on one runner."""
 
     def __init__(self, runner: ModelRunner, *, n_blocks: int) -> None:
         self._runner = runner
@@ -124,7 +123,7 @@ class Steps:
         self._released: list[int] = []
 
     def admit(self, n_requests: int, *, context: int, n_more: int) -> bool:
-        """Ends all present requests and begins `n_requests` others, each with `context` stored
+        """Ends all present requests and begins `n_requests` new ones, each with `context` stored
         tokens and memory for `n_more` further tokens. If there is not enough memory, no request
         begins and False is returned."""
         self._released += self._rows
@@ -145,8 +144,8 @@ class Steps:
         return True
 
     def decode(self) -> Launched:
-        """Launches the next token of each request. The token before is the input, and stays on the
-        rank."""
+        """Launches an iteration that computes the next token of each request. The input is the
+        token sampled before, which stays on the rank."""
         plan = self._plan(self._rows, start=self._n_stored, n_tokens=1)
         self._n_stored += 1
         return Launched(self._runner, plan)

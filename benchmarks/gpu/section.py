@@ -1,9 +1,9 @@
-"""Runs the sections one at a time, so that the failure or delay of one section does not harm
-others.
+"""Runs the sections of the GPU benchmark one at a time, so that a section that fails or hangs does
+not stop the others.
 
 On a GPU a section has a process of its own: after an illegal access, a process cannot use the GPU
 any more, and a kernel that hangs ends only with its process. A section writes each row as a line at
-once, so that its rows are kept when its process is ended.
+once, so that its rows are kept when its process is killed.
 
     python -m benchmarks.gpu.section NAME --rows FILE --limit-s SECONDS [--tiny] [--device cpu]
 """
@@ -26,14 +26,14 @@ from benchmarks.gpu.bench import OURS, Bench, Row, progress
 from benchmarks.gpu.shapes import FULL, TINY
 
 MARGIN_S = 8.0
-"""Seconds before the limit of a section, in which the section begins no further measurement."""
+"""A section begins no further measurement in this number of seconds before its time limit."""
 
 MAX_DIFFERENCE = 0.03
-"""Largest difference of a version's result from the first version's; larger differences are more
-than the rounding of bfloat16."""
+"""Largest relative difference of a version's result from the first version's result that bfloat16
+rounding can explain."""
 
 FAILURE = "failure"
-"""Key of a section's last line, if the section failed; its value is the error."""
+"""Key of the last line of a section that failed. Its value is the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,11 @@ SECTIONS = {
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of a section."""
+    """The result of a section: status, error, duration and rows."""
 
     status: str = "ok"
-    """One of ok, failed, incomplete (its time was up) or skipped."""
+    """`ok`, `failed`, `incomplete` (the time limit was reached) or `skipped` (a package is
+    missing)."""
     error: str | None = None
     seconds: float = 0.0
     rows: list[Row] = field(default_factory=list)
@@ -92,7 +93,8 @@ def run(name: str, rows: Path, *, device: torch.device, is_tiny: bool) -> Outcom
 
 
 def outcome_of(rows: list[Row], error: str | None) -> Outcome:
-    """Returns the outcome of a section, from its rows and the error of its process, if any."""
+    """Returns the outcome of a section with these rows. `error` is the error of its process, or
+    None."""
     failures = [row[FAILURE] for row in rows if FAILURE in row]
     rows = [row for row in rows if FAILURE not in row]
     ours = [row for row in rows if "error" in row and row["version"].startswith(OURS)]
@@ -109,7 +111,8 @@ def outcome_of(rows: list[Row], error: str | None) -> Outcome:
 
 
 def is_far(row: Row) -> bool:
-    """Returns whether a version's result differs from the first version's by more than rounding."""
+    """Returns whether a version's result differs from the first version's by more than rounding
+    explains."""
     return (
         row.get("difference", 0) > MAX_DIFFERENCE
         or row.get("n_different", 0) > row.get("max_different", 0)
@@ -140,8 +143,8 @@ def measure(name: str, rows: Path, *, device: torch.device, is_tiny: bool, limit
 
 
 def in_process(name: str, rows: Path, *, device: torch.device, is_tiny: bool) -> str | None:
-    """Measures a section in a process of its own, which is killed at the section's time limit;
-    returns the error of the process, or None."""
+    """Measures a section in a new process, which is killed at the section's time limit. Returns the
+    error of the process, or None."""
     limit_s = SECTIONS[name].limit_s
     command = [sys.executable, "-m", "benchmarks.gpu.section", name, f"--rows={rows}"]
     command += [f"--device={device}", f"--limit-s={limit_s}", *(["--tiny"] if is_tiny else [])]
@@ -153,7 +156,7 @@ def in_process(name: str, rows: Path, *, device: torch.device, is_tiny: bool) ->
 
 
 def read(rows: Path) -> list[Row]:
-    """Returns the rows that a section has written so far."""
+    """Returns the rows that a section has written so far; an empty list if the file is missing."""
     if not rows.exists():
         return []
     # The last line is incomplete if its writer was ended.
@@ -163,7 +166,8 @@ def read(rows: Path) -> list[Row]:
 
 
 def untimed(row: Row) -> str:
-    """Returns the text of a row that has no time."""
+    """Returns the text for a row that has no time: the result of a comparison, or why there is no
+    time."""
     if "tokens_equal" in row:
         return "equal" if row["tokens_equal"] else "not equal"
     return str(row.get("error") or row.get("skipped") or "done")

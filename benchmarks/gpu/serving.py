@@ -3,7 +3,7 @@
 All requests arrive at the start, with the paper's mixed lengths (`benchmarks.workload`). Chunked
 iteration-level scheduling, K/V accounting and the runner are the deployed ones; there are no other
 processes, no gRPC and no text. As in a deployment, the next iteration is launched before the
-previous one has returned, and the tokens between them stay on the rank.
+previous one has returned, and sampled tokens stay on the rank as inputs of the next iteration.
 """
 
 import time
@@ -42,8 +42,8 @@ PIPELINE_DEPTH = 2
 
 @torch.inference_mode()  # as a rank does
 def measure(bench: Bench) -> None:
-    """Measures a row for each version. The second run of the workload on a runner counts, since
-    graphs are recorded in the first."""
+    """Runs the workload on each version and writes a row for each. The second run on a runner
+    counts, because CUDA graphs are recorded in the first."""
     requests = requests_of(bench)
     n_tokens = sum(request.n_prompt + request.n_output for request in requests)
     model = random_model(bench)
@@ -82,7 +82,7 @@ def measure(bench: Bench) -> None:
 
 
 def requests_of(bench: Bench) -> list[PlannedRequest]:
-    """Returns the requests of the workload, the same for every version."""
+    """Returns the requests of the workload, which are the same for every version."""
     scale = bench.scale
     lengths = workload.mixed_lengths(
         scale.n_requests, seed=0, prompts=scale.prompt_tokens, outputs=scale.output_tokens
@@ -93,7 +93,7 @@ def requests_of(bench: Bench) -> list[PlannedRequest]:
 
 @dataclass(slots=True)
 class Run:
-    """The seconds, output tokens and iterations of one run of the workload."""
+    """One run of the workload: its seconds, its output tokens, and the times of its iterations."""
 
     seconds: float = 0.0
     n_output: int = 0
@@ -101,7 +101,7 @@ class Run:
 
 
 def scheduler_of(n_blocks: int, *, max_requests: int) -> Scheduler:
-    """Returns a scheduler with the settings of a deployment."""
+    """Returns a scheduler with the same settings as in a deployment."""
     return Scheduler(
         RequestPool(max_requests=max_requests),
         KVManager(n_blocks=n_blocks, block_size=BLOCK_SIZE),
@@ -114,8 +114,8 @@ def scheduler_of(n_blocks: int, *, max_requests: int) -> Scheduler:
 def serve(
     scheduler: Scheduler, runner: ModelRunner, requests: Sequence[PlannedRequest], *, name: str
 ) -> Run:
-    """Selects, runs and applies iterations until all requests are complete; `name` is a prefix of
-    the request ids, so that runs do not share ids."""
+    """Runs iterations until all requests are complete. `name` is a prefix of the request ids, so
+    that the ids of different runs differ."""
     for index, request in enumerate(requests):
         scheduler.submit(
             Request(
@@ -141,7 +141,8 @@ def serve(
 
 
 def plan_of(batch: Batch) -> IterationPlan:
-    """Returns the plan that the rank runs for a batch, without the wire format in between."""
+    """Converts a batch of the scheduler into the plan that the rank runs, without the wire format
+    in between."""
     spans = batch.spans
     rows = [_row_of(span.request) for span in spans]
     return IterationPlan(

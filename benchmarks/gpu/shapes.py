@@ -7,7 +7,7 @@ from services.worker.models.families.llama import LlamaConfig
 from services.worker.models.rotary_config import RopeConfig
 
 BLOCK_SIZE = 16
-"""K/V slots in a block; the default of a worker."""
+"""Number of K/V slots in a block: the default of a worker."""
 
 RMS_NORM_EPS = 1e-5
 ROPE_THETA = 500_000.0
@@ -25,7 +25,7 @@ class ModelShape:
     head_dim: int
     vocab_size: int
     max_tokens: int
-    """Tokens of the longest sequence."""
+    """Number of tokens of the longest sequence."""
 
     @property
     def n_layer_weights(self) -> int:
@@ -40,35 +40,35 @@ class ModelShape:
 
     @property
     def n_kv_elements(self) -> int:
-        """Number of elements of one token's keys and values in all layers."""
+        """Number of elements of one token's keys and values, over all layers."""
         return 2 * self.n_layers * self.n_kv_heads * self.head_dim
 
     def iteration_bytes(
         self, n_keys: int, itemsize: int, *, layer_itemsize: int | None = None
     ) -> int:
         """Returns the bytes that an iteration must read: all matrices once, and the keys and values
-        of `n_keys` tokens, all requests together.
+        of `n_keys` tokens, summed over the requests.
 
-        The bytes that an iteration writes are few beside these and not counted. `layer_itemsize` is
-        the bytes of an element of the layers' matrices, if their type differs from the other
-        matrices'.
+        `itemsize` is the bytes per element. `layer_itemsize` is the bytes per element of the
+        layers' matrices, if it differs. The bytes that an iteration writes are few in comparison
+        and not counted.
         """
         n_elements = self.n_head_weights + n_keys * self.n_kv_elements
         return n_elements * itemsize + self.n_layer_weights * (layer_itemsize or itemsize)
 
     def iteration_flops(self, n_tokens: int, n_sampled: int, n_pairs: int) -> int:
-        """Returns the operations of an iteration's matrix products: a multiplication and an
-        addition for each weight and token.
+        """Returns the number of floating-point operations of an iteration, attention included; a
+        multiply-add counts as two.
 
-        `n_pairs` is the number of pairs of a query and a key that the query sees, all requests
-        together.
+        `n_sampled` tokens get logits. `n_pairs` is the number of (query, key) pairs of attention,
+        summed over the requests.
         """
         n_attention = 4 * self.n_layers * self.n_heads * self.head_dim * n_pairs
         n_products = n_tokens * self.n_layer_weights + n_sampled * self.n_head_weights
         return 2 * n_products + n_attention
 
     def llama_config(self) -> LlamaConfig:
-        """Returns the model's configuration for the engine."""
+        """Returns the configuration of a Llama of this shape for the engine."""
         return LlamaConfig(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden,
@@ -86,7 +86,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class MixtureShape:
-    """The sizes of one layer's experts."""
+    """The sizes of one layer's experts in a mixture-of-experts model."""
 
     hidden: int
     inner: int
@@ -96,8 +96,8 @@ class MixtureShape:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The sizes of one run. Batches and contexts are measured in their order here, so that the most
-    important are measured first if time runs out."""
+    """All sizes of one run of the benchmark. Batches and contexts are measured in the order given
+    here: the most important ones first, since time may run out."""
 
     model: ModelShape
     mixture: MixtureShape
@@ -106,30 +106,33 @@ class Scale:
     attention_batches: tuple[int, ...]
     attention_contexts: tuple[int, ...]
     prompts: tuple[int, ...]
-    """Lengths of single prompts, for attention and for iterations."""
+    """Lengths of prompts in tokens, each measured alone, for attention and for iterations."""
     chunks: tuple[tuple[int, int], ...]
-    """Pairs of numbers: stored tokens, and tokens of the prompt's next chunk."""
+    """(Stored tokens, tokens of the prompt's next chunk) of each measured chunk."""
     mixed_batches: Mapping[str, tuple[tuple[int, int], ...]]
-    """Spans of each batch: stored tokens, and tokens in the batch."""
+    """Spans of each mixed batch by its name. A span is (stored tokens, tokens in the batch)."""
     token_counts: tuple[int, ...]
-    """Numbers of tokens for operations that treat each token by itself."""
+    """Numbers of tokens with which operations other than attention are measured."""
     sampled_rows: tuple[int, ...]
     expert_tokens: tuple[int, ...]
     step_batches: tuple[int, ...]
     step_contexts: tuple[int, ...]
     eager_steps: tuple[tuple[int, int], ...]
-    """Batch and context of decodes that are run without CUDA graphs too."""
+    """(Batch size, context in tokens) of each batch of decodes that is also measured without CUDA
+    graphs."""
     int8_steps: tuple[tuple[int, int], ...]
-    """Batch and context of decodes that are run with int8 weights too."""
+    """(Batch size, context in tokens) of each batch of decodes that is also measured with int8
+    weights."""
     profiled_steps: tuple[tuple[int, int], ...]
-    """Batch and context of decodes whose kernels are profiled."""
+    """(Batch size, context in tokens) of each batch of decodes whose kernels are profiled."""
     static_batches: tuple[tuple[int, int], ...]
-    """Batch and context of the decodes in transformers."""
+    """(Batch size, context in tokens) of each batch of decodes that is measured in
+    `transformers`."""
     n_requests: int
     prompt_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
     kv_bytes: int | None
-    """Bytes for keys and values; None for the whole free memory of the device."""
+    """Bytes of device memory for keys and values; None for all free memory."""
 
 
 LLAMA_8B = ModelShape(

@@ -2,11 +2,11 @@
 
 On a GPU, calls are recorded into a CUDA graph, and events time the replays, because a launch from
 Python takes longer than many kernels. A call that waits for the device cannot be recorded; its time
-includes the host's part. On a CPU one clock times everything.
+includes the host's part. On a CPU a single wall clock times everything.
 
-Calls are given for several sets of inputs and run in turn, so that inputs larger than the cache
-come from memory, as between the layers of a model. For the same reason each recorded call has its
-own memory for the result.
+The caller gives one call for each of several sets of inputs. The calls run in turn, so that inputs
+larger than the cache come from memory, as between the layers of a model. For the same reason each
+recorded call has its own memory for the result.
 """
 
 import math
@@ -20,20 +20,21 @@ import torch
 Call = Callable[[], object]
 
 N_CALLS = 24
-"""Least number of calls in a graph."""
+"""Smallest number of calls in a CUDA graph."""
 MIN_TIMED_S = 2e-3
-"""Least seconds of graph replays between two events. The launch of the first replay, while the
-device is idle, takes a hundredth of this time or less."""
+"""Smallest duration, in seconds, of the graph replays between two events. The launch of the first
+replay, while the device is idle, takes a hundredth of this time or less."""
 MAX_ROUNDS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The times of one call, medians in seconds."""
+    """The times of one call, as medians in seconds. `device_s` leaves out launches if
+    `is_graph`."""
 
     device_s: float
     call_s: float
-    """Seconds of a call with its launch from Python, when many calls follow each other."""
+    """Seconds per call with its launch from Python, when many calls follow each other."""
     is_graph: bool
 
 
@@ -46,7 +47,7 @@ class Timer:
         self._min_rounds = 3 if device.type == "cuda" else 1
 
     def time(self, calls: Sequence[Call], *, is_capturable: bool = True) -> Timing:
-        """Returns the median times of one call; `calls` are run in turn."""
+        """Runs `calls` in turn, several times, and returns the median times of one call."""
         calls[0]()  # compiles kernels
         self.synchronize()
         if self.device.type != "cuda":
@@ -63,7 +64,7 @@ class Timer:
         return Timing(device_s, call_s, is_graph=True)
 
     def synchronize(self) -> None:
-        """Waits until the device has done everything that was queued."""
+        """Waits until the device has done all queued work. Does nothing on a CPU."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -89,8 +90,8 @@ class Timer:
 
 
 def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph | None:
-    """Returns a graph of all calls; None if a call waits for the device, which cannot be
-    recorded."""
+    """Returns a CUDA graph of all calls. Returns None if a call waits for the device, which a graph
+    cannot record."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
@@ -104,7 +105,7 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph | None:
 
 
 def device_event() -> torch.cuda.Event:
-    """Returns a CUDA event that records the time at which the device reaches the event."""
+    """Returns a new CUDA event that records the time at which the device reaches it."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 

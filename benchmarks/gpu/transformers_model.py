@@ -23,11 +23,12 @@ from benchmarks.workload import PlannedRequest
 
 SMALL_CACHE = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
 N_DECODED = 16
-"""Number of decoded tokens over which the time of one token is averaged."""
+"""Number of decoded tokens over which the time per token is averaged."""
 
 
 def measure(bench: Bench) -> None:
-    """Measures a row for the workload with each of the two methods, and rows for decodes."""
+    """Writes a row for the workload with `generate`, one with continuous batching, and one for each
+    batch of decodes."""
     model = llama(bench.scale.model, bench)
     requests = requests_of(bench)
     name = f"{len(requests)} requests, all at once"
@@ -43,7 +44,8 @@ def measure(bench: Bench) -> None:
 
 
 def llama(shape: ModelShape, bench: Bench) -> Any:
-    """Returns transformers' Llama of a shape, with PyTorch's scaled dot product attention."""
+    """Returns transformers' Llama of the given shape with random weights, which uses PyTorch's
+    scaled dot product attention."""
     config = LlamaConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden,
@@ -66,13 +68,13 @@ def llama(shape: ModelShape, bench: Bench) -> Any:
 
 
 Serve = Callable[[Any, Sequence[PlannedRequest]], tuple[int, float]]
-"""A function that serves requests with a model; returns the number of output tokens, and the
+"""A function that serves requests with a model, and returns the number of output tokens and the
 seconds."""
 
 
 def static(model: Any, requests: Sequence[PlannedRequest]) -> tuple[int, float]:
     """Serves all requests in one batch, padded to the longest prompt, until the longest answer is
-    complete."""
+    complete. Returns the number of requested output tokens and the seconds."""
     start = time.perf_counter()
     width = max(request.n_prompt for request in requests)
     rows, mask = torch.zeros((2, len(requests), width), dtype=torch.int64)
@@ -90,8 +92,9 @@ def static(model: Any, requests: Sequence[PlannedRequest]) -> tuple[int, float]:
 def continuous(
     model: Any, requests: Sequence[PlannedRequest], *, settings: Any = None
 ) -> tuple[int, float]:
-    """Serves requests with transformers' continuous batching, each with its own output length. Time
-    counts after memory is allocated and the model has warmed up."""
+    """Serves requests with transformers' continuous batching, each with its own output length.
+    Returns the number of output tokens and the seconds. The time begins when memory is allocated
+    and the model has warmed up."""
     config: Any = GenerationConfig(
         max_new_tokens=max(request.n_output for request in requests),
         do_sample=False,
@@ -118,7 +121,7 @@ def continuous(
 
 
 def _workload(serve: Serve, model: Any, requests: Sequence[PlannedRequest]) -> Row:
-    """Runs the workload twice and returns the figures of the second run."""
+    """Runs the workload twice and returns a row with the results of the second run."""
     _, first_run_s = serve(model, requests)
     n_output, seconds = serve(model, requests)
     return {
@@ -130,8 +133,8 @@ def _workload(serve: Serve, model: Any, requests: Sequence[PlannedRequest]) -> R
 
 
 def _decode(bench: Bench, model: Any, batch: int, context: int) -> Row:
-    """Measures the seconds of one token of a padded batch: the additional time for `N_DECODED` more
-    tokens, divided by `N_DECODED`."""
+    """Returns a row with the seconds per token of a padded batch: the additional time for
+    `N_DECODED` more tokens, divided by `N_DECODED`."""
     rows = torch.randint(1, bench.scale.model.vocab_size, (batch, context))
     mask = torch.ones_like(rows)
 

@@ -1,4 +1,4 @@
-"""The evaluation of the Orca paper in virtual time, by the scheduler that serves.
+"""The evaluation of the Orca paper in virtual time, with the scheduler of this project.
 
     python -m benchmarks.paper
 
@@ -13,6 +13,6 @@ manager of `services.scheduler.core`, and the paper's baselines, run the paper's
     faster_transformer.py   the paper's baseline
     systems.py, sweep.py    the systems, and their runs at many rates
     predict.py              predictions for a running system, and measurements of it
-    comparison.py           the figures of both, as a table, a record and a plot
+    comparison.py           predicted and measured figures, as a table, a record and a plot
     beyond/                 comparisons that the paper's figures do not have
 """

@@ -33,19 +33,19 @@ SYSTEMS_10 = {
     "ft(8,8)": (0.05, 0.085, 0.12, 0.15, 0.18, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7),
     "cellular(32)": (0.14, 0.25, 0.4, 0.5, 0.6, 0.8, 1.2),
 }
-"""Systems of Figure 10, and BatchMaker's system. The rates of each system go from almost idle to
-overloaded."""
+"""Arrival rates in requests per second for each system of Figure 10, and for BatchMaker's system
+(`cellular`). The rates of each system go from almost idle to overloaded."""
 
 SYSTEMS_11 = ("orca(32)", "orca(8)", "orca(1)", "ft(1,1)", "ft(8,4)", "ft(8,8)", "ft(16,8)")
 N_RATES_11 = 14
-"""Systems of Figure 11, and the number of rates at which each system is run."""
+"""Number of arrival rates at which each of `SYSTEMS_11`, the systems of Figure 11, is run."""
 
 HOMOGENEOUS = ((32, 32), (256, 256))
-"""Tokens of prompts and outputs in the parts of Figure 11."""
+"""(Prompt tokens, output tokens) of all requests in each part of Figure 11."""
 
 
 def figure_10(lengths: tuple[Lengths, ...], engines: dict[str, Gpu]) -> dict[str, Any]:
-    """Returns the points of all systems by model and system."""
+    """Returns the points (throughput, latency) of Figure 10 by model and system."""
     runs = [
         Run(model, system, rate, lengths)
         for model in FIGURE_10
@@ -64,8 +64,8 @@ def figure_10(lengths: tuple[Lengths, ...], engines: dict[str, Gpu]) -> dict[str
 
 
 def compare(curves: Mapping[str, Mapping[str, Sequence[Point]]]) -> list[dict[str, Any]]:
-    """Returns each point of the paper with two predictions: the throughput at the point's latency
-    and the latency at the point's throughput, both divided by the paper's values."""
+    """Returns each point of the paper with two predictions, each divided by the paper's value: the
+    throughput at the point's latency, and the latency at the point's throughput."""
     return [
         {
             "model": model,
@@ -81,8 +81,8 @@ def compare(curves: Mapping[str, Mapping[str, Sequence[Point]]]) -> list[dict[st
 
 
 def headline(curves: Mapping[str, Sequence[Point]]) -> dict[str, float]:
-    """Returns the throughputs of both systems for 175B at the latency in the paper's abstract, and
-    their ratio."""
+    """Returns the throughputs of Orca and FasterTransformer for 175B at the latency in the paper's
+    abstract, and their ratio."""
     found = {
         system: throughput_at(curves[system], HEADLINE_MS_PER_TOKEN) or 0.0
         for system in HEADLINE_PER_S
@@ -92,8 +92,8 @@ def headline(curves: Mapping[str, Sequence[Point]]) -> dict[str, float]:
 
 
 def figure_11(engines: dict[str, Gpu], n_requests: int) -> dict[str, dict[str, list[Point]]]:
-    """Returns the points of all systems for 175B by the lengths of requests and the system, with
-    latencies of whole requests in ms."""
+    """Returns the points of Figure 11, for 175B, by the lengths of the requests and the system.
+    Latencies are of whole requests, in ms."""
     runs = []
     for n_prompt, n_output in HOMOGENEOUS:
         lengths = equal_lengths(n_requests, n_prompt=n_prompt, n_output=n_output)
@@ -156,7 +156,7 @@ def predict(engines: dict[str, Gpu], n_requests: int, seed: int) -> dict[str, An
 
 
 def lines_of(found: Mapping[str, Any]) -> list[str]:
-    """Returns the predictions as lines of text."""
+    """Returns the predictions as lines of text to print."""
     lines = [f"  Figure 9: {100 * found['figure_9_rms']:.1f} % RMS"]
     for row in found["compared"]:
         throughput, latency_ms = row["paper"]

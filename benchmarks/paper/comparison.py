@@ -1,5 +1,5 @@
-"""The comparison of predictions with measurements: the cases, their figures, and the table, the
-record and the plot of both. `predict.py` runs the cases."""
+"""The comparison of predictions with measurements: its cases, the predicted and measured figures of
+each case, and the table, the record and the plot. `predict.py` runs the cases."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A number of stages, a policy and a number of pipelines, for which figures are predicted and
+    """A number of stages, a policy and a number of pipelines, for which results are predicted and
     measured."""
 
     stages: int
@@ -50,7 +50,8 @@ class Case:
 
     @property
     def candidate(self) -> Candidate:
-        """One pipeline as the simulator's input; all CPUs are divided among all stages."""
+        """One pipeline of this case as the simulator's input. All CPUs are divided evenly among all
+        stages of all pipelines."""
         n_stages = self.pipelines * self.stages
         layout = Layout(self.stages, 1, max(1, usable_cpus() // n_stages))
         return Candidate(layout, MAX_BATCH_SIZE, MAX_BATCH_TOKENS)
@@ -76,7 +77,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of a run, measured or predicted; times are in seconds."""
+    """The results of a run, measured or predicted."""
 
     tokens_per_s: float
     """Output tokens per second, from the first arrival to the last token."""
@@ -88,7 +89,7 @@ class Figures:
 
     @classmethod
     def predicted(cls, outcome: Outcome) -> "Figures":
-        """Returns the figures of a simulation."""
+        """Returns the results of a simulation."""
         ttfts_s = [request.ttft_s for request in outcome.requests]
         return cls(
             tokens_per_s=outcome.tokens_per_s,
@@ -104,7 +105,7 @@ class Figures:
 
     @classmethod
     def measured(cls, run: RunRecord) -> "Figures":
-        """Returns the figures of a measured run.
+        """Returns the results of a measured run.
 
         Raises:
             RuntimeError: a request failed.
@@ -126,17 +127,18 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The predicted and the measured figures at one rate."""
+    """The predicted and the measured results at one rate of arrivals."""
 
     rate: float
-    """Requests per second."""
+    """Rate of arrivals in requests per second."""
     speed: float
-    """Measured time of the run's iterations, divided by the expected time."""
+    """Measured time of the run's iterations, divided by the time that the calibrated costs predict
+    for them: 2.0 means that the machine was half as fast as during calibration."""
     real: Figures
     model: Figures
-    """The figures that were predicted before the run."""
+    """The results that were predicted before the run."""
     at_speed: Figures
-    """The figures that are predicted with costs scaled to the machine's speed in the run."""
+    """The results that are predicted if all costs are multiplied by `speed`."""
 
     def __str__(self) -> str:
         columns = [f"{self.rate:6.2f} {self.speed:6.2f}"]
@@ -149,7 +151,8 @@ class Comparison:
 
 
 def worst(comparisons: Sequence[Comparison], which: str, figure: str) -> float:
-    """Returns the largest relative error of a prediction: `which` is `model` or `at_speed`."""
+    """Returns the largest relative error of the predictions of `figure`, a field of `Figures`.
+    `which` is `model` or `at_speed`."""
     errors: list[float] = [
         abs(getattr(getattr(each, which), figure) / getattr(each.real, figure) - 1)
         for each in comparisons

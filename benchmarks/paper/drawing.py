@@ -9,17 +9,17 @@ from matplotlib.figure import Figure
 from benchmarks.paper.published import FIGURE_10, Point
 
 LARGEST_MS, LARGEST_WHOLE_MS = 2e3, 1e5
-"""Largest latencies in the plots, in ms: per token, and of whole requests."""
+"""Upper ends of the axes of latency, in ms: latency per token, and latency of whole requests."""
 
 STYLES = ("-", "--")
 
 Curves = Mapping[str, Mapping[str, Sequence[Point]]]
-"""Points by the part of a figure and the system."""
+"""Points (throughput, latency) by the part of a figure and the system."""
 
 
 def figure_10(path: Path, variants: Mapping[str, Curves]) -> None:
-    """Draws median normalised latency over throughput, a plot for each model. Lines are simulated,
-    with a line style for each variant; markers are the paper's points."""
+    """Draws median normalised latency over throughput, with a plot for each model. Lines are
+    simulated, with a line style for each variant of the fit; markers are the paper's points."""
     figure = Figure(figsize=(6 * len(FIGURE_10), 5), layout="constrained")
     for axes, (model, published) in zip(
         figure.subplots(1, len(FIGURE_10)), FIGURE_10.items(), strict=True
@@ -62,7 +62,7 @@ def _finish(axes: Axes, title: str, latency: str, largest_ms: float) -> None:
 
 
 def _save(figure: Figure, path: Path, *, legend_of: Axes) -> None:
-    """Writes a figure with one legend for all its parts."""
+    """Writes a figure as an image, with one legend for all its plots."""
     figure.legend(*legend_of.get_legend_handles_labels(), loc="outside lower center", ncols=5)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

@@ -7,8 +7,8 @@ dynamic batcher. A batch is one call of the engine:
 - The first iteration computes, for each prompt, as many tokens as the shortest prompt has. The
   other tokens of longer prompts are computed one by one in the following iterations.
 - All requests of the batch are computed until the last request has all its tokens, also requests
-  that have ended before. Nothing is returned earlier.
-- Keys and values of `max_sequence_len` tokens are allocated for each request.
+  that have ended before. No token is returned before the end of the batch.
+- K/V memory for `max_sequence_len` tokens is allocated for each request.
 - The batch passes through the stages in microbatches, all for as many iterations as the longest
   request needs.
 
@@ -27,38 +27,39 @@ from simulator.virtual_clock import VirtualClock
 
 
 class Prompts(Enum):
-    """Choices for the number of tokens of each prompt in the first iteration of a batch."""
+    """Choices for the number of prompt tokens of each request in the first iteration of a batch."""
 
     SHORTEST = auto()
-    """The tokens of the shortest prompt; the other tokens follow one by one."""
+    """As many tokens as the shortest prompt has. Later iterations compute the rest one by one."""
     PADDED = auto()
-    """The tokens of the longest prompt; shorter prompts are padded, and later iterations read the
-    padding."""
+    """As many tokens as the longest prompt has. Shorter prompts are padded, and later iterations
+    read the padding."""
     OWN = auto()
-    """All tokens of each prompt, as with selective batching."""
+    """All tokens of the request's own prompt, as with selective batching."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kinder:
-    """Improvements over FasterTransformer, still with request-level scheduling."""
+    """Improvements of FasterTransformer that keep request-level scheduling."""
 
     prompts: Prompts = Prompts.SHORTEST
     is_continuous: bool = False
-    """Whether each token is returned after its iteration, not after the whole batch."""
+    """Whether each token is returned after its iteration, instead of after the whole batch."""
     leaves: bool = False
-    """Whether requests that have ended are no longer computed. No new request replaces them."""
+    """Whether requests that have ended are no longer computed. No new request takes their place."""
     allocates_own: bool = False
-    """Whether a request allocates memory for its own tokens, not for the longest sequence."""
+    """Whether a request allocates K/V memory for its own tokens, instead of for
+    `max_sequence_len`."""
     n_batches: int = 1
     """Number of batches that run at the same time. With one batch for each stage, the pipeline is
     full without microbatches."""
     max_delay_s: float = 0.0
-    """Largest number of seconds for which an idle engine waits for more requests, from the arrival
-    of the oldest request: Triton's `max_queue_delay`."""
+    """Largest number of seconds for which an idle engine waits for more requests before it begins a
+    batch, counted from the arrival of the oldest request: Triton's `max_queue_delay`."""
 
 
 class FasterTransformer:
-    """The scheduler and the running batches of one engine."""
+    """The scheduler of one engine: its queue and its running batches."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class FasterTransformer:
         kinder: Kinder | None = None,
         clock: VirtualClock | None = None,
     ) -> None:
-        """`clock` is the simulation's clock; a delay needs it.
+        """Makes a scheduler. `clock` is the simulation's clock, which `max_delay_s` needs.
 
         Raises:
             ValueError: the batches do not fit into `n_slots` slots of K/V memory, or there is a
@@ -113,8 +114,8 @@ class FasterTransformer:
         return []
 
     def select(self) -> Batch | None:
-        """Returns the next iteration of the microbatch that has waited longest; None if all
-        microbatches are in flight, or there is no request."""
+        """Returns the next iteration of the microbatch that has waited longest. Returns None if all
+        microbatches are in flight, or if there is no request to begin."""
         if not self._ready and len(self._running) < self._kinder.n_batches:
             self._begin_batch()
         if not self._ready:
@@ -125,8 +126,9 @@ class FasterTransformer:
         return Batch(iteration=self._n_iterations, spans=part.next_spans(), released_rows=())
 
     def apply(self, iteration: int, token_ids: Sequence[int]) -> list[Update]:
-        """Applies the tokens of an iteration. Returns the updates of the whole batch when the batch
-        has ended, or of each iteration if delivery is continuous."""
+        """Adds the sampled tokens of an iteration to their requests. Returns the updates of this
+        iteration if delivery is continuous. Otherwise returns the updates of the whole batch when
+        the batch has ended, and an empty list before."""
         part = self._in_flight.pop(iteration)
         batch = part.batch
         updates = part.apply(token_ids)
@@ -168,8 +170,8 @@ class FasterTransformer:
         self._running.append(batch)
 
     def _next_requests(self) -> list[Request]:
-        """Returns the requests of the next batch; an empty list while the batch waits for more
-        requests."""
+        """Returns the requests of the next batch. Returns an empty list if there are none, or while
+        the batch waits for more requests."""
         result: list[Request] = []
         n_free = self._n_slots - self.n_reserved_slots
         for request in self._queue:
@@ -182,7 +184,7 @@ class FasterTransformer:
         return [] if result and self._may_wait(result[0]) else result
 
     def _may_wait(self, request: Request) -> bool:
-        """Returns whether a request may still wait for the arrival of others."""
+        """Returns whether the batch that begins with `request` may still wait for more requests."""
         return self._clock is not None and self._clock.now_s < self._due_s.get(request, 0.0)
 
     def _n_allocated(self, request: Request) -> int:
@@ -191,16 +193,16 @@ class FasterTransformer:
 
 @dataclass(slots=True, eq=False)
 class _RunningBatch:
-    """The running batch of the engine: the memory and the updates that its microbatches share."""
+    """A running batch of the engine: the memory and the updates that its microbatches share."""
 
     n_slots: int
     n_left: int = 0
-    """Number of microbatches that are not complete."""
+    """Number of microbatches that have not ended."""
     updates: list[Update] = field(default_factory=list)
 
 
 class _Microbatch:
-    """Requests that go through the pipeline together."""
+    """Requests of one batch that go through the pipeline together."""
 
     def __init__(
         self,
@@ -209,8 +211,8 @@ class _Microbatch:
         n_first: Sequence[int],
         leaves: bool,
     ) -> None:
-        """`n_first` has the number of tokens of each request in the first iteration. With `leaves`,
-        requests that have ended are no longer computed."""
+        """`n_first` has, for each request, the number of its tokens in the first iteration. With
+        `leaves`, requests that have ended are no longer computed."""
         self.batch = batch
         self.n_left = max(map(_n_iterations, requests, n_first))
         """Number of remaining iterations."""
@@ -262,5 +264,6 @@ class _Microbatch:
 
 
 def _n_iterations(request: Request, n_first: int) -> int:
-    """Returns the number of iterations until a request has all its tokens."""
+    """Returns the number of iterations until a request has all its tokens, if the first iteration
+    computes `n_first` tokens of its prompt."""
     return request.max_new_tokens + max(0, request.n_prompt_tokens - n_first)

@@ -1,18 +1,18 @@
 """Fits the parameters of the paper's engines to Figure 9 alone.
 
-Part b, 101B on one stage, has the times of batches by size and length of prompts. For part c, 175B
-on two stages, the text has two numbers: one time of Orca, and the largest ratio of
-FasterTransformer's time to Orca's. Errors are differences of logarithms, so that all points have
-equal weight. Both engines use the same libraries for products (section 6.1), so both have equal
-parameters for reading and multiplying.
+Part b of the figure, 101B on one stage, has the times of batches by size and length of prompts. For
+part c, 175B on two stages, the paper's text has two numbers: one time of Orca, and the largest
+ratio of FasterTransformer's time to Orca's. Errors are differences of logarithms, so that all
+points have equal weight. Both engines use the same libraries for matrix products (section 6.1), so
+both have equal parameters for reading and multiplying.
 
 Figure 9 does not determine two parameters. First, the fixed time of a layer cannot be separated
-from the time for reading the weights, since both are part of every iteration, and are proportional
-with one stage. So the fixed time is not fitted, but is the sum of its parts (`LAYER_S`). Second,
-the attention of prompts cannot be separated from their products: there are only two lengths of
-prompts, and both are too short for the quadratic growth of attention. So there are two extreme
-fits. In one, attention of prompts takes no time. In the other, products run at the peak, and
-attention takes all the rest.
+from the time for reading the weights. Both are part of every iteration, and with one stage both are
+proportional to the number of iterations. So the fixed time is not fitted, but is the sum of its
+parts (`LAYER_S`). Second, the attention of prompts cannot be separated from their matrix products:
+there are only two lengths of prompts, and both are too short for the quadratic growth of attention.
+So there are two extreme fits. In one, attention of prompts takes no time. In the other, products
+run at the hardware's peak rate, and attention takes all the rest.
 """
 
 import math
@@ -35,39 +35,40 @@ from benchmarks.paper.published import (
 from simulator.costs import IterationWork
 
 PEAK_BANDWIDTH, PEAK_PRODUCTS = 1.555e12, 312e12 / 2
-"""Bytes and multiplications per second of an A100 in fp16, from its data sheet."""
+"""Memory bandwidth in bytes per second and multiplications per second of an A100 in fp16, from its
+data sheet."""
 
 SUMS_S = 2 * 25e-6
-"""Seconds of a layer for two all-reduces over the 8 GPUs of a host."""
+"""Seconds per layer for two all-reduces over the 8 GPUs of a host."""
 LAYER_S = SUMS_S + 10 * 5e-6
-"""Seconds of a layer of Orca's engine that do not depend on the batch: all-reduces and ten launches
+"""Seconds per layer of Orca's engine that do not depend on the batch: all-reduces and ten launches
 of kernels. About 25 us for an all-reduce of a small tensor with NCCL over NVLink, and about 5 us
 for a launch, are from experience and not from the paper."""
 
 NO_PAIRS, ALL_PAIRS = "attention of prompts takes no time", "it takes all that Figure 9 leaves"
-"""Names of the two fits to Figure 9."""
+"""Names of the two fits to Figure 9, by their assumption about the attention of prompts."""
 
 START = {NO_PAIRS: (1.0e12, 80e12, 4e-6, 1e-4, 2e-6), ALL_PAIRS: (1.0e12, 5e-10, 4e-6, 1e-4, 2e-6)}
-"""Start of the search: bandwidth, products (or the time of a pair), and time of a request in a
-layer of Orca; then the two times of a layer of FasterTransformer."""
+"""Starting point of the search, for each fit: bandwidth, rate of products (for the second fit,
+seconds per pair of tokens in attention), and seconds of a request in a layer of Orca; then the two
+times of a layer of FasterTransformer."""
 
 LARGEST = {
     NO_PAIRS: (PEAK_BANDWIDTH, PEAK_PRODUCTS, 1e-4, 1e-3, 1e-4),
     ALL_PAIRS: (PEAK_BANDWIDTH, 1e-7, 1e-4, 1e-3, 1e-4),
 }
 SMALLEST_PART = 1e-4
-"""Upper bounds of the parameters, in the order of `START`, and the lower bound as a part of the
-upper."""
+"""Lower bound of each fitted parameter, divided by its upper bound in `LARGEST`."""
 
 LARGEST_SYNC_S = 1.0
 AT_BOUND = 1e-3
-"""A fitted parameter counts as being at a bound if the difference between its logarithm and the
-logarithm of the bound is smaller than this number."""
+"""A fitted parameter counts as being at a bound if its logarithm differs from the bound's logarithm
+by less than this number."""
 
 
 def batch_s(costs: GpuCosts, batch_size: int, n_prompt: int, n_output: int = N_OUTPUT) -> float:
-    """Returns the time in seconds of a batch of equal requests, from the prompts to the last
-    tokens, in an otherwise empty pipeline."""
+    """Returns the seconds from the prompts to the last tokens of a batch of equal requests, in an
+    otherwise empty pipeline."""
     prefill = IterationWork.of([(0, n_prompt, True)] * batch_size)
     decodes = (
         IterationWork.of([(n_prompt + n_before, 1, True)] * batch_size)
@@ -96,8 +97,8 @@ def fit(kind: str) -> dict[str, Gpu]:
 
 
 def errors(engines: dict[str, Gpu]) -> list[tuple[str, float]]:
-    """Returns each point of Figure 9 with the logarithm of the predicted time divided by the
-    paper's time."""
+    """Returns each point of Figure 9 by name, with its error: the logarithm of the predicted time
+    divided by the paper's time."""
     one_stage = MODELS["101B"]
     result = []
     for (engine, n_prompt), times_ms in FIGURE_9B_MS.items():
@@ -112,7 +113,7 @@ def errors(engines: dict[str, Gpu]) -> list[tuple[str, float]]:
 
 
 def rms(values: list[float]) -> float:
-    """Returns the root of the mean square."""
+    """Returns the root mean square of `values`."""
     return math.sqrt(sum(value * value for value in values) / len(values))
 
 
@@ -129,8 +130,8 @@ def _sync_error(engines: dict[str, Gpu], sync_s: float) -> float:
 
 
 def slowest_to_fastest(model: PaperModel, one: Gpu, other: Gpu) -> float:
-    """Returns the largest ratio of the time of `one` to the time of `other` over the batches of
-    Figure 9."""
+    """Returns the largest ratio, over the batches of Figure 9, of the time with `one` to the time
+    with `other`."""
     return max(
         batch_s(GpuCosts(model, one), batch_size, n_prompt)
         / batch_s(GpuCosts(model, other), batch_size, n_prompt)

@@ -1,7 +1,7 @@
 """The time of an iteration on the paper's machines, as a model with few parameters.
 
 A layer reads its weights or multiplies, whichever takes longer. The launches of kernels and the
-sums over GPUs take a time that does not depend on the batch. Attention takes a time for each
+all-reduces over GPUs take a time that does not depend on the batch. Attention takes a time for each
 request, reads the keys and values of decodes, and multiplies for each pair of tokens of a prompt in
 each head. The time of a stage of n layers is a roofline (Williams et al., 2009) with overheads:
 
@@ -23,22 +23,23 @@ class Gpu:
     """The parameters of one engine on one kind of GPU."""
 
     layer_s: float
-    """Seconds of a layer that do not depend on the batch."""
+    """Seconds per layer that do not depend on the batch."""
     bandwidth: float
-    """Bytes of weights that are read per second."""
+    """Bytes of weights, keys and values that are read per second."""
     products: float
-    """Multiplications, each with an addition, per second."""
+    """Multiply-adds of matrix products per second."""
     request_s: float
-    """Seconds for each request in a layer."""
+    """Seconds of attention per request and layer."""
     pair_s: float
-    """Seconds for each pair of tokens of a prompt that attend to each other, in each head."""
+    """Seconds per pair of a prompt's tokens that attend to each other, in each head of a layer."""
     sync_s: float = 0.0
-    """Seconds for which an iteration of several stages waits for control messages."""
+    """Seconds per iteration in which the stages wait for control messages, if there are several
+    stages."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuCosts:
-    """The costs of a model on its GPUs, for the simulator."""
+    """The costs of a model on its GPUs, in the form that the simulator uses."""
 
     model: PaperModel
     gpu: Gpu
@@ -52,7 +53,7 @@ class GpuCosts:
         return self.model.n_stages
 
     def stage_s(self, stage_index: int, work: IterationWork) -> float:
-        """Returns the number of seconds for which an iteration occupies a stage."""
+        """Returns the seconds for which an iteration occupies a stage."""
         model, gpu = self.model, self.gpu
         weights = model.n_layer_weights / model.tp_size
         reading_s = BYTES * weights / gpu.bandwidth
@@ -67,5 +68,5 @@ class GpuCosts:
         return model.n_layers / model.n_stages * layer_s + gpu.sync_s * waits
 
     def iteration_s(self, work: IterationWork) -> float:
-        """Returns the number of seconds of an iteration through all stages."""
+        """Returns the seconds of an iteration through all stages, one after the other."""
         return sum(self.stage_s(index, work) for index in range(self.n_stages))

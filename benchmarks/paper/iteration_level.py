@@ -50,8 +50,8 @@ BASELINES = "benchmarks.paper.baselines"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to run the system. In the arguments, `{stages}` stands for the number of stages, and
-    `{one_more}` for this number plus one."""
+    """A configuration of the system. In the arguments, `{stages}` stands for the number of stages,
+    and `{one_more}` for this number plus one."""
 
     arguments: tuple[str, ...]
     module: str = "services.local"
@@ -77,11 +77,12 @@ VARIANTS = {**LADDER, **BESIDE}
 
 
 def throughput_at(points: Sequence[Point], level_s: float) -> float | None:
-    """Returns the requests per second at which the median normalised latency reaches `level_s`.
+    """Returns the throughput, in requests per second, at which the median normalised latency
+    reaches `level_s`.
 
     Points are in the order of their rates. Between two points, throughput is taken as linear in the
-    logarithm of latency. Returns None if the first point is above the level, and the throughput of
-    the last point, a lower bound, if the curve ends below the level.
+    logarithm of latency. Returns None if the first point is above the level. If the curve ends
+    below the level, returns the throughput of the last point, which is a lower bound.
     """
     if not points or points[0].median_s > level_s:
         return None
@@ -94,8 +95,8 @@ def throughput_at(points: Sequence[Point], level_s: float) -> float | None:
 
 def compare(curves: Mapping[str, Sequence[Point]], level_s: float) -> list[str]:
     """Returns the lines of a table: for each variant, the throughput at the latency `level_s` and
-    its ratio to the first variant of the ladder. For variants of the ladder the table also has the
-    factor of the step and the step's share of the total gain, by logarithms."""
+    its ratio to the first variant of the ladder. For variants of the ladder, the table also has the
+    ratio to the variant before, and the share of this step in the logarithm of the total gain."""
     found = {name: throughput_at(points, level_s) for name, points in curves.items()}
     rates = {name: rate for name, rate in found.items() if rate is not None}
     steps = [name for name in LADDER if name in rates]
@@ -126,8 +127,8 @@ def _share(part: float, total: float) -> str:
 async def measure_variant(
     name: str, model: Path, options: argparse.Namespace, *, meta: Mapping[str, Any]
 ) -> list[RunRecord]:
-    """Returns the runs of one variant, slowest rate first, up to a run whose latency is too
-    high."""
+    """Runs one variant at increasing rates, until a run has too high a latency. Returns all runs,
+    slowest rate first."""
     variant = VARIANTS[name]
     arguments = [
         f"--model={model}",
@@ -169,7 +170,7 @@ def is_unreasonable(runs: Sequence[RunRecord], factor: float) -> bool:
 
 
 def without_token_times(run: RunRecord) -> RunRecord:
-    """Returns the record without the times of single tokens, which takes a tenth of the space."""
+    """Returns the record without the times of single tokens, which makes it a tenth as large."""
     return RunRecord(
         run.meta, tuple(dataclasses.replace(each, token_times_s=()) for each in run.requests)
     )
@@ -177,7 +178,8 @@ def without_token_times(run: RunRecord) -> RunRecord:
 
 @contextlib.contextmanager
 def model_of(options: argparse.Namespace) -> Iterator[Path]:
-    """Yields the given checkpoint, or a temporary checkpoint of random weights."""
+    """Yields the checkpoint that the options name, or else a temporary checkpoint of random
+    weights."""
     if options.model is not None:
         yield options.model
         return

@@ -7,14 +7,15 @@ host.
 from dataclasses import dataclass
 
 BYTES = 2
-"""Bytes of a weight, and of an element of keys and values."""
+"""Bytes of a weight, and of an element of keys and values, in fp16."""
 
 HEAD_DIM = 128
-"""Size of a head of GPT-3, which the paper does not mention."""
+"""Number of elements of an attention head of GPT-3. The paper does not mention this size."""
 
 GPU_MEMORY_BYTES = 40e9
 MEMORY_PART = 0.9
-"""Share of a GPU's memory for weights, keys and values; the paper has no number for it."""
+"""Share of a GPU's memory that is used for weights, keys and values. The paper does not mention
+this share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class PaperModel:
 
     @property
     def n_gpus(self) -> int:
-        """The number of GPUs of all stages."""
+        """Number of GPUs of all stages."""
         return self.n_stages * self.tp_size
 
     @property
@@ -44,7 +45,7 @@ class PaperModel:
 
     @property
     def n_slots(self) -> int:
-        """Number of K/V slots that fit beside the weights."""
+        """Number of K/V slots (one per token) that fit into memory beside the weights."""
         n_bytes = MEMORY_PART * GPU_MEMORY_BYTES * self.n_gpus
         return int((n_bytes - BYTES * self.n_layer_weights * self.n_layers) / self.slot_bytes)
 

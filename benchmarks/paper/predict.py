@@ -6,16 +6,16 @@
       --out benchmarks/results/predict_pipelines.json --figure docs/images/predict_pipelines.png
     python -m benchmarks.paper.predict models/demo --rates 0.5 --calibration-s 5 --run-s 5   a test
 
-The second command takes 7 minutes. For each number of pipelines and stages and each policy, the
-program starts a system and measures the costs of iterations with a load of a minute. From these
-costs alone, the simulator with this project's scheduler predicts the results for Poisson arrivals
-with the paper's lengths (section 6.2), at several shares of the highest rate. Then the program
-sends the same requests to the system over HTTP, as `benchmarks.serving.serve` does.
+The command with `--pipelines` takes 7 minutes. For each number of pipelines and stages and each
+policy, the program starts a system and measures the costs of iterations with a load of a minute.
+From these costs alone, the simulator with this project's scheduler predicts the results for Poisson
+arrivals with the paper's lengths (section 6.2), at several shares of the highest rate. Then the
+program sends the same requests to the system over HTTP, as `benchmarks.serving.serve` does.
 
-`model` is the prediction made before the run. A shared machine changes its speed within minutes.
-`speed` is the measured time of the run's iterations divided by the expected time. `at speed` is the
-prediction with all costs multiplied by `speed`: its error is due to the model and not to the
-machine. Nothing is fitted to measurements of the client.
+In the table, `model` is the prediction made before the run. A shared machine changes its speed
+within minutes. `speed` is the measured time of the run's iterations divided by the expected time.
+`at speed` is the prediction with all costs multiplied by `speed`: its error is due to the model and
+not to the machine. Nothing is fitted to measurements of the client.
 
 Drafts are off, since their number depends on the text.
 """
@@ -68,8 +68,8 @@ RATES = (0.3, 0.5, 0.7, 0.9, 1.1)
 def predict(
     case: Case, costs: LinearCosts, memory: Memory, requests: Sequence[workload.PlannedRequest]
 ) -> Outcome:
-    """Returns the outcome of a simulation of `requests` with this project's schedulers, which share
-    one pool."""
+    """Simulates `requests` on this project's schedulers, one per pipeline, which share one pool.
+    Returns the outcome."""
     clock, first = VirtualClock(), new_pool()
     pools = [first, *(first.beside() for _ in range(case.pipelines - 1))]
     schedulers = [
@@ -92,8 +92,8 @@ def slower(costs: LinearCosts, factor: float) -> LinearCosts:
 
 
 def speed(costs: LinearCosts, iterations: Sequence[MeasuredIteration]) -> float:
-    """Returns the measured compute time of all iterations, divided by the time that `costs`
-    predicts for them: at 2.0, the machine took twice as long as predicted."""
+    """Returns the measured compute time of all iterations, divided by the time that `costs` predict
+    for them: at 2.0, the machine took twice as long as predicted."""
     bare = dataclasses.replace(costs, gap_s=0.0)
     taken_s = sum(sum(each.stages_s) for each in iterations)
     expected_s = sum(
@@ -105,8 +105,9 @@ def speed(costs: LinearCosts, iterations: Sequence[MeasuredIteration]) -> float:
 def trace(
     options: argparse.Namespace, *, rate: float | None, n_requests: int, vocab_size: int
 ) -> list[workload.PlannedRequest]:
-    """Returns requests with the paper's lengths, as a Poisson process or, if `rate` is None, all at
-    once. No two prompts have a common beginning, even if they belong to different rates."""
+    """Returns requests with the paper's lengths. They arrive as a Poisson process of `rate`
+    requests per second, or all at once if `rate` is None. The seed of the prompts depends on
+    `rate`, so that runs at different rates find no common prefix in the cache."""
     lengths = workload.mixed_lengths(n_requests, seed=options.seed)
     arrivals_s = workload.all_at_once(n_requests)
     if rate is not None:
@@ -118,11 +119,12 @@ def trace(
 async def compare(
     case: Case, shape: ModelShape, options: argparse.Namespace
 ) -> tuple[Calibration, list[Comparison]]:
-    """Calibrates one case, predicts and measures it at all rates, and prints each comparison.
+    """Calibrates the costs of one case, predicts and measures the case at all rates, and prints
+    each comparison.
 
     Raises:
-        SystemFailed: the system does not start, or a request failed.
-        RuntimeError: a request failed.
+        SystemFailed: the system does not start, or a request of the calibration failed.
+        RuntimeError: a request of a measured run failed.
     """
     async with running(case.local_settings(options.model)) as system:
         calibration, memory = await calibrated(
@@ -162,7 +164,7 @@ async def compare(
 
 
 async def run(options: argparse.Namespace) -> None:
-    """Compares all cases of the options, and writes the record and the figure."""
+    """Runs all cases that the options name, and writes the record and the plot."""
     began_s = time.monotonic()
     shape = ModelShape.read(options.model)
     found: dict[Case, list[Comparison]] = {}

@@ -1,15 +1,15 @@
 """The numbers that the paper reports, as far as its figures can be read.
 
-Figure 10 was read from its image by hand, to about 3 % in latency and 0.02 requests/s in
-throughput. Of Figure 9 only part b could be read, by a vision model and not by hand, to two or
-three digits: these are the least certain numbers here. No number of Figure 11 could be read.
-Numbers from the paper's text are exact.
+The points of Figure 10 were read from its image by hand, to about 3 % in latency and 0.02
+requests/s in throughput. Of Figure 9 only part b could be read, by a vision model and not by hand,
+to two or three digits: these are the least certain numbers here. No number of Figure 11 could be
+read. Numbers from the paper's text are exact.
 """
 
 from collections.abc import Mapping, Sequence
 
 Point = tuple[float, float]
-"""Throughput in requests per second, and median normalised latency in ms."""
+"""Throughput in requests per second, and median normalised latency in ms per token."""
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 N_OUTPUT = 32
@@ -21,12 +21,13 @@ FIGURE_9B_MS: Mapping[tuple[str, int], Sequence[float]] = {
     ("ft", 32): (1000, 1020, 1080, 1130),
     ("ft", 128): (1000, 1050, 1120, 1200),
 }
-"""Times in ms of batches for 101B, by engine and number of tokens of each prompt. The times are for
-`BATCH_SIZES`, without sizes for which the engine has no memory."""
+"""Times in ms of batches for 101B, by engine and prompt length in tokens. Each sequence has a time
+for each of `BATCH_SIZES`, up to the largest batch for which the engine has memory."""
 
 FIGURE_9C_MS_PER_TOKEN = 95.0
-"""Half of the 190 ms per token of section 6.2, which is "twice the normalised execution time of
-orca(128) in Figure 9c": 175B, a batch of 32 with prompts of 128 tokens."""
+"""Orca's time in ms per token for 175B and a batch of 32 requests with prompts of 128 tokens. It is
+half of the 190 ms per token of section 6.2, which is "twice the normalised execution time of
+orca(128) in Figure 9c"."""
 
 FIGURE_9C_FASTER = 1.47
 """Largest ratio of FasterTransformer's time to Orca's for 175B (section 6.1)."""
@@ -121,9 +122,10 @@ FIGURE_10: Mapping[str, Mapping[str, Sequence[Point]]] = {
         "ft(8,8)": ((0.085, 573), (0.09, 1412)),
     },
 }
-"""Points by model and system. The number in a system's name is its largest batch; FasterTransformer
-has a second number, the size of its microbatches."""
+"""Points (throughput, latency) by model and system. The number in a system's name is its largest
+batch; FasterTransformer has a second number, the size of its microbatches."""
 
 HEADLINE_MS_PER_TOKEN = 190.0
 HEADLINE_PER_S = {"orca(32)": 6.81, "ft(1,1)": 0.185}
-"""Throughputs for 175B at `HEADLINE_MS_PER_TOKEN`; their ratio is the 36.9 of the abstract."""
+"""Throughputs in requests per second for 175B at `HEADLINE_MS_PER_TOKEN`. Their ratio is the 36.9
+of the paper's abstract."""

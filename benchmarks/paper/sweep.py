@@ -1,4 +1,4 @@
-"""Runs systems at many rates, on all cores.
+"""Runs systems at many arrival rates, on all cores.
 
 The traces of different rates have equal requests, with the arrival times scaled. The throughput is
 measured over the middle half of the requests in the order of their ends, so that the beginning and
@@ -21,7 +21,7 @@ from simulator.workload import Lengths, poisson_arrivals
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of a system at one rate, in requests per second."""
+    """A run of a system at one arrival rate, in requests per second."""
 
     model: str
     system: str
@@ -33,7 +33,8 @@ class Run:
 
 
 def run(one: Run, engines: dict[str, Gpu]) -> Point:
-    """Returns the throughput in requests per second and the median normalised latency in ms."""
+    """Simulates a run. Returns the throughput in requests per second and the median normalised
+    latency in ms per token."""
     model = MODELS[one.model]
     times_s = poisson_arrivals(len(one.lengths), rate=one.rate, seed=one.seed)
     outcome = Simulation(
@@ -45,21 +46,23 @@ def run(one: Run, engines: dict[str, Gpu]) -> Point:
 
 
 def middle_throughput(requests: Sequence[RequestTimes]) -> float:
-    """Returns the requests per second in the middle half of the requests, ordered by their ends."""
+    """Returns the throughput in requests per second over the middle half of the requests, in the
+    order in which they end."""
     ends_s = sorted(request.end_s for request in requests)
     first, last = len(ends_s) // 4, 3 * len(ends_s) // 4
     return (last - first) / (ends_s[last] - ends_s[first])
 
 
 def run_all(runs: Sequence[Run], engines: dict[str, Gpu]) -> list[Point]:
-    """Returns the points of runs, in their order."""
+    """Simulates all runs in several processes, and returns the point of each in order."""
     with ProcessPoolExecutor() as executor:
         return list(executor.map(run, runs, [engines] * len(runs)))
 
 
 def throughput_at(points: Iterable[Point], latency_ms: float) -> float | None:
-    """Returns the throughput at a latency by interpolation; None if the system never reaches the
-    latency. `points` are a curve from the lowest rate to the highest."""
+    """Returns the throughput in requests per second at which the latency exceeds `latency_ms`, by
+    interpolation. `points` are a curve from the lowest rate to the highest. Returns None if the
+    first point is above the latency, and the last point's throughput if no point is above it."""
     curve = list(points)
     if curve[0][1] > latency_ms:
         return None
@@ -71,8 +74,8 @@ def throughput_at(points: Iterable[Point], latency_ms: float) -> float | None:
 
 
 def latency_at(points: Iterable[Point], throughput: float) -> float | None:
-    """Returns the latency in ms at a throughput by interpolation; None above the highest
-    throughput."""
+    """Returns the latency in ms per token at a throughput, by interpolation. Returns the latency of
+    the first point below its throughput, and None above the highest throughput."""
     curve = list(points)
     if throughput <= curve[0][0]:
         return curve[0][1]

@@ -1,8 +1,8 @@
 """The systems that the paper compares, by their names in the paper's legends.
 
 `orca(32)` has batches of up to 32 requests, and as many batches in flight as there are stages.
-`ft(8,4)` is FasterTransformer with batches of 8 in microbatches of 4. `cellular(32)` is
-BatchMaker's policy on Orca's engine.
+`ft(8,4)` is FasterTransformer with batches of up to 8 requests in microbatches of 4. `cellular(32)`
+is BatchMaker's policy on Orca's engine.
 """
 
 import re
@@ -21,12 +21,12 @@ from simulator.site import Scheduling
 NAME = re.compile(r"(orca|cellular|ft)\((\d+)(?:,(\d+))?\)")
 BLOCK_SIZE = 16
 N_REQUESTS = 1_000_000
-"""Number of requests that may wait, large enough to stand for the paper's unbounded queue."""
+"""Largest number of requests in the pool, large enough to stand for the paper's unbounded queue."""
 
 
 def scheduling(name: str, model: PaperModel, *, n_in_flight: int | None = None) -> Scheduling:
-    """Returns the scheduler of the system `name`. `n_in_flight` is Orca's number of batches in
-    flight, by default one for each stage.
+    """Returns a new scheduler for the system `name`. `n_in_flight` is the number of batches in
+    flight of Orca and BatchMaker, by default one for each stage.
 
     Raises:
         ValueError: the system does not exist, or its batch does not fit into the model's memory.
@@ -50,7 +50,7 @@ def scheduling(name: str, model: PaperModel, *, n_in_flight: int | None = None) 
 
 
 def costs_of(name: str, model: PaperModel, engines: dict[str, Gpu]) -> GpuCosts:
-    """Returns the costs of a system's engine."""
+    """Returns the costs of the engine of the system `name` for a model."""
     return GpuCosts(model, engines["ft" if _parsed(name)[0] == "ft" else "orca"])
 
 

@@ -2,7 +2,6 @@
 
     python -m benchmarks.paper.baselines --model DIR --baseline request_level
 
-A baseline replaces the scheduler or the batches of this project by the schedulers and batches that
-were used before Orca (section 3 of the paper). Baselines exist only for measurements and are not
-part of the product.
+A baseline replaces the scheduler or the batches of this project by those that were used before Orca
+(section 3 of the paper). Baselines exist only for measurements and are not part of the product.
 """

@@ -18,16 +18,17 @@ class BaselineSettings(LocalSettings):
     """The settings of the local launcher, and the name of the baseline."""
 
     baseline: Literal["request_level", "microbatch", "padded"]
-    """`request_level`: request-level scheduling, with as many batches at a time as the pipeline
-    depth says. `microbatch`: request-level scheduling of one batch at a time, which passes through
-    the stages in microbatches. `padded`: this project's scheduler, with ranks that pad."""
+    """`request_level`: request-level scheduling, with up to `pipeline_depth` batches at a time.
+    `microbatch`: request-level scheduling of one batch at a time, which passes through the stages
+    in microbatches. `padded`: this project's scheduler, with ranks that pad all spans of a batch to
+    the longest span."""
 
     microbatch_size: int = Field(default=8, ge=1)
-    """Number of requests in a microbatch."""
+    """Largest number of requests in a microbatch."""
 
 
 class BaselineLauncher(Launcher):
-    """Starts a local system with a baseline instead of the scheduler or the stages."""
+    """Starts a local system in which a baseline replaces the scheduler or the stages."""
 
     def __init__(self, settings: LocalSettings) -> None:
         super().__init__(settings)
@@ -40,8 +41,8 @@ class BaselineLauncher(Launcher):
             self.scheduler_module = "benchmarks.paper.baselines.scheduler"
 
     def scheduler_options(self, stages: list[str]) -> dict[str, object]:
-        """Returns the options of the scheduler, with the baseline's name if the baseline is a
-        scheduler."""
+        """Returns the options of the scheduler. They include the baseline's name if the baseline
+        replaces the scheduler."""
         options = super().scheduler_options(stages)
         if self._baseline.baseline == "padded":
             return options

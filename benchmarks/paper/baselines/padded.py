@@ -3,8 +3,8 @@ longest span, as if every operation needed equal shapes (Orca, section 3.1).
 
     python -m benchmarks.paper.baselines.padded    starts a stage whose ranks pad
 
-Results for padding are dropped. So the sampled tokens are the same as with selective batching, but
-an iteration takes the time of the padded batch.
+Results of padding tokens are dropped. So the sampled tokens are the same as with selective
+batching, but an iteration takes the time of the padded batch.
 """
 
 import sys
@@ -27,7 +27,8 @@ class PaddedBatchBuilder(BatchBuilder):
     """Builds batches in which all spans are padded to the longest span."""
 
     def build(self, spans: Spans) -> InputBatch:
-        """Returns the batch of `spans`, padded; keys and values of padding go to the last block."""
+        """Returns the batch of `spans`, padded to the longest span. The keys and values of padding
+        tokens are written to a block that no request uses."""
         widths = np.full_like(spans.n_tokens, spans.n_tokens.max())
         end = int((spans.start_positions + widths).max())
         tables = self._table.padded_block_tables(
@@ -48,13 +49,13 @@ class PaddedBatchBuilder(BatchBuilder):
         )
 
     def n_tokens(self, lengths: Sequence[int]) -> int:
-        """Returns the number of tokens of a padded batch, for spans of `lengths`."""
+        """Returns the number of tokens, padding included, of a batch with spans of `lengths`."""
         return len(lengths) * max(lengths)
 
 
 def start(settings: RankSettings, channel: RankEnd, activity: Activity) -> Rank:
-    """Loads the model and returns a rank that pads. CUDA graphs are off, because they require
-    selective batching."""
+    """Loads the model and returns a rank that pads all spans of a batch to the longest. CUDA graphs
+    are off, because they require selective batching."""
     settings = settings.model_copy(update={"cuda_graphs": False})
     return rank_process.start(settings, channel, activity, batch_builder=PaddedBatchBuilder)
 

@@ -26,11 +26,11 @@ class BaselineSchedulerSettings(SchedulerSettings):
     `microbatch`: request-level scheduling of one batch at a time, in microbatches."""
 
     microbatch_size: int = Field(default=8, ge=1)
-    """Number of requests in a microbatch."""
+    """Largest number of requests in a microbatch."""
 
 
 def build(settings: SchedulerSettings, pipeline: Pipeline, pool: RequestPool) -> Scheduler:
-    """Returns a baseline's scheduler for a pipeline.
+    """Returns the scheduler of the baseline that the settings name, for one pipeline.
 
     Raises:
         Unavailable: the memory is too small for one block.

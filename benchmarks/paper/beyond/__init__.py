@@ -3,8 +3,8 @@ ideas alone, improved baselines, the defaults of this project, other traces, and
 
     python -m benchmarks.paper.beyond
 
-All systems run in `simulator.engine`, on the machines that `benchmarks.paper.fit` found. Of its two
-fits, the one that agrees with the paper's points is used.
+All systems run in `simulator.engine`, on machines with the costs that `benchmarks.paper.fit` found.
+Of its two fits, the one that agrees better with the paper's points is used.
 
     setups.py     the systems: request-level or iteration-level
     loads.py      the requests and their arrival times

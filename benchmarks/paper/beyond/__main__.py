@@ -1,4 +1,5 @@
-"""`python -m benchmarks.paper.beyond`: comparisons that the paper lacks, in virtual time."""
+"""`python -m benchmarks.paper.beyond`: comparisons that the paper does not have, in virtual
+time."""
 
 import argparse
 import dataclasses
@@ -24,14 +25,14 @@ from simulator.workload import mixed_lengths
 LONGER = 5
 BOUNDED_BATCHES = (32, 256)
 OVERLOAD = 1.2
-"""Rate of arrivals at which orders of admission are compared, as a multiple of the highest rate
-that the paper's system serves with batches of up to 32 requests."""
+"""Rate of arrivals at which orders of admission are compared, as a multiple of the highest
+throughput of `orca(32)`."""
 
 
 def limits(gpu: Gpu, load: Load) -> dict[str, Any]:
-    """Returns upper bounds on the throughput in requests per second, by the largest batch. Also
-    returns latencies in ms per token in overload, in the order of arrival and with the shortest
-    requests first."""
+    """Returns upper bounds on the throughput in requests per second, by the largest batch size.
+    Also returns, for an overloaded system, the latencies in ms per token if requests are admitted
+    in the order of arrival, and if the shortest ones are admitted first."""
     n_requests = len(load.lengths)
     bounds = {
         str(size): n_requests / shortest_s(load.lengths, MODELS["175B"], gpu, max_batch_size=size)
@@ -50,7 +51,7 @@ def limits(gpu: Gpu, load: Load) -> dict[str, Any]:
 
 
 def measure(n_requests: int, seed: int) -> dict[str, Any]:
-    """Returns the results of all parts."""
+    """Returns the results of all comparisons, as a dictionary for JSON."""
     engines = fit(ALL_PAIRS)
     load = Load(mixed_lengths(n_requests, seed=seed), seed=seed)
     # A system that serves hundreds of requests at a time needs a trace with more requests.
@@ -68,7 +69,7 @@ def measure(n_requests: int, seed: int) -> dict[str, Any]:
 
 
 def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the results as lines of text."""
+    """Yields the results as lines of text to print."""
     for part, values in found.items():
         yield f"{part}"
         for line in _lines(values):

@@ -1,6 +1,7 @@
 """The effect of this project's defaults, and of optimistic admission, on the paper's schedule.
 
-Each setting is compared with orca(32) or one other setting, on the paper's lengths and 175B:
+Each setting is compared with `orca(32)` or with one other setting, for the paper's lengths and the
+model 175B:
 
 - *chunks*, which make the times between tokens more regular: times between tokens at a rate that
   all settings can serve;
@@ -22,26 +23,28 @@ from simulator.outcome import percentile
 from simulator.workload import Lengths
 
 PACE_PART = 0.8
-"""Rate at which times between tokens are compared, divided by the highest throughput of orca(32).
-"""
+"""Rate of arrivals at which times between tokens are compared, as a share of the highest throughput
+of `orca(32)`."""
 CHUNKS = (512, 256, 128)
 CONTEXTS = (640, 2048)
-"""The longest request of the paper's trace, and the context of its models."""
+"""Sequence lengths in tokens that clients set: the longest request of the paper's trace, and the
+context of the paper's models."""
 LARGE_BATCH = 256
-"""Largest number of requests in an iteration, for the measurements in which memory is the limit."""
+"""Largest number of requests in an iteration, so large that K/V memory is the limit."""
 N_BEGINNINGS = 10
 SMALL_PART, TIMES = 0.12, 10
-"""Rate of the small client divided by the highest throughput, and the ratio of the large client's
-rate to the small client's. Both rates together are 1.32 of the highest throughput."""
+"""The small client's rate of arrivals as a share of the highest throughput, and the ratio of the
+large client's rate to the small client's. Both rates together are 1.32 of the highest
+throughput."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The times between tokens of a setup, in ms."""
+    """The highest throughput of a setup, and its times between tokens in ms."""
 
     name: str
     highest: float
-    """Throughput in requests per second."""
+    """Highest throughput in requests per second."""
     p99_gap_ms: float
     longest_gap_ms: float
     p99_first_token_ms: float
@@ -49,7 +52,8 @@ class Pace:
 
 
 def pace(name: str, trial: Trial, rate: float) -> Pace:
-    """Returns the times between tokens of a setup at `rate` requests per second."""
+    """Returns the highest throughput of a setup, and its times between tokens at `rate` requests
+    per second."""
     outcome = trial.outcome(rate)
     return Pace(
         name,
@@ -62,7 +66,8 @@ def pace(name: str, trial: Trial, rate: float) -> Pace:
 
 
 def chunks(gpu: Gpu, load: Load) -> list[Pace]:
-    """Returns the times between tokens for whole prompts and for prompts in chunks."""
+    """Returns the times between tokens if prompts are computed whole, and for each size of
+    chunks."""
     whole = IterationLevel()
     setups = {"whole prompts": whole} | {
         f"at most {n} tokens": replace(whole, policy="chunked", max_batch_tokens=n) for n in CHUNKS
@@ -73,8 +78,8 @@ def chunks(gpu: Gpu, load: Load) -> list[Pace]:
 
 
 def memory(gpu: Gpu, load: Load) -> list[dict[str, Any]]:
-    """Returns the highest throughput for each kind of admission and each maximum length of
-    sequences that clients set."""
+    """Returns the highest throughput of each kind of admission, for each sequence length that
+    clients set. The last row is for clients that know the lengths of their outputs."""
     large = IterationLevel(LARGE_BATCH, "chunked")
     rows: list[tuple[str, int | None, Trial]] = []
     for context in CONTEXTS:
@@ -91,7 +96,8 @@ def memory(gpu: Gpu, load: Load) -> list[dict[str, Any]]:
 
 
 def admitted(trial: Trial) -> dict[str, float]:
-    """Returns the highest throughput, and the mean number of requests in an iteration."""
+    """Returns the highest throughput in requests per second, and the mean number of requests in an
+    iteration."""
     return {
         "highest": round(trial.highest(), 3),
         "mean_batch_size": round(trial.outcome(None).mean_batch_size, 1),
@@ -99,8 +105,8 @@ def admitted(trial: Trial) -> dict[str, float]:
 
 
 def prefixes(gpu: Gpu, load: Load) -> dict[str, float]:
-    """Returns the highest throughputs with and without a prefix cache, for prompts whose first half
-    is one of `N_BEGINNINGS` texts."""
+    """Returns the highest throughputs with and without a prefix cache, and their ratio. The first
+    half of each prompt is the beginning of one of `N_BEGINNINGS` texts."""
     shared = replace(load, n_beginnings=N_BEGINNINGS)
     setups = [IterationLevel(32, "chunked", has_prefix_cache=has) for has in (False, True)]
     trials = [Trial(setup, gpu, shared) for setup in setups]
@@ -109,8 +115,8 @@ def prefixes(gpu: Gpu, load: Load) -> dict[str, float]:
 
 
 def fairness(gpu: Gpu, lengths: Sequence[Lengths]) -> dict[str, float]:
-    """Returns the p99 of the small client's latency per token in ms: alone, and together with the
-    large client in both orders."""
+    """Returns the p99 of the small client's latency in ms per token in three cases: alone, and
+    together with the large client in the `fcfs` and in the `fair` order."""
     clients = TwoClients(tuple(lengths), TIMES)
     fcfs = Trial(IterationLevel(32, "chunked"), gpu, Load(clients.lengths))
     fair = replace(fcfs, setup=IterationLevel(32, "chunked", order="fair"))
@@ -127,7 +133,7 @@ def fairness(gpu: Gpu, lengths: Sequence[Lengths]) -> dict[str, float]:
 
 
 def small_p99_ms(trial: Trial, clients: TwoClients, rate: float, both: bool) -> float:
-    """Returns the p99 of the small client's latency per token in ms; with `both`, the large client
+    """Returns the p99 of the small client's latency in ms per token. With `both`, the large client
     sends requests too."""
     outcome = trial.serve(clients.arrivals(rate, both=both))
     return 1e3 * percentile(
@@ -136,7 +142,7 @@ def small_p99_ms(trial: Trial, clients: TwoClients, rate: float, both: bool) -> 
 
 
 def measure(gpu: Gpu, load: Load) -> Mapping[str, Any]:
-    """Returns the results of all comparisons."""
+    """Returns the results of all comparisons of this module."""
     return {
         "chunks": chunks(gpu, load),
         "memory": memory(gpu, load),

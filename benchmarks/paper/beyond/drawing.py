@@ -1,4 +1,4 @@
-"""The plots: the ladder from FasterTransformer to Orca, and systems on other traces."""
+"""Two plots: the ladder from FasterTransformer to Orca, and systems on other traces."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +11,12 @@ from benchmarks.paper.beyond.ladder import Worth
 BAR = 0.38
 """Height of a bar, in units of the distance between rows."""
 SLOWEST, FASTEST = 0.02, 10.0
-"""Limits of the axis of throughput, in requests per second."""
+"""Lower and upper end of the axis of throughput, in requests per second."""
 
 
 def ladder(path: Path, rungs: Sequence[Worth], limits: Mapping[str, float]) -> None:
-    """Draws the throughputs of rungs as bars, the first one at the top, and `limits`, by name, as
-    lines."""
+    """Draws the throughputs of the rungs as bars, the first rung at the top, and each of `limits`
+    as a line with its name."""
     figure = Figure(figsize=(9, 5.2), layout="constrained")
     axes = figure.subplots()
     places = range(len(rungs))
@@ -40,7 +40,8 @@ def ladder(path: Path, rungs: Sequence[Worth], limits: Mapping[str, float]) -> N
 
 
 def elsewhere(path: Path, rows: Sequence[Elsewhere], bounds: Mapping[str, float]) -> None:
-    """Draws the highest throughputs of systems on each trace, with the bound of the trace."""
+    """Draws the highest throughputs of the systems on each trace, and the upper bound for the
+    trace."""
     figure = Figure(figsize=(5 * len(bounds), 4.2), layout="constrained")
     for index, (axes, (trace, bound)) in enumerate(
         zip(figure.subplots(1, len(bounds)), bounds.items(), strict=True)

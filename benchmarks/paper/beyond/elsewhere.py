@@ -2,8 +2,8 @@
 no figure of throughput.
 
 Latencies per token are not comparable between traces, since outputs may be short and prompts long.
-So the limit of latency is a multiple of the latency of orca(32) for one request at a time. On the
-paper's trace, this multiple gives the paper's limit of 190 ms.
+So the latency limit on each trace is a multiple of the latency of `orca(32)` for one request at a
+time. The multiple is chosen so that the limit on the paper's trace is the paper's, 190 ms.
 
 Prompts are up to fifty times as long as the prompts in Figure 9. The engines have the costs of the
 fit in which attention of prompts takes no time. In the other fit, attention takes a time that grows
@@ -28,30 +28,31 @@ from simulator.published_traces import PUBLISHED
 
 CONTEXT = 8192
 """Context of the model in tokens, which is assumed to be large enough for the traces.
-FasterTransformer allocates memory for this length for each request."""
+FasterTransformer allocates K/V memory for this length for each request."""
 ALONE_PER_S = 1e-3
-"""A rate in requests per second that is so low that requests never run at the same time."""
+"""Rate of arrivals, in requests per second, so low that requests never run at the same time."""
 LIMIT_OF_ALONE = 3.5
-"""The limit of latency divided by the median latency per token of a request that runs alone: in the
-paper 190 ms and 55 ms."""
+"""The latency limit, as a multiple of the median latency per token of a request that runs alone. In
+the paper, these two are 190 ms and 55 ms."""
 MAX_SEQUENCE_LEN = 2048
-"""Length of sequences, in tokens, for which FasterTransformer allocates memory in Figure 9."""
+"""Length of sequences, in tokens, for which FasterTransformer allocates K/V memory in Figure 9."""
 
 KIND = Kinder(Prompts.OWN, is_continuous=True, leaves=True)
-"""FasterTransformer without padding, with continuous delivery, and without the computation of
-completed requests."""
+"""A FasterTransformer without padding that returns each token after its iteration and stops
+computing requests that have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """The results of a system on a trace: throughputs in requests per second."""
+    """The results of a system on a trace: the highest throughput, and the throughput `within` the
+    latency limit, both in requests per second."""
 
     trace: str
     system: str
     highest: float
     within: float
     p99_gap_ms: float
-    """99th percentile of the time between tokens, if all requests arrive at once."""
+    """99th percentile of the time between tokens in ms, if all requests arrive at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,9 @@ class System:
     setup: Setup
     engine: str
     knows: bool = True
-    """Whether clients know the lengths of outputs, as in the paper's trace. Otherwise clients set
-    the limit to the context. FasterTransformer always allocates for the context."""
+    """Whether clients know the lengths of their outputs, as in the paper's trace. Otherwise clients
+    set the largest length that the context allows. FasterTransformer always allocates memory for
+    the whole context."""
 
 
 SYSTEMS: Mapping[str, System] = {
@@ -74,13 +76,14 @@ SYSTEMS: Mapping[str, System] = {
         IterationLevel(32, "chunked", is_optimistic=True), "orca", knows=False
     ),
 }
-"""Systems by name. With this context FasterTransformer has memory for six requests, but is fastest
-with batches of one: a batch processes the tokens by which longer prompts exceed the shortest one by
-one."""
+"""Systems by name. With this context, FasterTransformer has memory for six requests, but is fastest
+with batches of one: a batch first computes as many tokens of each prompt as the shortest prompt
+has, and then computes the rest of longer prompts one token at a time."""
 
 
 def measure(engines: Mapping[str, Gpu], n_requests: int, seed: int) -> dict[str, Any]:
-    """Returns the results of the systems on all traces, and the bound of each trace."""
+    """Returns the results of all systems on all traces, and for each trace the upper bound on the
+    throughput in requests per second."""
     loads = {
         name: Load(trace.lengths(n_requests, seed=seed), trace.variation, seed=seed)
         for name, trace in PUBLISHED.items()
@@ -104,8 +107,8 @@ def _trial(system: System, engines: Mapping[str, Gpu], load: Load) -> Trial:
 
 
 def elsewhere(trace: str, system: str, trial: Trial, alone: Trial) -> Elsewhere:
-    """Returns the results of a system on a trace. The limit of latency is a multiple of the latency
-    of `alone` at a low rate."""
+    """Returns the results of a system on a trace. The latency limit is `LIMIT_OF_ALONE` times the
+    latency of the trial `alone` at a very low rate."""
     limit_s = LIMIT_OF_ALONE * alone.outcome(ALONE_PER_S).median_normalised_s
     return Elsewhere(
         trace,
@@ -117,8 +120,8 @@ def elsewhere(trace: str, system: str, trial: Trial, alone: Trial) -> Elsewhere:
 
 
 def thirteen(engines: Mapping[str, Gpu]) -> list[dict[str, Any]]:
-    """Returns predicted times of batches of 13B in ms, as in Figure 9a, from which no number could
-    be read. A time is None if memory is too small."""
+    """Returns the predicted time in ms of each batch of Figure 9a, whose model is 13B. No number
+    could be read from that figure. A time is None if memory is too small."""
     model = MODELS["13B"]
     # 13B runs on one GPU, so there are no sums over GPUs.
     one_gpu = {name: replace(gpu, layer_s=gpu.layer_s - SUMS_S) for name, gpu in engines.items()}

@@ -1,9 +1,10 @@
 """From FasterTransformer to Orca, one idea after the other, and each idea alone.
 
-A rung has several sizes of batches. The best size counts, separately for the highest throughput and
-for the throughput at the latency in the paper's abstract, as the paper does for FasterTransformer
-(section 6.2). All rungs before pipelining run on FasterTransformer's engine, whose control messages
-go from GPU to GPU, with the time for them that Figure 9c implies.
+A rung of this ladder is a system that is tried with several batch sizes. The best size counts,
+separately for the highest throughput and for the throughput at the latency in the paper's abstract,
+as the paper does for FasterTransformer (section 6.2). All rungs before pipelining run on
+FasterTransformer's engine, whose control messages go from GPU to GPU. Figure 9c implies the time
+for these messages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,24 +18,25 @@ from benchmarks.paper.faster_transformer import Kinder, Prompts
 from benchmarks.paper.gpu_costs import Gpu
 
 CONTROL_S = (0.64e-3, 0.24e-3)
-"""Seconds for a control message to the first stage, and for each message to a further stage. The
-source is docs/performance.md, "control round trip", for this project's control plane."""
+"""Seconds for a control message over gRPC to the first stage, and for a message to each further
+stage. Measured for this project's control plane: docs/performance.md, "control round trip"."""
 
 SIZES = ((1, 1), (2, 1), (4, 4), (8, 4), (8, 8), (16, 8), (16, 16))
-"""Sizes of FasterTransformer: the largest batch, and the microbatch."""
+"""(Largest batch, microbatch) of FasterTransformer, in requests."""
 MORE_SIZES = ((32, 16), (32, 32), (64, 32))
-"""Further sizes, which fit into memory only if memory is allocated as needed."""
+"""Further (largest batch, microbatch) sizes. They fit into memory only if requests allocate memory
+for their own lengths."""
 DELAYS_S = (1.0, 5.0, 20.0)
-"""Times, in seconds, for which a batch waits for more requests. One request alone takes about 5 s.
-"""
+"""Delays, in seconds, for which a batch waits for more requests. One request alone takes about 5
+s."""
 N_CANDIDATES = 2
-"""Number of sizes of a rung, those with the highest throughputs, that are tried at the latency in
-the abstract. The smallest size is tried too, since it is the fastest at a low load."""
+"""Number of sizes of a rung that are tried at the latency in the abstract: those with the highest
+throughputs. The smallest size is tried too, since it has the lowest latency at a low load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A system in several sizes, on one engine."""
+    """A system with several batch sizes, on one engine."""
 
     name: str
     setups: tuple[Setup, ...]
@@ -44,7 +46,8 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """The results of a rung: throughputs in requests per second, and the sizes that reach them."""
+    """The results of a rung: the highest throughput and the throughput `within` the latency limit,
+    in requests per second, each with the batch size that reaches it."""
 
     name: str
     highest: float
@@ -58,8 +61,8 @@ def _batches(kinder: Kinder, sizes: Sequence[tuple[int, int]] = SIZES) -> tuple[
 
 
 def ladder(engines: Mapping[str, Gpu]) -> list[Rung]:
-    """Returns the rungs from FasterTransformer to Orca. Each rung includes all ideas of the rungs
-    before it."""
+    """Returns the rungs from FasterTransformer to Orca. Each rung has the ideas of all rungs before
+    it."""
     ft, orca = engines["ft"], engines["orca"]
     kinder = Kinder(is_continuous=True)
     padded = replace(kinder, prompts=Prompts.PADDED)
@@ -82,7 +85,7 @@ def ladder(engines: Mapping[str, Gpu]) -> list[Rung]:
 
 
 def added_alone(engines: Mapping[str, Gpu]) -> list[Rung]:
-    """Returns variants of FasterTransformer, each with one further idea."""
+    """Returns variants of FasterTransformer, each with one of Orca's ideas added."""
     ft = engines["ft"]
     two = Kinder(n_batches=2)
     return [
@@ -103,7 +106,7 @@ def added_alone(engines: Mapping[str, Gpu]) -> list[Rung]:
 
 
 def removed_alone(engines: Mapping[str, Gpu]) -> list[Rung]:
-    """Returns variants of orca(32), each without one idea."""
+    """Returns variants of `orca(32)`, each with one of Orca's ideas left out."""
     ft, orca = engines["ft"], engines["orca"]
     batches = Kinder(Prompts.OWN, is_continuous=True, leaves=True, allocates_own=True, n_batches=2)
     return [
@@ -117,7 +120,7 @@ def removed_alone(engines: Mapping[str, Gpu]) -> list[Rung]:
 
 
 def measure(rungs: Sequence[Rung], load: Load) -> list[Worth]:
-    """Returns the results of the rungs under a load."""
+    """Runs all rungs under a load and returns the result of each."""
     trials = [
         [Trial(setup, rung.gpu, load, message_s=rung.message_s) for setup in rung.setups]
         for rung in rungs
@@ -137,8 +140,8 @@ def measure(rungs: Sequence[Rung], load: Load) -> list[Worth]:
 
 
 def microbatches(engines: Mapping[str, Gpu], load: Load) -> list[dict[str, Any]]:
-    """Returns the highest throughput of FasterTransformer for all pairs of sizes that memory
-    allows."""
+    """Returns the highest throughput of FasterTransformer for each pair of largest batch and
+    microbatch, up to 16."""
     sizes = [(n, m) for n in (1, 2, 4, 8, 16) for m in (1, 2, 4, 8, 16) if m <= n]
     trials = [Trial(RequestLevel(*size), engines["ft"], load) for size in sizes]
     return [
@@ -152,7 +155,8 @@ def _first(pair: tuple[float, Trial]) -> float:
 
 
 def _is_tried(pair: tuple[float, Trial], by_top: Sequence[tuple[float, Trial]]) -> bool:
-    """Returns whether the throughput of a size within a latency limit is computed. It is computed
-    for the `N_CANDIDATES` sizes of highest throughput without a limit, and for the smallest one."""
+    """Returns whether the throughput within the latency limit is computed for a batch size. It is
+    computed for the `N_CANDIDATES` sizes with the highest throughputs without a limit, and for the
+    smallest size."""
     smallest = min((trial for _, trial in by_top), key=lambda trial: trial.setup.max_batch_size)
     return pair in by_top[:N_CANDIDATES] or pair[1] is smallest

@@ -7,12 +7,12 @@ computed for one stage, which must run every iteration:
 
 - An iteration generates at most one token of a request. So the number of iterations is at least the
   number of generated tokens divided by the largest batch. Each iteration takes the fixed time of
-  its layers. In addition all iterations together read the weights and multiply, and the longer of
+  its layers. In addition, all iterations together read the weights and multiply; the longer of
   these two times counts.
 - Attention takes a time for each span, slot and pair of tokens, whatever the iterations are.
 - Memory: a request in an iteration holds the slots of its tokens until the iteration has passed all
-  stages. So the product of slots and time is at least the sum over all spans of slots times the
-  shortest time of an iteration. The product is at most all slots times the whole time.
+  stages. So the slots held, multiplied by the time, are at least the sum over all spans of their
+  slots times the shortest time of an iteration. They are at most all slots times the whole time.
 
 `ShortestFirst` is not a bound. This order admits the requests with the fewest remaining tokens,
 which no real scheduler knows, and so has short latencies when many requests wait.
@@ -34,7 +34,7 @@ from simulator.workload import Lengths
 def shortest_s(
     lengths: Sequence[Lengths], model: PaperModel, gpu: Gpu, *, max_batch_size: int
 ) -> float:
-    """Returns a lower bound of the seconds that any schedule needs to run all requests."""
+    """Returns a lower bound, in seconds, of the time in which any schedule can run all requests."""
     costs = GpuCosts(model, gpu)
     n_output = sum(each.n_output for each in lengths)
     # The last token is sampled and never an input.
@@ -55,8 +55,8 @@ def shortest_s(
 
 
 def _attention_s(each: Lengths, costs: GpuCosts) -> float:
-    """Returns the time of a stage for the attention of a request: for the decodes, and for the
-    prompt as one span or as spans of one token, whichever is faster."""
+    """Returns a lower bound, in seconds, of the time that one stage needs for the attention of a
+    request. The prompt counts as one span or as spans of one token, whichever is faster."""
     nothing = costs.stage_s(1, IterationWork(0, 0, 0, 0, 0))
     n_pairs = each.n_prompt * (each.n_prompt + 1) // 2
     decodes = range(each.n_prompt + 1, each.n_prompt + each.n_output)
@@ -73,14 +73,15 @@ def _attention_s(each: Lengths, costs: GpuCosts) -> float:
 
 
 def _slots_of_spans(each: Lengths) -> int:
-    """Returns the sum, over a request's iterations, of the number of slots that the request holds.
-    In the first iteration the request holds the slots of the prompt, and in each further iteration
-    one more slot."""
+    """Returns the number of K/V slots that a request holds, summed over its iterations. In the
+    first iteration the request holds the slots of the prompt, and in each further iteration one
+    more slot."""
     return sum(range(each.n_prompt, each.n_prompt + each.n_output))
 
 
 class ShortestFirst(Order):
-    """An order by the number of remaining tokens; a running request keeps its place."""
+    """An order of waiting requests by the number of remaining tokens. Running requests stay in the
+    order of their admission."""
 
     name: ClassVar[str] = "shortest first"
 
@@ -95,29 +96,32 @@ class ShortestFirst(Order):
         return iter(self._waiting)
 
     def add(self, request: Request) -> None:
-        """Inserts a request at its position in the order."""
+        """Inserts a request into the waiting requests at its position in the order."""
         insort(self._waiting, request, key=_n_to_come)
 
     def restore(self, requests: Sequence[Request]) -> None:
-        """Inserts preempted requests again."""
+        """Inserts preempted requests into the waiting requests again."""
         for request in requests:
             self.add(request)
 
     def admit(self, request: Request) -> None:
-        """Removes an admitted request from the order; its place is after all running requests."""
+        """Removes an admitted request from the waiting requests. Its place is after all running
+        requests."""
         self._waiting.remove(request)
         request.place = self._n_places
         self._n_places += 1
 
     def remove(self, request: Request) -> None:
-        """Removes a request, if it is waiting."""
+        """Removes a request from the waiting requests. Does nothing if the request is not
+        waiting."""
         if request in self._waiting:
             self._waiting.remove(request)
 
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields the ready requests, and then the waiting requests, the shortest one first."""
+        """Yields the ready requests, and then the waiting requests: those in `waiting`, or all
+        waiting requests with the shortest first if `waiting` is None."""
         return chain(ready, self._waiting if waiting is None else waiting)
 
     def rank(self, request: Request) -> tuple[int, ...]:

@@ -15,21 +15,23 @@ VOCABULARY = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests that arrive at a rate, or all at once."""
+    """Requests that arrive at a given rate, or all at once."""
 
     lengths: tuple[Lengths, ...]
     variation: float = 1.0
     """Standard deviation of the gaps between arrivals, divided by their mean; 1 for a Poisson
     process."""
     context: int | None = None
-    """Limit of the length of each sequence, in tokens, that clients set if they do not know the
-    length; None if clients know and set the length."""
+    """Length of each sequence, in tokens, that clients set as a limit because they do not know the
+    length of the output. None if clients know the length and set it as the limit."""
     n_beginnings: int | None = None
-    """Number of different first halves of prompts; None if prompts have no common texts."""
+    """Number of different texts of which one begins each prompt and fills its first half. None if
+    prompts have no common beginnings."""
     seed: int = 0
 
     def arrivals(self, rate: float | None) -> list[Arrival]:
-        """Returns the requests with their arrival times; if `rate` is None, all arrive at once."""
+        """Returns the requests with their arrival times, at `rate` requests per second on average.
+        If `rate` is None, all arrive at once."""
         n = len(self.lengths)
         times_s = (
             all_at_once(n)
@@ -65,16 +67,17 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class TwoClients:
-    """A small client, and a large client that sends `times` as many requests. The lengths of both
-    clients' requests are sampled from `lengths`."""
+    """A small client, and a large client that sends `times` as many requests. The requests of both
+    have lengths from `lengths`, each of which is used once."""
 
     lengths: tuple[Lengths, ...]
     times: int = 10
     seed: int = 0
 
     def arrivals(self, small_rate: float, *, both: bool) -> list[Arrival]:
-        """Returns the requests of both clients, or of the small client alone. The arrival times of
-        the small client's requests are equal in both cases."""
+        """Returns the requests of the small client, which sends `small_rate` requests per second,
+        and with `both` also those of the large client. The arrival times of the small client's
+        requests do not depend on `both`."""
         n_small = len(self.lengths) // (self.times + 1)
         parts = {"small": (self.lengths[:n_small], small_rate, self.seed)}
         if both:

@@ -1,4 +1,4 @@
-"""Setups: systems with their settings, from which a new scheduler is made for each run."""
+"""Setups: systems and their settings. Each run of a setup gets a new scheduler."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -24,12 +24,13 @@ from simulator.virtual_clock import VirtualClock
 
 AGEING_S: float = SchedulerSettings.model_fields["ageing_s"].default
 MAX_BATCH_TOKENS: int = SchedulerSettings.model_fields["max_batch_tokens"].default
-"""The defaults of the scheduler's settings."""
+"""Largest number of tokens in an iteration: the default of the scheduler's settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLevel:
-    """FasterTransformer, or a variant of it with improvements (`Kinder`)."""
+    """FasterTransformer with request-level scheduling, or a variant with improvements
+    (`Kinder`)."""
 
     max_batch_size: int
     microbatch_size: int
@@ -38,14 +39,14 @@ class RequestLevel:
 
     @property
     def size(self) -> str:
-        """The sizes as the paper's legends write them."""
+        """The largest batch and the microbatch as in the paper's legends: `8,4`."""
         return f"{self.max_batch_size},{self.microbatch_size}"
 
     def build(self, model: PaperModel, clock: VirtualClock) -> Scheduling:
-        """Returns a scheduler.
+        """Returns a new scheduler for a model.
 
         Raises:
-            ValueError: the model leaves too little memory.
+            ValueError: the K/V memory beside the model's weights is too small for the batches.
         """
         return FasterTransformer(
             n_slots=model.n_slots,
@@ -72,11 +73,11 @@ class IterationLevel:
 
     @property
     def size(self) -> str:
-        """The size as the paper's legends write it."""
+        """The largest batch as in the paper's legends: `32`."""
         return str(self.max_batch_size)
 
     def build(self, model: PaperModel, clock: VirtualClock) -> Scheduling:
-        """Returns a scheduler."""
+        """Returns a new scheduler for a model."""
         depth = self.n_in_flight or model.n_stages
         return Scheduler(
             RequestPool(max_requests=N_REQUESTS, order=self._order(clock)),
