@@ -1,4 +1,5 @@
-"""Gives the engine a processor of its own, as in its pod, where all processes share one machine."""
+"""Gives the ranks a processor of their own, as in a pod of their own, on a machine that all
+processes share."""
 
 import contextlib
 import os
@@ -11,12 +12,11 @@ RANK_MODULE = "services.worker.rank"
 
 @contextlib.contextmanager
 def ranks_apart() -> Iterator[None]:
-    """Gives the ranks among this process's descendants the last processor, and all other processes
-    the other processors.
+    """Inside the context, the ranks among this process's descendants run on the last processor. All
+    other descendants, and this process, run on the other processors.
 
-    This process, too, runs on the other processors until the end of the context, and then on all
-    processors again. New processes and threads inherit their parent's processors. With only one
-    processor nothing changes.
+    At the end of the context, this process runs on all processors again. New processes and threads
+    inherit their parent's processors. If there is only one processor, nothing changes.
     """
     own = psutil.Process()
     cpus = sorted(os.sched_getaffinity(0))

@@ -11,11 +11,11 @@ MARKERS = "os^Dvp*X"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The figures of one run."""
+    """The results of one run that a plot shows."""
 
     requests_per_s: float
     median_s: float
-    """Median normalised latency of the run."""
+    """Median normalised latency of the run, in seconds per token."""
 
 
 def draw_latency(
@@ -47,15 +47,16 @@ def draw_latency(
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The values that many settings of one subject reach, and the values of named settings."""
+    """The values that one subject reaches with many settings, and with a few settings that have
+    names."""
 
     values: Sequence[float]
     named: Mapping[str, float]
 
 
 def draw_rankings(path: Path, rankings: Mapping[str, Ranking], *, title: str) -> None:
-    """Draws a row for each subject, with the values of all its settings divided by the best value;
-    named settings are marked."""
+    """Draws a row for each subject, with the values of all its settings divided by the best value.
+    Settings that have names are marked."""
     figure = Figure(figsize=(7, 1.2 + 0.8 * len(rankings)), layout="constrained")
     axes = figure.subplots()
     for row, ranking in enumerate(rankings.values()):

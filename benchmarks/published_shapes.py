@@ -2,9 +2,9 @@
 
     python -m benchmarks.published_shapes qwen3-0.6b DIR
 
-How fast a model runs depends on its shape alone, and its own weights may not be at hand. The
-weights are bfloat16 and seeded. The tokenizer is made as in `benchmarks.make_model`, with as many
-tokens as the model has. Needs `transformers` (`pip install -e '.[dev]'`).
+The speed of a model depends on its shape alone, and the published weights may not be available. The
+weights are bfloat16, with a fixed seed. The tokenizer is made as in `benchmarks.make_model`, with
+as many tokens as the model has. Needs `transformers` (`pip install -e '.[dev]'`).
 """
 
 import argparse
@@ -46,13 +46,15 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "query_pre_attn_scalar": 256,
     },
 }
-"""Fields of `config.json`; the others have the defaults of the family's configuration."""
+"""Fields of `config.json`, by the name of the shape. All other fields have the defaults of the
+family's configuration."""
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
 def write_checkpoint(directory: Path, fields: Mapping[str, Any]) -> None:
-    """Writes a checkpoint into `directory`, which is created if it is missing."""
+    """Writes a checkpoint with the configuration `fields` into `directory`, which is created if it
+    is missing."""
     torch.manual_seed(SEED)
     config = AutoConfig.for_model(**{**fields, **TOKENS})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

@@ -1,10 +1,9 @@
-"""Records of a run: the times of each request, and the figures computed from the times.
+"""Records of a run: the times of each request, and the results computed from the times.
 
 Times are seconds since the run's start. Latency counts from a request's *arrival*, the time at
 which the request is due, so a client that falls behind makes a server look worse and not better.
 *Normalised latency* is the paper's measure: end-to-end latency divided by the number of output
-tokens. A request that failed has an `error`, and counts neither in latencies nor towards
-goodput.
+tokens. A request that failed has an `error`, and counts neither in latencies nor towards goodput.
 """
 
 import dataclasses
@@ -20,8 +19,8 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """The record of one request; `token_times_s` has a time for each output token, where the times
-    are known."""
+    """The record of one request. `token_times_s` has the time of each output token; it is empty if
+    these times are not known."""
 
     arrival_s: float
     start_s: float
@@ -34,7 +33,7 @@ class RequestRecord:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the request was answered."""
+        """Whether the request has ended without an error and with at least one output token."""
         return self.error is None and self.n_output > 0
 
     @property
@@ -44,18 +43,18 @@ class RequestRecord:
 
     @property
     def normalised_latency_s(self) -> float:
-        """Latency in seconds per output token."""
+        """Latency divided by the number of output tokens, in seconds per token."""
         return self.latency_s / self.n_output
 
     @property
     def time_to_first_token_s(self) -> float | None:
-        """Seconds from the request's arrival to its first token; None without one."""
+        """Seconds from the request's arrival to its first token; None if that time is not known."""
         return None if self.first_token_s is None else self.first_token_s - self.arrival_s
 
     @property
     def gaps_s(self) -> list[float]:
-        """Returns the seconds from each token to the next. If only the first and the last time are
-        known, each gap is their mean."""
+        """Seconds from each token to the next. If only the times of the first and the last token
+        are known, every gap is their mean. Empty if there are fewer than two tokens."""
         if self.token_times_s:
             return [later - earlier for earlier, later in itertools.pairwise(self.token_times_s)]
         if self.first_token_s is None or self.n_output < 2:
@@ -73,14 +72,14 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self | None:
-        """Returns the spread of values; None without values."""
+        """Returns the spread of `values`; None if there are none."""
         array = np.fromiter(values, dtype=np.float64)
         return cls(*np.percentile(array, (50, 99)).tolist()) if array.size else None
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The summary of a run; rates are over the time from the first arrival to the last token."""
+    """The summary of a run. Rates are over the time from the first arrival to the last token."""
 
     n_requests: int
     n_failed: int
@@ -88,20 +87,20 @@ class Summary:
     requests_per_s: float
     output_tokens_per_s: float
     tokens_per_s: float
-    """Tokens of prompts and outputs per second."""
+    """Prompt and output tokens of complete requests per second."""
     offered_per_s: float | None
-    """Requests that came per second; None if all came at once."""
+    """Requests that arrived per second; None if all arrived at once."""
     normalised_latency_s: Spread | None
     time_to_first_token_s: Spread | None
     gap_s: Spread | None
-    """Spread of the seconds between two tokens."""
+    """Spread of the seconds between consecutive tokens of a request."""
     goodput_per_s: float | None
-    """Requests per second whose normalised latency kept the bound; None without a bound."""
+    """Requests per second whose normalised latency was within the bound; None without a bound."""
 
     @classmethod
     def of(cls, requests: Sequence[RequestRecord], *, bound_s: float | None = None) -> Self:
-        """Returns the summary of at least one request, with a bound on normalised latency in
-        seconds per token."""
+        """Returns the summary of `requests`, of which there must be at least one. `bound_s` is a
+        bound on normalised latency in seconds per token, for goodput."""
         done = [request for request in requests if request.is_complete]
         arrivals = [request.arrival_s for request in requests]
         duration_s = max(request.end_s for request in requests) - min(arrivals)
@@ -135,23 +134,25 @@ class RunRecord:
     requests: tuple[RequestRecord, ...]
 
     def summary(self, *, bound_s: float | None = None) -> Summary:
-        """Returns the summary of the run."""
+        """Returns the summary of the run. `bound_s` is a bound on normalised latency in seconds per
+        token, for goodput."""
         return Summary.of(self.requests, bound_s=bound_s)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Returns the run that JSON describes; optional fields may be missing."""
+        """Returns the run in `values`, which were parsed from JSON. Optional fields may be
+        missing."""
         return cls(values["meta"], tuple(_request(each) for each in values["requests"]))
 
 
 def write(path: Path, runs: Sequence[RunRecord]) -> None:
-    """Writes runs into a JSON file: a list, in which each request has a line."""
+    """Writes runs into a JSON file: a list of runs, with one line per request."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("[\n" + ",\n".join(map(_text, runs)) + "\n]\n")
 
 
 def read(path: Path) -> list[RunRecord]:
-    """Returns the runs of a file that `write` wrote."""
+    """Returns the runs in a file that was written by `write`."""
     return [RunRecord.from_dict(values) for values in json.loads(path.read_text())]
 
 
@@ -166,8 +167,8 @@ def _given(request: RequestRecord) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """Returns times rounded to the microsecond: no clock here is better, and files are half as
-    large."""
+    """Returns a time, or a tuple of times, rounded to the microsecond. All other values are
+    returned unchanged. No clock here is more exact, and files become half as large."""
     match value:
         case float():
             return round(value, 6)

@@ -1,4 +1,4 @@
-"""Workloads: how long requests are, when they come, and which tokens they read.
+"""Workloads: the lengths of requests, their arrival times, and the tokens of their prompts.
 
 The three are sampled separately, each by a generator of its own, so that one may change and the
 others stay. For a seed `s`, with numpy's default generator:
@@ -7,11 +7,12 @@ others stay. For a seed `s`, with numpy's default generator:
     tokens     default_rng([s, 1, r])  the prompts of run r one after the other, from r = 0
     arrivals   default_rng([s, 2])     gaps of mean 1, divided by the rate
 
-So a trace at another rate is the same trace, stretched, and `mixed_lengths` of 64 requests with
-seed 0 always has 17,709 prompt tokens and 4,230 output tokens. Runs on one server have different
-prompts, since servers keep the beginnings of prompts. By default, lengths are sampled as in Orca's
-evaluation (section 6.2): prompts of 32 to 512 tokens, and outputs of 1 to 128. The options can
-choose other bounds, or a public trace of production, whose file is downloaded from its publisher.
+So a trace at another rate has the same requests at scaled times, and `mixed_lengths` of 64 requests
+with seed 0 always has 17,709 prompt tokens and 4,230 output tokens. Runs on one server have
+different prompts, since servers keep the beginnings of prompts. By default, lengths are sampled as
+in Orca's evaluation (section 6.2): prompts of 32 to 512 tokens, and outputs of 1 to 128. The
+options can choose other bounds, or a public trace of production, whose file is downloaded from its
+publisher.
 """
 
 import argparse
@@ -37,14 +38,14 @@ from simulator.workload import read_trace as read_trace
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
     """A request to be sent `arrival_s` seconds after the start of the run. If the request follows
-    another one, the time counts from the end of the other request."""
+    another one (`follows`), the seconds count from the end of the other request."""
 
     arrival_s: float
     prompt_token_ids: tuple[int, ...]
     n_output: int
     follows: int | None = field(default=None, kw_only=True)
-    """Index of an earlier request of the same conversation, for peers: the tokens of this request
-    come after the prompt and the answer of the earlier request."""
+    """Index of the previous request of the same conversation, or None. The tokens of this request
+    come after the prompt and the answer of the previous request. Only peers support this field."""
 
     @property
     def n_prompt(self) -> int:
@@ -59,8 +60,8 @@ def plan(
     seed: int,
     run: int = 0,
 ) -> list[PlannedRequest]:
-    """Returns requests with these lengths and times; prompts are sampled from the whole
-    vocabulary."""
+    """Returns requests with the given lengths and arrival times. The tokens of prompts are sampled
+    from the whole vocabulary; runs with different numbers `run` have different tokens."""
     generator = np.random.default_rng([seed, 1, run])
     return [
         PlannedRequest(
@@ -76,16 +77,16 @@ AnyRequest = TypeVar("AnyRequest", bound=PlannedRequest)
 
 
 def backwards(requests: Sequence[AnyRequest]) -> list[AnyRequest]:
-    """Returns the requests with reversed prompts, so that a prefix cache has no entries for the
-    original prompts."""
+    """Returns the requests with reversed prompts. Sent before the original requests, these leave
+    nothing in a prefix cache that the original prompts could use."""
     return [replace(each, prompt_token_ids=each.prompt_token_ids[::-1]) for each in requests]
 
 
 def rehearsal(
     requests: Sequence[PlannedRequest], *, n_requests: int, n_output: int
 ) -> list[PlannedRequest]:
-    """Returns requests that warm a server up: the first `n_requests` requests with reversed
-    prompts, all at once, with `n_output` output tokens at most."""
+    """Returns requests to warm up a server: the first `n_requests` requests with reversed prompts,
+    all at once, with at most `n_output` output tokens each."""
     return [
         PlannedRequest(0.0, each.prompt_token_ids, min(each.n_output, n_output))
         for each in backwards(requests[:n_requests])
@@ -93,7 +94,7 @@ def rehearsal(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that describe a workload; `from_options` reads them."""
+    """Adds the options that describe a workload and that `from_options` reads."""
     group = parser.add_argument_group("workload")
     group.add_argument("--requests", type=int, default=64, metavar="N")
     group.add_argument("--seed", type=int, default=0)
@@ -127,8 +128,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def from_options(
     options: argparse.Namespace, *, rate: float | None, vocab_size: int, run: int = 0
 ) -> list[PlannedRequest]:
-    """The requests of a run: as a Poisson process of `rate` requests per second; without a rate at
-    the times of the trace if `--trace-scale` is given, else all at once.
+    """Returns the requests of a run. With a rate, they arrive as a Poisson process of `rate`
+    requests per second. Without a rate, they arrive at the times of the trace if `--trace-scale` is
+    given, else all at once.
 
     Raises:
         ValueError: there is no such trace.

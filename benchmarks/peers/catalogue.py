@@ -1,4 +1,4 @@
-"""The peers: the adapter, the environment and the required libraries of each peer."""
+"""The catalogue of peers: the adapter, the environment and the required libraries of each."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,15 +13,15 @@ class Peer:
 
     name: str
     module: str
-    """Name of the adapter in this package; the file with that name and .txt has its
-    requirements."""
+    """Name of the adapter module in this package. The requirements of its environment are in the
+    file with this name and the suffix `.txt`."""
     unwanted: tuple[str, ...] = ()
-    """Packages that pip installs as requirements and that are removed afterwards: they are not
-    needed, and have no build for PyTorch on processors."""
+    """Packages that pip installs as requirements and that are removed afterwards. They are not
+    needed, and have no build for PyTorch on CPUs."""
     build_environment: dict[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
-    """Libraries that the peer's process preloads: file names in the environment's `lib`, or on the
-    machine."""
+    """Libraries that the peer's process preloads, as file names: in the environment's folder `lib`,
+    or installed on the machine."""
     environment: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -46,12 +46,12 @@ from services.worker.models.checkpoint import open_checkpoint
 
 OFFLINE = "offline"
 N_COMPARED = 8
-"""Number of requests whose tokens are compared."""
+"""Number of requests for which the sampled tokens of the engines are compared."""
 RESULTS = machine.ROOT / "benchmarks" / "results"
 
 
 async def compare(options: argparse.Namespace) -> list[RunRecord]:
-    """Runs all cases of the options and returns the runs; prints a table for each case."""
+    """Runs all cases of the options, prints a table for each case, and returns all runs."""
     task = asyncio.current_task()
     assert task is not None
     # Peers are stopped (SIGSTOP) most of the time, so no other process would end them.
@@ -86,8 +86,8 @@ async def compare(options: argparse.Namespace) -> list[RunRecord]:
 
 
 async def warm_up(engines: Sequence[Ours | Peer], requests: Sequence[PlannedRequest]) -> None:
-    """Runs the workload once on each engine. Prints how many greedy tokens agree with the first
-    engine's tokens."""
+    """Runs the workload once on each engine. Prints for each engine the share of greedy tokens that
+    agree with the first engine's tokens before the first difference."""
     compared = requests[:N_COMPARED]
     expected = await engines[0].tokens(compared)
     for engine in tqdm(engines, desc="warming up", leave=False):
@@ -100,8 +100,8 @@ async def warm_up(engines: Sequence[Ours | Peer], requests: Sequence[PlannedRequ
 async def our_capacity(
     ours: Ours, offline: Sequence[PlannedRequest], results: Sequence[RunRecord]
 ) -> float:
-    """Returns our own offline throughput in requests per second, from the runs of this comparison,
-    or else from one additional run."""
+    """Returns our own offline throughput in requests per second: the median of the offline runs in
+    `results`, or the throughput of an additional run if there are none."""
     together = [run for run in results if run.meta["case"] == OFFLINE]
     runs = [
         run.summary() for run in contest.undisturbed(together) if run.meta["engine"] == ours.name
@@ -112,7 +112,8 @@ async def our_capacity(
 
 
 def agreement(mine: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
-    """Returns the fraction of tokens that come before the first difference in their request."""
+    """Returns the share of tokens that come before the first difference between the two answers to
+    their request."""
     n_same = sum(
         next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), len(x))
         for x, y in zip(mine, theirs, strict=True)
@@ -121,7 +122,9 @@ def agreement(mine: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) ->
 
 
 def rate_of(text: str, capacity: float | None) -> float | None:
-    """Returns the requests per second; None if all requests come at once."""
+    """Returns the requests per second that `text`, a value of `--rates`, means. Returns None if all
+    requests arrive at once. `capacity` is our offline throughput, which values that end in `x`
+    need."""
     if text == OFFLINE:
         return None
     if text.endswith("x"):
@@ -131,7 +134,7 @@ def rate_of(text: str, capacity: float | None) -> float | None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parses the command line."""
+    """Returns the parsed command line; exits with a message if it is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers.compare",
         description=__doc__,
@@ -184,7 +187,8 @@ def names_of_peers(text: str) -> list[str]:
 
 
 def file_for(results: Sequence[RunRecord]) -> Path:
-    """Returns the default file of results, whose name begins with the time."""
+    """Returns the default path of the results, whose name has the model, the element type and the
+    start time of the first run."""
     meta: dict[str, Any] = results[0].meta
     start = meta["start"].replace(":", "").removesuffix("+0000")
     return RESULTS / f"compare-{meta['model']}-{meta['dtype']}-{start}.json"

@@ -1,9 +1,10 @@
-"""Runs engines under one load in turn, and compares their figures within each round.
+"""Runs engines under one load in turn, and compares their results within each round.
 
 A machine changes over time: it heats up, its memory fragments, other processes use it. So engines
-take turns, in reverse order in every second round, and two engines are compared within a round; the
-median of these ratios is the result. A run during which other processes used the processor is
-repeated a few times. If that does not help, the run is marked and its round does not count.
+take turns, in reverse order in every second round, and two engines are compared by the ratio of
+their results in the same round. The median of these ratios over all rounds is the result. A run
+during which other processes used the processors is repeated a few times. If all repetitions are
+disturbed too, the run is marked and its round does not count.
 """
 
 import dataclasses
@@ -22,30 +23,32 @@ class Contestant(Protocol):
 
     name: str
     about: dict[str, Any]
-    """Versions and settings, for the record."""
+    """Versions and settings of the engine, for the record."""
 
     @property
     def pid(self) -> int:
-        """The engine's process; the processor time of its descendants is measured too."""
+        """Id of the engine's process. The processor time of its descendants is measured too."""
 
     async def run(self, requests: Sequence[PlannedRequest]) -> list[RequestRecord]:
-        """Serves requests, each from its arrival on."""
+        """Sends each request at its arrival time, and returns the records of all requests."""
 
 
 class WrongAnswer(Exception):
-    """An engine did not generate the requested number of tokens, so its time is not comparable."""
+    """An engine did not generate the requested number of tokens, so its times are not
+    comparable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The run of one engine in one round."""
+    """One run that is due: an engine in one round."""
 
     round_index: int
     contestant: Contestant
 
 
 def turns(contestants: Sequence[Contestant], n_rounds: int) -> Iterator[Turn]:
-    """Yields a turn of each contestant in each round; every second round is in reverse order."""
+    """Yields the turns of all rounds: one for each contestant, in reverse order in every second
+    round."""
     for round_index in range(n_rounds):
         for contestant in contestants[:: -1 if round_index % 2 else 1]:
             yield Turn(round_index, contestant)
@@ -59,8 +62,8 @@ async def measure(
     n_repeats: int,
     watch: Callable[[int], cpu_use.Watch] = cpu_use.watch,
 ) -> RunRecord:
-    """Measures a run. If other processes disturb the run, repeats it up to `n_repeats` times;
-    returns the least disturbed run.
+    """Runs the requests on the engine whose turn it is. Repeats a run that other processes
+    disturbed, up to `n_repeats` times, and returns the least disturbed run.
 
     Raises:
         WrongAnswer: an output does not have the requested length.
@@ -101,7 +104,7 @@ def check(name: str, requests: Sequence[PlannedRequest], done: Sequence[RequestR
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Median, lowest and highest of a value that was measured in every round."""
+    """Median, lowest and highest value of a quantity that was measured in every round."""
 
     median: float
     low: float
@@ -109,7 +112,7 @@ class Range:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Returns the range of at least one value."""
+        """Returns the range of `values`, of which there must be at least one."""
         return cls(statistics.median(values), min(values), max(values))
 
 
@@ -134,7 +137,7 @@ def p99_latency(summary: Summary) -> float:
 
 
 def undisturbed(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """Returns the runs of the rounds without a disturbed run, or all runs if there is no such
+    """Returns the runs of the rounds in which no run was disturbed, or all runs if there is no such
     round.
 
     A disturbed engine makes the other engines look better, so its whole round is left out.
@@ -144,14 +147,15 @@ def undisturbed(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def by_round(runs: Sequence[RunRecord], engine: str, measured: Measure) -> dict[int, float]:
-    """Returns an engine's value of the measure in each round, by the number of the round."""
+    """Returns the value of `measured` for an engine's run in each round, by the number of the
+    round."""
     return {
         run.meta["round"]: measured(run.summary()) for run in runs if run.meta["engine"] == engine
     }
 
 
 def best(runs: Sequence[RunRecord], engines: Sequence[str], measured: Measure) -> dict[int, float]:
-    """Returns the values of the best of several engines, by the number of the round.
+    """Returns the values of `measured` for the best of several engines, by the number of the round.
 
     The best engine has the best median over all rounds: the highest rate, or the lowest latency.
     Taking the best value of each round would count the noise of several engines as an advantage.
@@ -164,7 +168,7 @@ def best(runs: Sequence[RunRecord], engines: Sequence[str], measured: Measure) -
 def ratio(
     runs: Sequence[RunRecord], engine: str, others: Sequence[str], measured: Measure
 ) -> Range:
-    """Returns the range of the ratio of the engine's figure to the figure of the best other engine,
-    over all rounds."""
+    """Returns the range, over all rounds, of the value of `measured` for `engine`, divided by the
+    value for the best of the `others`."""
     mine, theirs = by_round(runs, engine, measured), best(runs, others, measured)
     return Range.of([mine[index] / theirs[index] for index in mine])

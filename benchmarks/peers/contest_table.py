@@ -16,7 +16,7 @@ HEADER = (
 
 
 def line_of(run: RunRecord) -> str:
-    """Returns a line about one run, which is printed before the other runs have ended."""
+    """Returns one line about a run, to print as soon as the run has ended."""
     return (
         f"{run.meta['case']} {run.meta['round']} {run.meta['engine']}: "
         f"{contest.output_rate(run.summary()):.1f} tokens/s, "
@@ -25,7 +25,8 @@ def line_of(run: RunRecord) -> str:
 
 
 def table(case: str, results: Sequence[RunRecord]) -> str:
-    """Returns the table of a case: medians over its rounds, and the ratios of ours to each peer."""
+    """Returns the table of a case: for each engine the medians over the rounds, and the ratio of
+    our results to those of the engine."""
     runs = [run for run in results if run.meta["case"] == case]
     counted = contest.undisturbed(runs)
     names = list(dict.fromkeys(run.meta["engine"] for run in runs))
@@ -44,8 +45,8 @@ def table(case: str, results: Sequence[RunRecord]) -> str:
 
 
 def row(title: str, names: Sequence[str], runs: Sequence[RunRecord]) -> str:
-    """Returns a row of the table for one engine, or for the best of several engines: its medians,
-    and the ratio of our medians to them."""
+    """Returns a row of the table: the medians of an engine, or of the best of several engines, and
+    the ratio of our results to these."""
     cells = [f"{title:<14}"]
     for measured, scale, width in (
         (contest.output_rate, 1.0, 9),

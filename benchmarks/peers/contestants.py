@@ -1,4 +1,4 @@
-"""The contestants of `benchmarks.peers.compare`: local systems of ours over HTTP, and peers.
+"""The contestants of `benchmarks.peers.compare`: our local systems over HTTP, and peers.
 
 Each contestant runs in processes of its own.
 """
@@ -26,15 +26,14 @@ from benchmarks.workload import PlannedRequest
 OURS = "ours"
 OUR_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 OUR_OPTIONS = "--max-batch-size=64 --kv-memory=2GiB --no-prefix-cache"
-"""Options that give our system the same number of requests at once and the same K/V memory as the
-peers.
+"""Options that give our system the largest batch and the K/V memory that the peers have.
 
 The prefix cache is off, since each run repeats the prompts of the run before.
 """
 
 
 class Ours:
-    """A local system of ours that is used over HTTP."""
+    """One of our local systems, used over HTTP."""
 
     def __init__(self, name: str, system: local_system.System, options: Sequence[str]) -> None:
         self.name = name
@@ -50,7 +49,7 @@ class Ours:
         return await load.run(self._client, requests)
 
     async def tokens(self, requests: Sequence[PlannedRequest]) -> list[list[int]]:
-        """Returns the greedy tokens of each request, computed one after the other."""
+        """Returns the greedy tokens of each request. The requests run one after the other."""
         return [await asyncio.to_thread(self._complete, request) for request in requests]
 
     def _complete(self, request: PlannedRequest) -> list[int]:
@@ -89,14 +88,15 @@ class Peer:
         return done
 
     async def tokens(self, requests: Sequence[PlannedRequest]) -> list[list[int]]:
-        """Returns the greedy tokens of each request, computed one after the other."""
+        """Returns the greedy tokens of each request. The requests run one after the other."""
         return [
             (await asyncio.to_thread(self._process.run, [request]))[1][0] for request in requests
         ]
 
 
 def options_of_ours(given: str, *, model: Path, dtype: str, threads: int) -> list[str]:
-    """Returns the command line of a local system: the given options, and a share of the threads."""
+    """Returns the command line of one of our local systems: model, type, default options and
+    `given`. Unless `given` has `--threads`, `threads` are divided among all ranks."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--tp", type=int, default=1)
@@ -111,7 +111,8 @@ def options_of_ours(given: str, *, model: Path, dtype: str, threads: int) -> lis
 async def start(
     options: argparse.Namespace, stack: contextlib.AsyncExitStack
 ) -> tuple[list[Ours], list[Peer]]:
-    """Starts all engines, one after the other, each with its model loaded."""
+    """Starts all engines, one after the other, and loads their models. They end when `stack` is
+    closed."""
     shared = {"model": options.model.resolve(), "dtype": options.dtype, "threads": options.threads}
     peers = []
     for name in tqdm(options.peers, desc="starting peers", leave=False):

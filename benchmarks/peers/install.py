@@ -1,4 +1,4 @@
-"""Make the virtual environments of the peers, one each, with pinned versions.
+"""Makes a virtual environment for each peer, with pinned versions.
 
     python -m benchmarks.peers.install NAME... [--venvs DIR] [--torch-index URL]
 

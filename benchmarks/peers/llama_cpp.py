@@ -1,9 +1,9 @@
-"""llama.cpp's library, driven by a small loop over slots like `llama-server`'s.
+"""llama.cpp's library, driven by a small loop over sequence slots, like the loop of `llama-server`.
 
 A step decodes one token of every slot whose prompt is complete, and fills the rest of the batch
 with prompts, in the order of the slots. A GGUF file is loaded directly. A checkpoint is converted
-once, into `--converted`, with llama.cpp's names for the tensors of a Llama; other architectures are
-refused.
+once, into the folder `--converted`, with llama.cpp's names for the tensors of a Llama; other
+architectures are refused.
 """
 
 import argparse
@@ -40,7 +40,7 @@ TENSORS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_
 
 @dataclass(slots=True)
 class Slot:
-    """A sequence of the K/V cache and the request that uses it."""
+    """A sequence number of the K/V cache, and the request that uses it."""
 
     number: int
     index: int
@@ -52,16 +52,17 @@ class Slot:
 
 @dataclass(slots=True)
 class Columns:
-    """The input of one call of llama.cpp, a row for each token."""
+    """The input of one call of llama.cpp, with one row per token."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
     samples: dict[int, Slot] = field(default_factory=dict)
-    """Slots that sample a token, by the row of the input from which they sample."""
+    """Slots that sample a token, by the row of the input whose logits they use."""
 
     def add(self, slot: Slot, tokens: TokenIds, *, samples: bool) -> None:
-        """Adds the next tokens of a slot to the input."""
+        """Adds the next tokens of a slot to the input. With `samples`, a token is sampled after the
+        last one."""
         self.positions.extend(range(slot.n_stored, slot.n_stored + len(tokens)))
         self.tokens.extend(tokens)
         self.sequences.extend([slot.number] * len(tokens))
@@ -120,7 +121,7 @@ class LlamaCppEngine:
         return news
 
     def _select(self) -> Columns:
-        """Fills a batch with decodes first and then prompts."""
+        """Returns the next batch, which is filled with decodes first and then with prompts."""
         columns = Columns()
         for slot in self._slots:
             if slot.n_stored >= len(slot.prompt):
@@ -153,8 +154,8 @@ class LlamaCppEngine:
 
 
 def loaded(path: Path) -> Any:
-    """Returns llama.cpp's model of a GGUF file; raises RuntimeError if llama.cpp cannot load the
-    file."""
+    """Loads a GGUF file and returns llama.cpp's model. Raises RuntimeError if llama.cpp cannot load
+    the file."""
     llama_cpp.llama_log_set(SAY_NOTHING, ctypes.c_void_p())
     llama_cpp.llama_backend_init()
     model = llama_cpp.llama_model_load_from_file(
@@ -166,15 +167,16 @@ def loaded(path: Path) -> Any:
 
 
 def say_nothing(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
-    """Ignores llama.cpp's messages about each node of its graph."""
+    """A log callback that ignores llama.cpp's messages, of which there is one for each node of its
+    graph."""
 
 
 SAY_NOTHING = llama_cpp.llama_log_callback(say_nothing)
 
 
 def converted(model: Path, folder: Path, dtype: str) -> Path:
-    """Returns the path of the model in llama.cpp's format; converts the model into `folder` if the
-    file is missing."""
+    """Returns the path of the model in llama.cpp's format. If the file is missing in `folder`,
+    first converts the model."""
     path = folder / f"{dtype}.gguf"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -185,10 +187,10 @@ def converted(model: Path, folder: Path, dtype: str) -> Path:
 
 
 def convert(model: Path, path: Path, dtype: str) -> None:
-    """Writes a Llama of `transformers` as GGUF.
+    """Writes a Llama checkpoint of `transformers` as a GGUF file.
 
     Raises:
-        ValueError: the checkpoint is no Llama.
+        ValueError: the checkpoint is not a Llama.
     """
     config = json.loads((model / "config.json").read_text())
     if config["model_type"] != "llama":
@@ -223,13 +225,15 @@ def head_dim(config: dict[str, Any]) -> int:
 
 
 def rope_theta(config: dict[str, Any]) -> float:
-    """Returns the base of the rotary embedding, as old or new versions of transformers write it."""
+    """Returns the base of the rotary embedding from a checkpoint's configuration, as old or new
+    versions of transformers write it."""
     parameters = config.get("rope_parameters") or config
     return float(parameters["rope_theta"])
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, n_tokens: int) -> None:
-    """Adds names for the token ids. Any names suffice, because prompts and outputs are ids."""
+    """Adds a name for each token id, which the format requires. Any names will do, because prompts
+    and outputs are ids."""
     writer.add_tokenizer_model("llama")
     writer.add_token_list([f"<{token_id}>" for token_id in range(n_tokens)])
     writer.add_token_scores([0.0] * n_tokens)
@@ -237,7 +241,7 @@ def add_vocabulary(writer: gguf.GGUFWriter, n_tokens: int) -> None:
 
 
 def read_tensors(model: Path) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.float32]]]]:
-    """Yields all weights, as float32."""
+    """Yields the name and the values of every weight of a checkpoint, as float32."""
     for path in sorted(model.glob("*.safetensors")):
         with path.open("rb") as file:
             (n_header,) = struct.unpack("<Q", file.read(8))
@@ -252,8 +256,8 @@ def read_tensors(model: Path) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np
 def as_float32(
     data: np.ndarray[Any, np.dtype[np.uint8]], dtype: str
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Returns an array of float32 from bytes of type `dtype`; bfloat16 is the upper half of
-    float32."""
+    """Returns the bytes `data` of element type `dtype` as an array of float32. A bfloat16 has the
+    upper two bytes of a float32."""
     if dtype == "BF16":
         return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return data.view({"F32": np.float32, "F16": np.float16}[dtype]).astype(np.float32)
@@ -262,8 +266,8 @@ def as_float32(
 def renamed(
     name: str, tensor: np.ndarray[Any, np.dtype[np.float32]], config: dict[str, Any]
 ) -> tuple[str, np.ndarray[Any, np.dtype[np.float32]]]:
-    """Returns llama.cpp's name of a tensor, and the tensor in llama.cpp's order: the elements of a
-    rotary pair are neighbours, not half a head apart."""
+    """Returns llama.cpp's name of a tensor, and the tensor with llama.cpp's order of rotary
+    elements. There the two elements of a rotary pair are neighbours, and not half a head apart."""
     stem = name.removesuffix(".weight")
     if stem in TENSORS:
         return f"{TENSORS[stem]}.weight", tensor
@@ -280,7 +284,7 @@ def add_tensor(
     tensor: np.ndarray[Any, np.dtype[np.float32]],
     file_type: gguf.GGMLQuantizationType,
 ) -> None:
-    """Adds a tensor to the file: a matrix in the file's type, a vector in float32, as llama.cpp
+    """Adds a tensor to the file: a matrix in `file_type`, a vector in float32, as llama.cpp
     requires."""
     if tensor.ndim == 1:
         file_type = gguf.GGMLQuantizationType.F32

@@ -1,7 +1,8 @@
-"""Scores texts with llama.cpp: reads windows of tokens from a pipe, and writes log-probabilities.
+"""Scores texts with llama.cpp: reads windows of tokens from standard input, and writes their
+log-probabilities to standard output.
 
-A line of standard input is a window, a JSON list of tokens. The corresponding line of standard
-output is the sum of the natural logarithms of the probabilities of all tokens but the first.
+An input line is a window, a JSON list of token ids. The corresponding output line is JSON with the
+sum of the natural logarithms of the probabilities of all tokens but the first.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from benchmarks.peers.protocol import Pipe
 
 
 class Scorer:
-    """A llama.cpp model, and a context for one sequence."""
+    """A llama.cpp model with a context for one sequence."""
 
     def __init__(self, path: Path, *, max_tokens: int, threads: int) -> None:
         self._model = loaded(path)
@@ -34,7 +35,7 @@ class Scorer:
         self._batch = llama_cpp.llama_batch_init(max_tokens, 0, 1)
 
     def score(self, tokens: Sequence[int]) -> float:
-        """Returns the summed log-probability of `tokens` without the first token."""
+        """Returns the sum of the log-probabilities of `tokens` without the first token."""
         batch = self._batch
         batch.n_tokens = len(tokens)
         for row, token in enumerate(tokens):
@@ -47,7 +48,7 @@ class Scorer:
         return sum(self._logprob(row, token) for row, token in enumerate(tokens[1:]))
 
     def _logprob(self, row: int, token: int) -> float:
-        """Returns the log-probability of `token` as the successor of the token in `row`."""
+        """Returns the log-probability of `token` after the input row `row`."""
         pointer = llama_cpp.llama_get_logits_ith(self._context, row)
         logits = np.ctypeslib.as_array(pointer, (self._n_vocab,)).astype(np.float64)
         largest = logits.max()

@@ -1,9 +1,9 @@
 """OpenVINO GenAI's continuous batching, stepped in process.
 
-A checkpoint is converted once, into `--converted`. Its weights keep their type or, with
+A checkpoint is converted once, into the folder `--converted`. Its weights keep their type or, with
 `--weights`, become integers of that number of bits. The precision of the computation is chosen when
-the model is loaded. Batches are mixed ("dynamic split fuse") with a budget of tokens. Prefixes are
-not cached, since every round repeats the prompts.
+the model is loaded. Batches mix prompts and decodes ("dynamic split fuse"), up to a limit of
+tokens. Prefixes are not cached, since every round repeats the prompts.
 """
 
 import argparse
@@ -81,8 +81,8 @@ class OpenVinoEngine:
 
 
 def converted(model: Path, folder: Path, weights: str | None) -> Path:
-    """Returns the folder of the model in OpenVINO's format; converts the model if the file is
-    missing."""
+    """Returns the folder of the model in OpenVINO's format. If the file is missing there, first
+    converts the model."""
     folder = folder / weights if weights else folder
     path = folder / "openvino_model.xml"
     if not path.exists():

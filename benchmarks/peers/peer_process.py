@@ -1,4 +1,4 @@
-"""A peer as a child process: its adapter in an environment of its own, which speaks `protocol`.
+"""A peer as a child process: its adapter runs in an environment of its own and uses `protocol`.
 
 Between runs a peer is stopped (SIGSTOP), so that threads which spin while they wait take no
 processor time from the engine that is measured.
@@ -24,11 +24,12 @@ STOP_TIMEOUT_S = 20
 
 
 class PeerFailed(Exception):
-    """A peer could not be started, or ended early; standard error has the peer's output."""
+    """A peer could not be started, or ended early. Standard error has the peer's output."""
 
 
 class PeerProcess:
-    """A running peer with its model loaded, which is stopped except during `run`."""
+    """A running peer with its model loaded. The process is stopped (SIGSTOP) except during
+    `run`."""
 
     def __init__(
         self,
@@ -41,7 +42,8 @@ class PeerProcess:
         """Starts the peer and waits until it is ready.
 
         Args:
-            stop_timeout_s: seconds to finish a run and to end, after which the peer is killed.
+            stop_timeout_s: seconds within which the peer must end when it is closed; then it is
+                killed.
 
         Raises:
             PeerFailed: the peer ended before it was ready.
@@ -71,7 +73,7 @@ class PeerProcess:
     def run(
         self, requests: Sequence[PlannedRequest]
     ) -> tuple[list[RequestRecord], list[list[int]]]:
-        """Runs requests on the peer; returns the record and the tokens of each.
+        """Runs requests on the peer. Returns the records and the tokens of all requests, in order.
 
         Raises:
             PeerFailed: the peer ended.
@@ -95,7 +97,8 @@ class PeerProcess:
         return [RequestRecord(**values) for values in answer["requests"]], answer["token_ids"]
 
     def close(self) -> None:
-        """Asks the peer to end, and kills it after a timeout."""
+        """Closes the peer's input, so that it ends. Kills the peer if it does not end within the
+        timeout."""
         self._signal(signal.SIGCONT)
         try:
             self._process.communicate(timeout=self._stop_timeout_s)  # ends its input, so its loop
@@ -134,7 +137,7 @@ class PeerProcess:
 def start(
     peer: Peer, *, venvs: Path, model: Path, dtype: str, threads: int, options: Sequence[str] = ()
 ) -> PeerProcess:
-    """Starts a peer of the catalogue with a model.
+    """Starts a peer of the catalogue and loads a model.
 
     Args:
         dtype: `bf16` or `fp32`.
@@ -162,7 +165,7 @@ def start(
 
 
 def find_library(peer: Peer, venvs: Path, name: str) -> Path:
-    """Returns the path of a library to preload, from the peer's environment or else the machine.
+    """Returns the path of a library to preload: in the peer's environment, or else on the machine.
 
     Raises:
         PeerFailed: the library is in neither place.
@@ -175,8 +178,8 @@ def find_library(peer: Peer, venvs: Path, name: str) -> Path:
 
 
 def converted_folder(venvs: Path, model: Path, peer: Peer) -> Path:
-    """Returns the folder for a model in a peer's own format. Each version of a checkpoint has its
-    own folder."""
+    """Returns the folder for a model that is converted to a peer's own format. The folder's name
+    changes when the checkpoint changes."""
     digest = hashlib.sha256()
     for path in sorted(model.resolve().glob("*.safetensors")):
         status = path.stat()

@@ -1,4 +1,4 @@
-"""The protocol between an adapter and the benchmark: a line of JSON each, on a pipe.
+"""The protocol between an adapter and the benchmark: messages on a pipe, each a line of JSON.
 
     adapter    {"ready": {"versions": {...}, "settings": {...}}}          once it has its model
     benchmark  {"requests": [{"arrival_s", "prompt_token_ids", "n_output", "follows"}, ...]}
@@ -9,7 +9,8 @@ Times are seconds since the run's start; `start_s` is the time at which the engi
 request. A request whose `follows` is the index of another request is a further turn of that
 request's chat. Its tokens come after the other request's prompt and answer. Its `arrival_s` in the
 benchmark's message counts from the end of the other request; in the adapter's message it counts
-from the run's start, like all other times. Without a further turn, `follows` is None or missing.
+from the run's start, like all other times. For a request that is no further turn, `follows` is None
+or missing.
 
 An adapter passes an `Engine` to `serve`, which submits requests when they are due and steps the
 engine, so that all peers are driven by the same loop. Output that an engine prints goes to standard
@@ -32,25 +33,25 @@ TokenIds = Sequence[int]
 
 
 class Engine(Protocol):
-    """A loaded model that generates greedily and ignores tokens that end a text."""
+    """A loaded model that decodes greedily and does not stop at tokens that end a text."""
 
     versions: dict[str, str]
     """Versions of the packages that affect results."""
     settings: dict[str, Any]
-    """Settings of the engine."""
+    """Settings of the engine, for the record."""
 
     def submit(self, index: int, prompt_token_ids: TokenIds, n_output: int) -> None:
-        """Submits a request; `step` returns the tokens of the request under `index`."""
+        """Submits a request for `n_output` tokens. `step` returns its tokens by the key `index`."""
 
     def step(self) -> dict[int, TokenIds]:
-        """Computes until there may be new tokens; returns the new tokens by the index of the
-        request."""
+        """Computes one step, and returns the new tokens of each request that has any, by the index
+        of the request."""
 
 
 def adapter_options(
     description: str | None, *, dtypes: Iterable[str], max_batch_size: int = 64
 ) -> argparse.ArgumentParser:
-    """Returns the parser with the options of all adapters; an adapter adds its own."""
+    """Returns a parser with the options that all adapters have. An adapter adds its own options."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", type=Path, required=True, help="a checkpoint of transformers'")
     parser.add_argument("--converted", type=Path, help="where it lies in the engine's own format")
@@ -61,8 +62,8 @@ def adapter_options(
 
 
 class Pipe:
-    """The adapter's end of the pipe. Once it exists, the process's standard output goes to standard
-    error."""
+    """The adapter's end of the pipe. Redirects the process's standard output to standard error, so
+    that only messages are written to the pipe."""
 
     def __init__(self) -> None:
         self._reader = sys.stdin
@@ -74,14 +75,15 @@ class Pipe:
         self._writer.flush()
 
     def listen(self) -> dict[str, Any] | None:
-        """Returns the next message; None if the other end has closed the pipe."""
+        """Waits for the next message and returns it. Returns None if the benchmark has closed the
+        pipe."""
         line = self._reader.readline()
         message: dict[str, Any] | None = json.loads(line) if line else None
         return message
 
 
 def serve(pipe: Pipe, engine: Engine) -> None:
-    """Reports that the engine is ready, and runs requests until the other end closes."""
+    """Reports that the engine is ready, and runs requests until the benchmark closes the pipe."""
     pipe.say({"ready": {"versions": engine.versions, "settings": engine.settings}})
     while (message := pipe.listen()) is not None:
         pipe.say(run(engine, message["requests"]))
@@ -94,7 +96,8 @@ def run(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Submits each request when it is due, and records the times and tokens of all requests."""
+    """Submits each request when it is due, and steps the engine until all requests are complete.
+    Returns the message with the times and tokens of all requests."""
     follower_of = {
         each["follows"]: index
         for index, each in enumerate(requests)

@@ -1,10 +1,10 @@
 """transformers' `generate`, one padded batch at a time: the usual form of request-level batching.
 
-A batch takes the waiting requests, at most `--max-batch-size`, pads their prompts to the longest
-prompt and generates tokens for the longest output. No request joins a running batch, and all its
-requests return when the batch is complete. `--microbatch-size` is the second parameter of the
-paper's baseline: the batch is computed in parts of that size, each padded separately, and still
-returns as a whole.
+A batch takes up to `--max-batch-size` of the waiting requests, pads their prompts to the longest
+prompt and generates as many tokens as the longest output has. No request joins a running batch, and
+all its requests return when the batch is complete. With `--microbatch-size`, the second parameter
+of the paper's baseline, the batch is computed in parts of that size. Each part is padded
+separately, and the batch still returns as a whole.
 """
 
 import argparse
@@ -49,7 +49,8 @@ class StaticEngine:
         return news
 
     def _generate(self, batch: Sequence[tuple[int, TokenIds, int]]) -> dict[int, TokenIds]:
-        """Computes the tokens of the longest output for all requests, and cuts shorter outputs."""
+        """Generates tokens for one batch until the longest output is complete. Returns the tokens
+        of each request by its index; shorter outputs are cut."""
         width = max(len(prompt) for _, prompt, _ in batch)
         padding = [width - len(prompt) for _, prompt, _ in batch]
         rows = [

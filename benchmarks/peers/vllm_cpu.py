@@ -1,4 +1,4 @@
-"""vLLM's build for processors, stepped in process: no server, no second process.
+"""vLLM's build for CPUs, stepped in process: no server, no second process.
 
 Prefixes are not cached unless `--prefix-cache` is given, since every round repeats the prompts.
 Each thread is bound to a core, as vLLM does by default, but only `--threads` cores are used.

@@ -5,20 +5,20 @@
 
 The second command takes two minutes.
 
-Everything runs in virtual time: the scheduling core that serves, on pipelines with the costs of
-`hardware.py`. Each load runs at two rates for each pipeline. At the steady rate, about four fifths
-of what the pipelines can do, times to the first token and parts of prompts in caches are compared.
-In overload, throughput and fairness are compared: all clients have waiting requests then, and each
-of the two large clients sends three times as much as any other client. `RATES` and `loads.py` have
-the numbers.
+Everything runs in virtual time: the deployed scheduling core, on pipelines with the costs of
+`hardware.py`. Each load runs at two rates per pipeline. At the steady rate, about four fifths of
+what the pipelines can serve, times to the first token and the shares of prompts that caches hold
+are compared. In overload, throughput and fairness are compared: all clients have waiting requests
+then, and each of the two large clients sends three times as much as any other client. `RATES` and
+`loads.py` have the numbers.
 
 The file of Mooncake's hour comes from its publisher, https://github.com/kvcache-ai/Mooncake
 (FAST'25, `conversation.jsonl`); without the file, the load is left out. For n pipelines, each load
-has `--requests` n^0.75 requests. Of Mooncake's hour these are all requests of sampled
+has `--requests` times n^0.75 requests. Of Mooncake's hour these are all requests of sampled
 conversations, and their times of arrival are scaled to the rate.
 
-The routers are described in `routers.py`. `two pools` is run only for the page on limits: two
-schedulers with half of the pipelines each.
+The routers are described in `routers.py`. The site `two pools` is run only for the page on limits:
+two schedulers with half of the pipelines each.
 """
 
 import argparse
@@ -44,7 +44,8 @@ HEAD = (
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """Returns the runs to do, the longest first, so that no core waits for another at the end."""
+    """Returns the trials to run, the longest first, so that no core is idle at the end while
+    another runs a long trial."""
     found = [
         Trial(
             load,
@@ -65,7 +66,7 @@ def trials(options: argparse.Namespace) -> list[Trial]:
 
 
 def line(trial: Trial, found: Figures) -> str:
-    """Returns a run and its figures as a line of the table."""
+    """Returns the line of the table for a trial and its results."""
     return (
         f"{trial.load:>9} {'overload' if trial.is_overload else 'steady':>9} "
         f"{trial.n_pipelines:>9} {trial.site:>19} {found.ttft_p50_s:>14.3f} "
@@ -77,7 +78,8 @@ def line(trial: Trial, found: Figures) -> str:
 def curves(
     done: Sequence[tuple[Trial, Figures]], *, is_overload: bool
 ) -> dict[str, dict[str, dict[int, Figures]]]:
-    """Returns the figures by load, site and number of pipelines."""
+    """Returns the results of the trials in overload, or of those at the steady rate, by load, site
+    and number of pipelines."""
     found: dict[str, dict[str, dict[int, Figures]]] = defaultdict(lambda: defaultdict(dict))
     for trial, figures in done:
         if trial.is_overload is is_overload and trial.site != HALVES:

@@ -1,4 +1,4 @@
-"""The figure: what each kind of site reaches, over the number of pipelines."""
+"""The plots: the results of each kind of site, over the number of pipelines."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from benchmarks.placement.figures import Figures
 from benchmarks.plots import MARKERS
 
 Curves = Mapping[str, Mapping[int, Figures]]
-"""Figures by the name of a site and the number of pipelines."""
+"""Results by the name of a site and the number of pipelines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of plots: its title, and the number that it shows."""
+    """A column of plots: its title, and the result that it shows."""
 
     title: str
     value: Callable[[Figures, int], float]
@@ -38,7 +38,7 @@ COLUMNS = (
 
 
 def draw(path: Path, steady: Mapping[str, Curves], overload: Mapping[str, Curves]) -> None:
-    """Draws a row for each load, with a line for each kind of site."""
+    """Draws a row of plots for each load, with a line for each kind of site."""
     figure = Figure(figsize=(3.4 * len(COLUMNS), 2.7 * len(steady)), layout="constrained")
     rows = figure.subplots(len(steady), len(COLUMNS), squeeze=False)
     for load, row in zip(steady, rows, strict=True):

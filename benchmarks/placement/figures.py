@@ -1,4 +1,4 @@
-"""The figures of one run of a fleet."""
+"""The results of one run of a fleet."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -9,22 +9,24 @@ from simulator.outcome import Outcome, percentile
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of a run; times are in seconds."""
+    """The results of a run. The window is the time for which they count, which begins after a
+    warm-up."""
 
     ttft_p50_s: float
     ttft_p99_s: float
-    """Time to the first token of the requests that arrived in the window."""
+    """99th percentile of the time to the first token, in seconds, of the requests that arrived in
+    the window."""
     tokens_per_s: float
-    """Output tokens a second in the window."""
+    """Output tokens per second in the window."""
     hit_rate: float
-    """Part of the tokens of all prompts that prefix caches had."""
+    """Share of the prompt tokens of all requests that were found in prefix caches."""
     jain: float
-    """Jain's index over the clients, of their tokens of prompts and outputs in the window as parts
-    of their even shares (`simulator.fairness`)."""
+    """Jain's index over the clients. The value of a client is the number of its prompt and output
+    tokens in the window, divided by its even share (`simulator.fairness`)."""
 
     @classmethod
     def of(cls, outcome: Outcome, hit_rate: float, window: Window) -> Self:
-        """Returns the figures of a run of which all requests have ended."""
+        """Returns the results of a run in which all requests have ended."""
         ttfts_s = [one.ttft_s for one in outcome.requests if window.has(one.arrival_s)]
         n_output = sum(map(window.n_output, outcome.requests))
         return cls(

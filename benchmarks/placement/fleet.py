@@ -1,4 +1,5 @@
-"""A fleet in virtual time: groups of pipelines that share a pool, and a router to the groups."""
+"""A fleet in virtual time: groups of pipelines, each group with one pool, and a router that chooses
+the group of each request."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +17,7 @@ MAX_REQUESTS = 2**20
 
 
 class Group:
-    """Pipelines that share one pool, and their load."""
+    """Pipelines that share one pool, and the load that a router sees."""
 
     def __init__(self, pool: RequestPool, schedulers: Sequence[Scheduler]) -> None:
         self.pool = pool
@@ -24,17 +25,17 @@ class Group:
 
     @property
     def n_requests(self) -> int:
-        """Number of requests that wait or run."""
+        """Number of requests that are waiting or running."""
         return len(self.pool)
 
     @property
     def n_waiting(self) -> int:
-        """Number of requests that wait."""
+        """Number of requests that are waiting."""
         return self.pool.n_waiting
 
     @property
     def kv_use(self) -> float:
-        """Part of the K/V memory that running requests have reserved."""
+        """Share of the K/V blocks of all pipelines that running requests have reserved."""
         managers = [one.kv_manager for one in self.schedulers]
         return sum(one.n_reserved_blocks for one in managers) / sum(
             one.n_blocks for one in managers
@@ -66,7 +67,7 @@ class Fleet:
 
     @property
     def hit_rate(self) -> float:
-        """Part of the tokens of admitted requests that prefix caches had."""
+        """Share of the prompt tokens of admitted requests that were found in prefix caches."""
         caches = [one.kv_manager.prefix_cache for one in self.schedulers]
         n_queried = sum(cache.n_queried_tokens for cache in caches)
         return sum(cache.n_cached_tokens for cache in caches) / max(1, n_queried)

@@ -1,11 +1,11 @@
-"""Loads: requests whose prompts share beginnings, and the clients that send them.
+"""Loads: requests, many of whose prompts share beginnings, and the clients that send them.
 
 - Mooncake: an hour of a chat service, from its publisher's file (`simulator.mooncake`).
 - Chats: users who talk in several turns, made by a generator.
 - Azure: lengths of a service whose prompts share nothing here (`simulator.published_traces`).
 
-The traces name no clients, so conversations are dealt to `N_CLIENTS` clients. The first
-`N_LARGE` of them get `LARGE_PART` of all conversations.
+The traces have no names of clients, so each conversation is assigned to one of `N_CLIENTS` clients
+at random. The first `N_LARGE` of them get a share of `LARGE_PART` of all conversations.
 """
 
 import random
@@ -24,7 +24,7 @@ from simulator.published_traces import PUBLISHED, bursty_arrivals
 
 N_CLIENTS, N_LARGE, LARGE_PART = 8, 2, 0.5
 BLOCK = 64
-"""Tokens of a K/V block, for loads whose trace names no blocks."""
+"""Number of tokens in a K/V block, for loads whose trace has no block size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class Load:
     block_size: int
 
     def at_rate(self, rate: float) -> "Load":
-        """Returns the load with all times stretched to a mean of `rate` requests a second."""
+        """Returns the load with all arrival times scaled to a mean of `rate` requests per
+        second."""
         span_s = self.arrivals[-1].time_s - self.arrivals[0].time_s
         factor = (len(self.arrivals) - 1) / rate / span_s
         return Load(
@@ -49,14 +50,14 @@ class Load:
 
 
 class Clients:
-    """Accounts of clients, to which conversations are dealt."""
+    """Accounts of clients, to which conversations are assigned at random."""
 
     def __init__(self, seed: int) -> None:
         self._accounts = [AccountUse(AccountLimits(), name=str(n)) for n in range(N_CLIENTS)]
         self._random = random.Random(f"clients {seed}")
 
     def deal(self) -> AccountUse:
-        """Returns the client of another conversation."""
+        """Returns the client of the next conversation."""
         if self._random.random() < LARGE_PART:
             return self._accounts[self._random.randrange(N_LARGE)]
         return self._accounts[self._random.randrange(N_LARGE, N_CLIENTS)]
@@ -67,7 +68,7 @@ def mooncake(path: Path, n_requests: int, *, seed: int) -> Load:
     All prompts begin with the same block. Requests with an equal second block are one conversation.
 
     Raises:
-        ValueError: a line is malformed, or the file has too few lines.
+        ValueError: a line is malformed, or the file has fewer lines than `n_requests`.
     """
     rows = read_mooncake(path)
     if len(rows) < n_requests:
@@ -89,17 +90,21 @@ def mooncake(path: Path, n_requests: int, *, seed: int) -> Load:
 
 N_APPS = 24
 SYSTEM_TOKENS = (400, 6000)
-"""Shortest and longest system prompt, uniform in the logarithm."""
+"""Lengths in tokens of the shortest and the longest system prompt. The logarithm of the length is
+uniform."""
 MEDIAN_MESSAGE, MEDIAN_ANSWER, SPREAD = 300, 200, 0.8
-"""Median lengths of messages and answers, and the standard deviation of their logarithms."""
+"""Median lengths of messages and answers in tokens, and the standard deviation of the logarithms of
+both lengths."""
 MAX_ANSWER = 1000
 MEAN_TURNS = 6.0
 TOKEN_S, MEAN_PAUSE_S = 0.025, 6.0
-"""Seconds of an answer for each token, and the mean seconds until the next message."""
+"""Assumed seconds per token of an answer, and mean seconds from the end of an answer to the next
+message."""
 
 
 class Turn(NamedTuple):
-    """A request of a chat, with the prompt as runs of equal tokens: a token and its number."""
+    """A request of a chat. `runs` describes the prompt as pairs of a token and its number of
+    repetitions."""
 
     time_s: float
     runs: Sequence[tuple[int, int]]
@@ -108,13 +113,14 @@ class Turn(NamedTuple):
 
 
 def chats(n_requests: int, *, rate: float, seed: int) -> Load:
-    """Returns `n_requests` turns of chats, with about `rate` turns a second.
+    """Returns `n_requests` turns of chats, with about `rate` turns per second.
 
-    Chats begin as a Poisson process. Each belongs to one of `N_APPS` apps, with a probability in
-    proportion to 1 / (its number), and begins with the app's system prompt. A prompt is the system
-    prompt and all messages and answers before, and a new message. The number of turns is geometric,
-    pauses are exponential. The next message comes a pause after the answer would have ended at one
-    token every `TOKEN_S`. Chats that have begun before the first request are in their later turns.
+    Chats begin as a Poisson process. Each chat belongs to one of `N_APPS` apps and begins with the
+    app's system prompt; app number k has a probability in proportion to 1 / k. A prompt is the
+    system prompt, all earlier messages and answers of the chat, and a new message. The number of
+    turns is geometric, pauses are exponential. The next message arrives a pause after the end of
+    the answer, which is assumed to take `TOKEN_S` per token. Chats that have begun before the first
+    request are in their later turns.
     """
     generator = np.random.default_rng([seed, 5])
     low, high = np.log(SYSTEM_TOKENS)
@@ -149,7 +155,7 @@ def _chat(
     generator: np.random.Generator,
 ) -> Iterator[Turn]:
     """Yields the turns of one chat. `opening` is the system prompt: one token and the number of its
-    repetitions. `tokens` yields a token for each message."""
+    repetitions. `tokens` yields the token that each message repeats."""
     runs, time_s = [opening], begin_s
     for _ in range(int(generator.geometric(1 / MEAN_TURNS))):
         n_message, n_answer = np.exp(
@@ -163,8 +169,9 @@ def _chat(
 
 
 def azure(n_requests: int, *, seed: int) -> Load:
-    """Returns requests with lengths and gaps as in Azure's conversations of 2023, sampled from the
-    published distributions. Each prompt is a conversation of its own, with tokens of its own."""
+    """Returns requests with the lengths and the variation of arrivals of Azure's conversations of
+    2023, sampled from the published distributions. Each request is a conversation of its own, and
+    no two prompts share a token."""
     trace = PUBLISHED["Azure 2023 conversation"]
     times_s = bursty_arrivals(n_requests, rate=1.0, variation=trace.variation, seed=seed)
     clients = Clients(seed)

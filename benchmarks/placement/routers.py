@@ -1,4 +1,4 @@
-"""Routers: what gateways and load balancers in front of independent replicas do with a request.
+"""Routers: how gateways and load balancers in front of independent replicas choose a replica.
 
 Each request goes to one group of pipelines as soon as it arrives, and stays there.
 """
@@ -13,10 +13,11 @@ from typing import Protocol
 from services.scheduler.core.request import Request
 
 POLL_S = 0.2
-"""Seconds for which a gateway uses the loads of groups before it reads them again."""
+"""Seconds for which a gateway uses the loads of the groups before it reads them again."""
 
 PREFIX_WEIGHT, QUEUE_WEIGHT, MEMORY_WEIGHT = 3.0, 2.0, 2.0
-"""Weights of the scores of a group. They are the defaults of llm-d's endpoint picker."""
+"""Weights of the three parts of a group's score (`ApproximatePrefix`): the defaults of llm-d's
+endpoint picker."""
 
 
 class Load(Protocol):
@@ -24,41 +25,41 @@ class Load(Protocol):
 
     @property
     def n_requests(self) -> int:
-        """Number of requests that wait or run."""
+        """Number of requests that are waiting or running."""
 
     @property
     def n_waiting(self) -> int:
-        """Number of requests that wait."""
+        """Number of requests that are waiting."""
 
     @property
     def kv_use(self) -> float:
-        """Part of the K/V memory that running requests have reserved."""
+        """Share of the K/V blocks of all pipelines that running requests have reserved."""
 
     @property
     def n_kv_blocks(self) -> int:
-        """Number of K/V blocks."""
+        """Number of K/V blocks of all pipelines."""
 
 
 class Router(Protocol):
-    """The choice of a group for each request."""
+    """A strategy that chooses the group of each request."""
 
     def choose(self, request: Request, groups: Sequence[Load], now_s: float) -> int:
-        """Returns the index of the group for a request that arrives at `now_s`."""
+        """Returns the index in `groups` of the group for a request that arrives at `now_s`."""
 
 
 class RoundRobin:
-    """A router that gives each group its turn. With a single group, there is nothing to choose."""
+    """A router that chooses the groups in turn."""
 
     def __init__(self) -> None:
         self._turns = count()
 
     def choose(self, request: Request, groups: Sequence[Load], now_s: float) -> int:
-        """Returns the index of the group whose turn it is."""
+        """Returns the index of the group after the last chosen one."""
         return next(self._turns) % len(groups)
 
 
 class LeastRequests:
-    """The group that has the fewest requests now; the first of several."""
+    """A router that chooses the group with the fewest requests; of several, the first."""
 
     def choose(self, request: Request, groups: Sequence[Load], now_s: float) -> int:
         """Returns the index of the group with the fewest requests."""
@@ -66,16 +67,17 @@ class LeastRequests:
 
 
 class SeenBlocks:
-    """The blocks of prompts that were sent to one group lately: an approximation of its prefix
-    cache. A block is known by a hash of all tokens up to its end."""
+    """The prompt blocks that were sent to one group lately: an approximation of the group's prefix
+    cache. A block is identified by a hash of all tokens up to its end."""
 
     def __init__(self, max_blocks: int) -> None:
-        """Keeps the `max_blocks` blocks that were used last."""
+        """Makes an empty set that keeps the `max_blocks` most recently used blocks."""
         self._max_blocks = max_blocks
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def n_found(self, hashes: Sequence[int]) -> int:
-        """Returns how many of the first blocks of a prompt are known."""
+        """Returns the number of blocks at the beginning of a prompt that were sent to the group, up
+        to the first one that was not."""
         return next((n for n, one in enumerate(hashes) if one not in self._blocks), len(hashes))
 
     def add(self, hashes: Sequence[int]) -> None:
@@ -88,7 +90,8 @@ class SeenBlocks:
 
 
 def block_hashes(request: Request, block_size: int) -> list[int]:
-    """Returns a hash for each full block of a prompt, which depends on all tokens up to its end."""
+    """Returns a hash for each full block of a prompt. A hash depends on all tokens up to the
+    block's end."""
     hashes: list[int] = []
     for end in range(block_size, request.n_prompt_tokens + 1, block_size):
         packed = request.packed_span(end - block_size, block_size)
@@ -105,12 +108,14 @@ class Reading:
 
 
 class ApproximatePrefix:
-    """The group with the highest score, as llm-d's endpoint picker computes it.
+    """A router that chooses the group with the highest score, computed as by llm-d's endpoint
+    picker.
 
-    The score is a weighted sum of three numbers from 0 to 1: the part of the prompt's blocks that
-    were sent to the group before, the shortness of its queue, and its free K/V memory. The
-    shortness of a queue is 1 for the shortest queue and 0 for the longest. One of several groups
-    with equal scores is sampled. The gateway reads loads with the first request after `POLL_S`.
+    The score is a weighted sum of three numbers from 0 to 1: the share of the prompt's blocks that
+    were sent to the group before, the shortness of its queue, and the free share of its K/V memory.
+    The shortness is 1 for the shortest of all queues and 0 for the longest. Of several groups with
+    equal scores, one is chosen at random. When a request arrives, the gateway reads the loads again
+    if it last read them at least `POLL_S` ago.
     """
 
     def __init__(self, block_size: int, *, seed: int = 0) -> None:

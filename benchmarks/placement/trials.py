@@ -16,10 +16,10 @@ from simulator.fairness import Window
 from simulator.virtual_clock import VirtualClock
 
 WARM_PART = 0.25
-"""Fraction of the time of arrivals that is left out of the figures as a warm-up."""
+"""Share of the period of arrivals that is left out of the results as a warm-up."""
 
 NewRouter = Callable[[int], Router]
-"""A function that makes a router for a block size."""
+"""A function that makes a router. Its argument is the number of tokens in a K/V block."""
 
 ROUTERS: Mapping[str, NewRouter] = {
     "round robin": lambda _: RoundRobin(),
@@ -28,20 +28,20 @@ ROUTERS: Mapping[str, NewRouter] = {
 }
 ONE_POOL = "one pool"
 HALVES = "two pools"
-"""Two schedulers with half of the pipelines each, which get requests in turn."""
+"""Name of a site with two schedulers, which have half of the pipelines each and get requests in
+turn."""
 
 SITES = (ONE_POOL, *ROUTERS)
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Requests a second for each pipeline."""
+    """Rates of arrival in requests per second and pipeline."""
 
     steady: float
-    """Rate without overload, about four fifths of the highest rate that the pipelines can serve."""
+    """Rate without overload: about four fifths of the highest rate that a pipeline can serve."""
     overload: float
-    """Rate in overload, about one and a half times the highest rate that the pipelines can
-    serve."""
+    """Rate in overload: about one and a half times the highest rate that a pipeline can serve."""
 
 
 RATES = {
@@ -53,7 +53,7 @@ RATES = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A run to do."""
+    """One simulation to run: a load at a rate on a site."""
 
     load: str
     site: str
@@ -62,14 +62,13 @@ class Trial:
     is_overload: bool
     seed: int = 0
     mooncake: Path | None = None
-    """Path of the file of Mooncake's trace from its publisher. Needed only for the load
-    `mooncake`."""
+    """Path of the publisher's file of Mooncake's trace. Only the load `mooncake` needs the file."""
 
     def run(self) -> Figures:
-        """Runs the trial until all requests have ended.
+        """Runs the trial until all requests have ended, and returns the results.
 
         Raises:
-            ValueError: the publisher's file is malformed or too short.
+            ValueError: the publisher's file is missing, malformed or too short.
         """
         load, clock = self.requests(), VirtualClock()
         fleet = self.fleet(load.block_size, clock)
@@ -79,12 +78,12 @@ class Trial:
 
     @property
     def rate(self) -> float:
-        """Requests a second for all pipelines."""
+        """Rate of arrivals in requests per second, over all pipelines."""
         rates = RATES[self.load]
         return self.n_pipelines * (rates.overload if self.is_overload else rates.steady)
 
     def requests(self) -> Load:
-        """Returns the requests with their times of arrival."""
+        """Returns the requests with their arrival times."""
         if self.load == "chats":
             return loads.chats(self.n_requests, rate=self.rate, seed=self.seed)
         if self.load == "azure":
@@ -94,7 +93,7 @@ class Trial:
         return loads.mooncake(self.mooncake, self.n_requests, seed=self.seed).at_rate(self.rate)
 
     def fleet(self, block_size: int, clock: VirtualClock) -> Fleet:
-        """Returns the site, without requests."""
+        """Returns a new site without requests."""
         new = partial(Fleet, clock=clock, block_size=block_size)
         if self.site == ONE_POOL:
             return new(1, self.n_pipelines, RoundRobin())
@@ -104,5 +103,6 @@ class Trial:
 
 
 def run(trial: Trial) -> Figures:
-    """Runs a trial, in any process."""
+    """Runs a trial and returns its results; a function of the module, so that other processes can
+    call it."""
     return trial.run()

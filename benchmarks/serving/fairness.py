@@ -2,27 +2,28 @@
 
     python -m benchmarks.make_model /tmp/llama-125m
     python -m benchmarks.serving.fairness --model /tmp/llama-125m --seconds 240   40 minutes
-    python -m benchmarks.serving.fairness --rounds 1 --seconds 10 --capacity-s 5  to see it run
+    python -m benchmarks.serving.fairness --rounds 1 --seconds 10 --capacity-s 5  a test run
 
-In each round, starts a whole local system with two API keys for each order in turn: `fcfs`, `fair`,
-and `fair` with `fair_batch_tokens`. First, clients that send one request after the other find the
-capacity, which is used for all orders. The small client then sends `--share` of the capacity alone,
-as a Poisson process. Then it sends requests again at the same times, while a large client sends ten
-times as many. All requests have one size, and no two prompts are alike.
+In each round, the benchmark starts a whole local system with two API keys for each order in turn:
+`fcfs`, `fair`, and `fair` with `fair_batch_tokens`. First, clients that send one request after the
+other measure the capacity, which is used for all orders. The small client then sends a share
+(`--share`) of the capacity alone, as a Poisson process. Then it sends requests again at the same
+times, while a large client sends ten times as many. All requests have one size, and no two prompts
+are alike.
 
-The compared figure is a ratio under one order: the p99 of the small client's latencies with the
+The compared number is a ratio for each order: the p99 of the small client's latencies with the
 large client, divided by its p99 without the large client, over all rounds. A latency is the time
-from when a request is due to the last token of its answer. Two effects make this ratio. One is
-waiting to be admitted, which the order decides. The other is that an iteration with more tokens
-takes longer. `fair_batch_tokens` limits the tokens while both clients have requests, to a size at
-which reading the weights still takes most of the time; this costs some throughput. So the model
-must be larger than a processor's cache, unlike the demo model.
+from when a request is due to the last token of its answer. The ratio has two causes. One is the
+waiting time before admission, which the order decides. The other is that an iteration with more
+tokens takes longer. `fair_batch_tokens` limits the tokens per iteration while both clients have
+requests, to a number at which reading the weights still takes most of the time; this costs some
+throughput. So the model must be larger than a processor's cache, unlike the demo model.
 
 Fairness is Jain's index of the clients' shares in each window of time
 (`benchmarks/serving/shares.py`).
 
-Drafts are switched off, because a model of random weights repeats itself, so that a client that is
-alone would gain more from drafts.
+Drafts are switched off. A model of random weights repeats itself, so a client that is alone would
+gain more from drafts.
 
 The engine has a processor of its own, as its pod has.
 """
@@ -59,38 +60,39 @@ from simulator.fairness import jain_index
 RESULTS = ROOT / "benchmarks" / "results" / "fairness.json"
 FIGURE = ROOT / "docs" / "images" / "fairness.png"
 ORDERS = ("fcfs", "fair", "paced")
-"""The orders that are measured; `paced` is `fair` with `fair_batch_tokens`."""
+"""Names of the measured orders. `paced` is the order `fair` with `fair_batch_tokens`."""
 SMALL, LARGE = "small", "large"
 TIMES = 10
-"""Number of requests of the large client for each request of the small client."""
+"""Number of requests that the large client sends for each request of the small client."""
 FIRST_TOKEN_ID, VOCAB_SIZE = 3, 1000
-"""Range of the tokens of prompts: every model has these tokens, and none of them is special."""
+"""First token id of prompts, and the end of their range. Every model has these tokens, and none of
+them is special."""
 MAX_RATIO = 1.5
 """Largest allowed ratio: the small client's p99 with the large client, divided by its p99 alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnedRequest(PlannedRequest):
-    """A request, and the name of the client that sends it."""
+    """A request with the name of the client that sends it."""
 
     owner: str = SMALL
 
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Several clients, each with a key of its own, behind one interface."""
+    """Clients with different API keys, used as one client: each request is sent by its owner."""
 
     by_name: Mapping[str, load.Client]
 
     def prepare(self, request: PlannedRequest) -> load.Call:
-        """Returns a call by the client to which the request belongs."""
+        """Returns a call by the client that owns the request."""
         owner = request.owner if isinstance(request, OwnedRequest) else SMALL
         return self.by_name[owner].prepare(request)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The answers that the clients received in one run."""
+    """The requests of one run and their records: of the small client alone, or of both clients."""
 
     order: str
     is_alone: bool
@@ -99,8 +101,8 @@ class Run:
     seconds: float
 
     def to_record(self, meta: Mapping[str, Any]) -> list[RunRecord]:
-        """Returns the records of each client without the times of single tokens, which need most
-        space."""
+        """Returns a record for each client. The times of single tokens, which need most space, are
+        left out."""
         about = {"order": self.order, "alone": self.is_alone, "jain": self.jain()}
         return [
             RunRecord(
@@ -124,7 +126,8 @@ class Run:
 def arrivals(
     rate: float, options: argparse.Namespace, *, owner: str, seed: Sequence[int]
 ) -> list[OwnedRequest]:
-    """Returns the requests of a client, which come as a Poisson process."""
+    """Returns the requests of the client `owner`, which arrive as a Poisson process of `rate`
+    requests per second."""
     generator = np.random.default_rng(seed)
     times_s = np.cumsum(generator.exponential(1 / rate, int(rate * options.seconds)))
     prompts = generator.integers(FIRST_TOKEN_ID, VOCAB_SIZE, (len(times_s), options.n_prompt))
@@ -137,7 +140,7 @@ def arrivals(
 async def serve(
     order: str, clients: Clients, requests: Sequence[OwnedRequest], options: argparse.Namespace
 ) -> Run:
-    """Sends the requests and returns their records.
+    """Sends the requests when they are due, and returns their records by client.
 
     Raises:
         RuntimeError: a request failed; the message has the error.
@@ -158,7 +161,7 @@ async def serve(
 
 
 def clients_of(system: System) -> Clients:
-    """Returns a client for each of the two API keys of a system."""
+    """Returns a client of the system for each of the two API keys."""
     return Clients(
         {
             name: OpenAIClient(system.http, model=system.model, api_key=key_of(name))
@@ -168,8 +171,8 @@ def clients_of(system: System) -> Clients:
 
 
 async def rate_of(system: System, options: argparse.Namespace) -> float:
-    """Returns the rate of the small client in requests per second: a share of the system's
-    capacity."""
+    """Measures the system's capacity. Returns the rate of the small client in requests per second,
+    which is a share of the capacity."""
     sample = OwnedRequest(0.0, tuple(range(7, 7 + options.n_prompt)), options.n_output)
     per_s = await capacity(clients_of(system), sample, for_s=options.capacity_s)
     rate: float = options.share * per_s
@@ -180,7 +183,7 @@ async def rate_of(system: System, options: argparse.Namespace) -> float:
 async def measure(
     order: str, number: int, system: System, rate: float, options: argparse.Namespace
 ) -> list[Run]:
-    """Measures the small client alone, and then both clients together."""
+    """Runs the small client alone, and then both clients together. Returns the two runs."""
     clients = clients_of(system)
     small = arrivals(rate, options, owner=SMALL, seed=(options.seed, number))
     large = arrivals(TIMES * rate, options, owner=LARGE, seed=(options.seed, number, 1))
@@ -191,26 +194,26 @@ async def measure(
 
 
 def key_of(name: str) -> str:
-    """Returns the API key of a client."""
+    """Returns the API key of the client `name`."""
     return f"orc-benchmark-{name}"
 
 
 def setting_of(order: str, options: argparse.Namespace) -> str:
-    """Returns the scheduler's settings for an order."""
+    """Returns the scheduler's settings that choose an order, as `name=value,name=value`."""
     if order != "paced":
         return f"order={order}"
     return f"order=fair,fair_batch_tokens={options.fair_batch_tokens}"
 
 
 def write_keys(path: Path) -> None:
-    """Writes the file of API keys."""
+    """Writes the file with the API keys of both clients."""
     keys = [{"name": name, "sha256": hash_of(key_of(name))} for name in (SMALL, LARGE)]
     path.write_text(json.dumps({"keys": keys}))
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The figures of one order over all rounds."""
+    """The results of one order over all rounds."""
 
     order: str
     alone: RunRecord
@@ -221,7 +224,7 @@ class Result:
 
     @classmethod
     def of(cls, order: str, runs: Sequence[Run]) -> "Result":
-        """Returns the figures of all runs of an order."""
+        """Returns the results of all runs with an order."""
 
         def together(name: str, *, is_alone: bool) -> RunRecord:
             chosen = (run for run in runs if run.order == order and run.is_alone is is_alone)
@@ -239,8 +242,8 @@ class Result:
 
     @property
     def ratios(self) -> tuple[float, float]:
-        """Returns the small client's p99 with the large client, divided by its p99 alone, for
-        whole answers and for first tokens."""
+        """The p99 of the small client's latencies with the large client, divided by its p99 alone:
+        for whole answers, and for first tokens."""
         return (
             _latency(self.beside).p99 / _latency(self.alone).p99,
             _first_token(self.beside).p99 / _first_token(self.alone).p99,
@@ -248,8 +251,8 @@ class Result:
 
     @property
     def requests_per_s(self) -> float:
-        """Returns the requests of both clients per second, from the first arrival to the last
-        token. The rate is the mean over all rounds."""
+        """Requests of both clients per second, from the first arrival to the last token, as the
+        mean over all rounds."""
         both = [*self.beside.requests, *self.large.requests]
         ends_s = [one.arrival_s + one.latency_s for one in both]
         return len(both) / (max(ends_s) - min(one.arrival_s for one in both)) / self.n_rounds
@@ -260,7 +263,7 @@ class Result:
         return len(self.jain)
 
     def lines(self) -> list[str]:
-        """Returns the figures as lines of text."""
+        """Returns the results as lines of text to print."""
         whole, first = self.ratios
         index = np.mean([each for windows in self.jain for each in windows])
         return [
@@ -298,7 +301,8 @@ def _pair(spread: Spread) -> str:
 
 
 def draw(path: Path, results: Sequence[Result]) -> None:
-    """Draws the latencies of the small client's answers, and Jain's index over time."""
+    """Draws the distribution of the latencies of the small client's answers, and Jain's index over
+    time."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for result, color in zip(results, ("tab:red", "tab:blue", "tab:green"), strict=True):
@@ -328,7 +332,8 @@ def draw(path: Path, results: Sequence[Result]) -> None:
 
 
 async def run(options: argparse.Namespace) -> int:
-    """Measures the orders in turn; the exit status says whether the last order keeps the bound."""
+    """Measures all orders in turn. The exit status is 1 if the last order exceeds the largest
+    allowed ratio."""
     runs: list[Run] = []
     rate = options.rate
     with tempfile.TemporaryDirectory() as directory:

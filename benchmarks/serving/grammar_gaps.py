@@ -1,16 +1,17 @@
-"""What other clients notice while the grammar of many tools is compiled.
+"""The delay of other clients' streams while the grammar of many tools is compiled.
 
     python -m benchmarks.serving.grammar_gaps
 
-A whole system on loopback serves a few long streams. In each round a request comes that must call
-one of 200 tools with schemas of 2 KB, which no request had before. The rank compiles its grammar
-for a second or more. The result is the longest time between two chunks of any stream: in rounds
-with such a request, and in the same time after it. The second number shows what the machine does
-anyway. The smallest numbers of all rounds count, since other work on the machine only adds to them.
-One small tool shows what a usual grammar costs.
+A whole system on loopback serves a few long streams. In each round a request arrives that must call
+one of 200 tools with schemas of 2 KB, which no earlier request had. The rank compiles the grammar
+of the tools for a second or more. The result is the longest time between two chunks of any stream.
+It is measured twice in each round: while such a request is answered, and for the same time
+afterwards. The second number is what the machine causes anyway. The smallest number of all rounds
+counts, since other work on the machine only makes it larger. The same is measured with one small
+tool, to show the cost of a usual grammar.
 
-The model is the demo model, with a template that writes out the name of the first tool only, so
-that the prompt stays short, and with a context that lets so many tools in.
+The model is the demo model with two changes: its chat template writes out only the name of the
+first tool, so that the prompt stays short, and its context is long enough for so many tools.
 """
 
 import argparse
@@ -34,7 +35,8 @@ TOOLS_IN_TEMPLATE = "{% if tools %}{{ tools[0].function.name }}{% endif %}"
 
 
 def write_model(directory: Path) -> None:
-    """Writes the demo model with a template that knows tools, and a long context."""
+    """Writes the demo model into `directory`, with a chat template that names the first tool, and
+    with a long context."""
     template = json.loads((DEMO / "tokenizer_config.json").read_text())["chat_template"]
     changes = {
         "config.json": {"max_position_embeddings": 2**16},
@@ -49,7 +51,8 @@ def write_model(directory: Path) -> None:
 
 
 def tools(label: str, n_tools: int, n_members: int) -> list[dict[str, Any]]:
-    """Returns tools whose names have a label, so that no earlier grammar is theirs."""
+    """Returns `n_tools` tools with `n_members` arguments each. All names begin with `label`. With a
+    new label, no grammar of these tools has been compiled before."""
     return [
         {
             "type": "function",
@@ -73,7 +76,8 @@ def tools(label: str, n_tools: int, n_members: int) -> list[dict[str, Any]]:
 
 
 class Streams:
-    """Streams of plain text that run all the time, and their longest gap."""
+    """Streams of plain text that always run, and the longest time between two chunks of any of
+    them."""
 
     def __init__(self, client: httpx.AsyncClient, n_tokens: int) -> None:
         self._client = client
@@ -82,7 +86,7 @@ class Streams:
         self._has_begun = asyncio.Event()
 
     async def run(self, number: int) -> None:
-        """Runs one stream after the other."""
+        """Runs one stream after the other, until cancelled."""
         body = {
             "prompt": f"Whale {number}",
             "max_tokens": self._n_tokens,
@@ -101,17 +105,19 @@ class Streams:
                     self._has_begun.set()
 
     async def wait(self) -> None:
-        """Waits until the streams run."""
+        """Waits until the first chunk of a stream has arrived."""
         await self._has_begun.wait()
 
     def take_longest_s(self) -> float:
-        """Returns the longest gap since the last call."""
+        """Returns the longest time in seconds between two chunks since the last call of this
+        method."""
         longest_s, self._longest_s = self._longest_s, 0.0
         return longest_s
 
 
 async def call_tool(client: httpx.AsyncClient, offered: list[dict[str, Any]]) -> float:
-    """Sends a request that must call a tool, and returns the seconds until its answer."""
+    """Sends a request that must call one of the tools `offered`. Returns the seconds until its
+    answer is complete. Raises RuntimeError if the request is refused."""
     body = {
         "messages": [{"role": "user", "content": "Which whale?"}],
         "tools": offered,
@@ -139,7 +145,8 @@ async def streams(client: httpx.AsyncClient, options: argparse.Namespace) -> Asy
 
 
 async def measure(options: argparse.Namespace) -> None:
-    """Prints the longest gap of each round, and the medians."""
+    """Starts a system, and prints the longest times between chunks: for 200 tools, and for one
+    small tool."""
     with tempfile.TemporaryDirectory() as directory:
         write_model(Path(directory))
         arguments = (
@@ -170,7 +177,8 @@ async def rounds(
     n_tools: int,
     n_members: int,
 ) -> None:
-    """Prints the longest gaps of some rounds with a new grammar, and of as many without one."""
+    """Sends a request with new tools in each round. Prints the longest time between chunks during
+    and after each request, and the smallest of these times over all rounds."""
     quiet, busy, answers = [], [], []
     for number in range(options.rounds):
         offered = tools(f"t{n_tools}x{number}", n_tools, n_members)

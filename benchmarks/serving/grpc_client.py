@@ -16,7 +16,8 @@ METHOD = "/orcinus.v1.InferenceService/GenerateStream"
 
 
 class GrpcClient:
-    """Streams generations, using the channels in turn. The caller closes the channels."""
+    """A client that sends generations over several channels in turn. The caller closes the
+    channels."""
 
     def __init__(self, *channels: grpc.aio.Channel) -> None:
         self._methods: Iterator[Any] = itertools.cycle(
@@ -24,7 +25,7 @@ class GrpcClient:
         )
 
     def prepare(self, request: PlannedRequest) -> "Generation":
-        """Returns the call for a request."""
+        """Returns the call for a request, with its message already serialized."""
         message = inference_pb2.GenerateStreamRequest(
             prompt=inference_pb2.Prompt(
                 token_ids=inference_pb2.TokenIds(ids=request.prompt_token_ids)
@@ -40,7 +41,8 @@ class GrpcClient:
 
 
 class Generation:
-    """A call, which is sent once and parsed after the run."""
+    """A streaming call of the gRPC API. It is sent once, and its messages are parsed after the
+    run."""
 
     def __init__(self, method: Any, message: bytes) -> None:
         self._method = method
@@ -61,7 +63,7 @@ class Generation:
             raise ConnectionError(f"{error.code().name}: {error.details()}") from error
 
     def read(self) -> Reply:
-        """Returns the part of the answer that was received."""
+        """Parses the received part of the answer and returns it."""
         answers: list[Answer] = []
         usage: inference_pb2.Usage | None = None
         for time_s, piece in self._pieces:

@@ -6,18 +6,19 @@
 The demo model is served with the settings of production; the attacks are defined in
 `tests/hostile`. The engine has a processor of its own, as its pod has.
 
-Sixteen honest streams run three times around each attack, so that all figures are of one minute:
-undisturbed (`gap`, the 99th percentile of the time between tokens), while the same attacker attacks
-a second frontend of the same system (`beside`), and while the attacker attacks the frontend of the
-honest streams (`attacked`). All processes but the engine share the other processors, including the
-attacker and the kernel's work for the attacker, and any full batch slows down the engine. `beside`
-includes all these costs. An attacker on the internet uses no processor of the machine. So `own` =
-attacked / beside is the effect of an attack on the attacked frontend, and must stay below 2. `all`
-= attacked / gap includes the effect of sharing the machine, which `own` leaves out.
+Sixteen honest streams run in three phases around each attack, one right after the other, so that
+the results can be compared: undisturbed (`gap`, the 99th percentile of the time between tokens),
+while the attacker attacks a second frontend of the same system (`beside`), and while the attacker
+attacks the frontend of the honest streams (`attacked`). All processes but the engine share the
+other processors, including the attacker and the kernel's work for the attacker, and any full batch
+slows down the engine. `beside` includes all these costs. An attacker on the internet uses no
+processor of the machine. So `own` = attacked / beside is the effect of an attack on the attacked
+frontend, and must stay below 2. `all` = attacked / gap includes the effect of sharing the machine,
+which `own` leaves out.
 
 `stall` is the longest time of `GET /health` on a connection that was open before the attack, and
-`p99` is the 99th percentile. The times for which the frontend and the client waited for a processor
-are subtracted, so that both figures measure how long the event loop was blocked.
+`p99` is the 99th percentile of these times. The times for which the frontend and the client waited
+for a processor are subtracted, so that both numbers measure how long the event loop was blocked.
 """
 
 import argparse
@@ -47,9 +48,9 @@ COLUMNS = (
     f"{'attacked':>8} {'all':>5} {'own':>5}  answers, refusals, and what is wrong"
 )
 MAX_RATIO = 2.0
-"""Largest allowed slowdown of honest clients: the 99th percentile of the gaps between their tokens
-while their own frontend is attacked, divided by this percentile while another frontend of the same
-scheduler is attacked."""
+"""Largest allowed slowdown of honest clients. The slowdown is the 99th percentile of the gaps
+between their tokens while their own frontend is attacked, divided by the same percentile while
+another frontend of the same scheduler is attacked."""
 MAX_STALL_S = 0.25
 UNDISTURBED_S = 4.0
 ATTACK_S = 5.0
@@ -58,7 +59,7 @@ MIB = 2**20
 
 
 def row(result: Mapping[str, Any]) -> str:
-    """Returns the table's line for a result, with the columns of `COLUMNS`."""
+    """Returns a result as a line of the table, with the columns of `COLUMNS`."""
     honest = result["honest"]
     return (
         f"{result['attack']:<28} {result['took_s']:>5.1f} "
@@ -71,7 +72,8 @@ def row(result: Mapping[str, Any]) -> str:
 
 
 def entry(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a result as JSON for the record, with the figures of `row` in seconds and bytes."""
+    """Returns a result as a dictionary for the JSON record: the same values as in `row`, in seconds
+    and bytes."""
     honest = result["honest"]
     return {
         "attack": result["attack"],
@@ -93,7 +95,7 @@ def entry(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path, about: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> None:
-    """Writes a record with a line for each attack."""
+    """Writes a record as JSON, with one line for each attack."""
     lines = [f'"{key}": {json.dumps(value)},\n' for key, value in about.items()]
     attacks = ",\n".join(map(json.dumps, entries))
     path.write_text("{\n" + "".join(lines) + f'"attacks": [\n{attacks}\n]\n}}\n')
@@ -101,7 +103,8 @@ def write(path: Path, about: Mapping[str, Any], entries: Sequence[Mapping[str, A
 
 @contextlib.contextmanager
 def neighbour_of(pods: Pods) -> Iterator[Target]:
-    """Starts a second frontend of a system, with the options of the first frontend."""
+    """Runs a second frontend of a system inside the context, with the options of the first
+    frontend."""
     read_fd, write_fd = os.pipe()
     command = [
         f"--ready-fd={write_fd}" if argument.startswith("--ready-fd=") else argument
@@ -123,8 +126,9 @@ def neighbour_of(pods: Pods) -> Iterator[Target]:
 def attack_system(
     attacks: Sequence[Attack], system: Mapping[str, Any], results: list[dict[str, Any]]
 ) -> list[str]:
-    """Runs attacks on a system, and starts a new system after an attack that breaks it. Prints the
-    results and returns the names of the attacks that succeeded."""
+    """Runs attacks on a system, and starts a new system after each attack that breaks the system.
+    Prints the results and adds them to `results`. Returns the names of the attacks that
+    succeeded."""
     lost: list[str] = []
     left = list(attacks)
     while left:
@@ -151,7 +155,8 @@ def attack_system(
 
 
 def measure(pods: Pods, attack: Attack, witness: Helper, neighbour: Target) -> dict[str, Any]:
-    """Measures one attack and prints the result."""
+    """Measures the honest streams undisturbed, beside and under one attack. Prints and returns the
+    result."""
     undisturbed = pods.undisturbed(witness, for_s=UNDISTURBED_S)
     with hostile_pods.attacker_of(neighbour) as attacker:
         beside = pods.beside(attack, attacker, witness, for_s=ATTACK_S)

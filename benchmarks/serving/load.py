@@ -1,8 +1,8 @@
 """Open-loop load: each request is sent when it is due, whether or not earlier requests have ended.
 
-A client knows a protocol. This module decides when the client sends, and records the received
-answers. An answer counts as failed if its length is not the requested length, since such runs could
-not be compared.
+A client implements a protocol. This module sends each request when it is due, and records the
+received answers. An answer counts as failed if its length is not the requested length, since runs
+with other lengths could not be compared.
 """
 
 import asyncio
@@ -17,12 +17,14 @@ from benchmarks.records import RequestRecord
 from benchmarks.workload import PlannedRequest
 
 LEAD_S = 0.05
-"""Seconds from the start to the first arrival, so that even the first request is not late."""
+"""Seconds from the call of `run` to the first arrival, so that even the first request is sent on
+time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tokens of an answer that were received together, and the event loop's time of that moment."""
+    """Tokens of an answer that were received together, and the time of the event loop, in seconds,
+    at which they were received."""
 
     time_s: float
     n_tokens: int
@@ -30,7 +32,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The whole reply to a request, with the server's counts where the server gives them."""
+    """The whole reply to a request. Has the server's own token counts if the server returns
+    them."""
 
     answers: tuple[Answer, ...]
     n_prompt: int | None = None
@@ -39,21 +42,22 @@ class Reply:
 
 
 class Call(Protocol):
-    """A request that is ready to be sent, once."""
+    """A prepared request that can be sent once."""
 
     async def send(self) -> None:
-        """Sends the request and waits for the end of the answer; raises OSError if the connection
+        """Sends the request and waits for the end of the answer. Raises OSError if the connection
         fails."""
 
     def read(self) -> Reply:
-        """Returns the part of the reply that was received."""
+        """Parses the received part of the reply and returns it."""
 
 
 class Client(Protocol):
-    """A client of a server's protocol."""
+    """A client of a server, for one protocol."""
 
     def prepare(self, request: PlannedRequest) -> Call:
-        """Returns a call for a request, prepared as far as possible."""
+        """Returns a call for a request. As much work as possible is done here, before the run
+        begins."""
 
 
 async def run(
@@ -63,7 +67,8 @@ async def run(
     timeout_s: float = 600.0,
     on_done: Callable[[], object] = lambda: None,
 ) -> list[RequestRecord]:
-    """Sends all requests when they are due and waits for all answers.
+    """Sends all requests when they are due, waits for all answers, and returns the records of the
+    requests.
 
     Args:
         timeout_s: seconds after which a request counts as failed.
@@ -86,8 +91,8 @@ async def run(
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Switches the garbage collector off during a run. A full collection takes 50 to 100 ms, which
-    would be counted as the server's time."""
+    """Switches Python's garbage collector off inside the context. A full collection takes 50 to 100
+    ms, which would count as the server's time."""
     gc.collect()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
 """A streaming client for servers with the OpenAI API, which needs little processor time.
 
 The client shares the machine with the measured server, so during a run it only stores the received
-bytes with their times. Events are parsed after the run. Each request has its own connection;
-httptools finds the end of an answer.
+bytes with their times. Events are parsed after the run. Each request has its own connection. The
+library httptools detects the end of an answer.
 """
 
 import asyncio
@@ -20,17 +20,18 @@ from benchmarks.workload import PlannedRequest
 PATH = "/v1/completions"
 
 EXACT_LENGTH: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
-"""Request fields that make Orcinus, vLLM and other servers generate exactly the maximum number of
+"""Request fields with which Orcinus, vLLM and other servers generate exactly the maximum number of
 tokens and return token ids."""
 
 DONE = b"[DONE]"
 
 
 class OpenAIClient:
-    """Streams completions from `url`. If `url` has a path, that path replaces `/v1/completions`.
+    """Streams completions from the server at `url`. If `url` has a path, that path replaces
+    `/v1/completions`.
 
-    `body` is added to every request; fields that are None are left out. `prompts` maps the token
-    ids of prompts to texts, for servers that accept no token ids.
+    `body` has fields that are added to every request; a field that is None is removed. `prompts`
+    maps the token ids of prompts to texts, for servers that accept no token ids.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class OpenAIClient:
         self._prompts = prompts
 
     def prepare(self, request: PlannedRequest) -> "Completion":
-        """Returns the call for a request; the message is prepared before the run begins."""
+        """Returns the call for a request, with its HTTP message already made."""
         prompt = request.prompt_token_ids
         body = {
             "model": self._model,
@@ -65,7 +66,7 @@ class OpenAIClient:
 
 
 class Completion:
-    """A call, which is sent once and parsed after the run."""
+    """A streaming completion call. It is sent once, and its events are parsed after the run."""
 
     def __init__(self, url: SplitResult, message: bytes) -> None:
         self._url = url
@@ -93,14 +94,14 @@ class Completion:
             transport.close()
 
     def read(self) -> Reply:
-        """Returns the part of the answer that was received."""
+        """Parses the received part of the answer and returns it."""
         if self._exchange is None:
             return Reply((), error="never sent")
         return reply_of(self._exchange.status, self._exchange.pieces)
 
 
 class _Exchange(asyncio.Protocol):
-    """One request on its own connection; stores the received parts of the answer with their
+    """One HTTP request on its own connection. Stores the received parts of the answer with their
     times."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -162,8 +163,8 @@ def reply_of(status: int, pieces: Sequence[tuple[float, bytes]]) -> Reply:
 
 
 def events_of(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Yields the server-sent events, each with the time of its last byte; the final `[DONE]` is
-    left out."""
+    """Yields the data of each server-sent event with the time of its last byte. The final `[DONE]`
+    is left out."""
     rest = b""
     for time_s, piece in pieces:
         *blocks, rest = (rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
@@ -178,8 +179,8 @@ def events_of(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, di
 
 
 def _n_tokens(choice: Mapping[str, Any]) -> int:
-    """Returns the number of tokens of a chunk: the length of `token_ids`, or 1 for a text without
-    them."""
+    """Returns the number of tokens in a chunk: the length of `token_ids`, or 1 for a text if the
+    server returns no token ids."""
     token_ids = choice.get("token_ids")
     return int(bool(choice.get("text"))) if token_ids is None else len(token_ids)
 

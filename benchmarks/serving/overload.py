@@ -5,19 +5,19 @@
     python -m benchmarks.serving.overload --protocols http --goals 0 2 --times 1 1.5 2 3 5 10 \\
         --figure docs/images/overload.png               goodput over the load, without and with it
 
-Clients that send one request after the other find the capacity in complete answers per second,
+Clients that send one request after the other measure the capacity in complete answers per second,
 before and after the overload; the mean is used. During the overload, requests arrive as a Poisson
 process at a multiple of the capacity, whether or not earlier requests have ended. Goodput is the
 complete answers per second, from the time at which the queue is full until requests stop arriving.
-`on time` counts the answers whose first tokens came within the largest of the goals. A batch of
-answers of one length ends at one time, so each answer counts by the part of its tokens that came
-within this period. A refusal is HTTP 429 or RESOURCE_EXHAUSTED; its latency counts from the sending
-of the request. The pool accepts a quarter of the connections of a frontend, so that without a goal
-the pool is the limit that is reached.
+`on time` counts the answers whose first tokens came within the largest of the goals. All answers of
+a batch have one length and end at the same time, so each answer counts by the share of its tokens
+that came within this period. A refusal is HTTP 429 or RESOURCE_EXHAUSTED; its latency counts from
+the sending of the request. The pool accepts only a quarter of the connections of a frontend, so
+that without a goal the pool is the limit that is reached.
 
 The engine has a processor of its own, as its pod has. All other processes share the other
-processors with the client, which only stamps answers during the run and parses them afterwards. The
-client's use of processors is printed.
+processors with the client, which only records the times of answers during the run and parses them
+afterwards. The client's use of processors is printed.
 """
 
 import argparse
@@ -49,18 +49,21 @@ from benchmarks.serving.openai_client import OpenAIClient
 from benchmarks.workload import PlannedRequest
 
 N_PROMPT, N_OUTPUT = 64, 512
-"""Length of each request in tokens. All are equal, so that answers per second are a measure.
+"""Lengths of the prompt and of the output of each request, in tokens. All requests are equal, so
+that answers per second are a measure.
 
-The shorter the answers, the more requests make ten times the capacity, and the less of two cores is
-left for the engine beside the client and the refusals. With 256 tokens, ten times the capacity is
-some 290 calls per second. One core cannot begin so many over gRPC beside the client and the
-streams.
+The shorter the answers, the more requests per second make ten times the capacity. On two cores,
+less is then left for the engine beside the client and the refusals. With 256 tokens, ten times the
+capacity is some 290 calls per second. One core cannot begin so many over gRPC beside the client and
+the streams.
 """
 N_CLIENTS = 64
-"""Number of clients that measure the capacity: two batches, so that the engine never waits."""
+"""Number of clients that measure the capacity. They fill two batches, so that the engine never
+waits."""
 SMALL_POOL = ("--max-requests=512",)
 N_CONNECTIONS = 16
-"""Number of gRPC connections; calls beyond 256 on one connection would wait in the client."""
+"""Number of gRPC connections of the client. If a connection has 256 calls, further calls on it
+would wait in the client."""
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 WARM_UP_S = 5.0
 RETRY_S = 0.2
@@ -68,50 +71,55 @@ RETRY_S = 0.2
 MIN_GOODPUT = 0.95
 MAX_REFUSAL_S = 0.05
 MAX_GROWTH = 0.1
-"""Largest growth of a process's memory after the queue is full, divided by the memory before."""
+"""Largest allowed growth of a process's memory after the queue is full, as a share of the memory at
+that time."""
 REFUSED = ("HTTP 429", "ConnectionError: RESOURCE_EXHAUSTED")
 MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Overloaded:
-    """The figures of one load."""
+    """The results of one load over one protocol."""
 
     protocol: str
     goal_s: float
-    """The goal for first tokens, in seconds; 0 is no goal."""
+    """Goal for the time to the first token, in seconds, that the scheduler is given; 0 means no
+    goal."""
     capacity_per_s: float
     offered_per_s: float
     goodput_per_s: float
     on_time_per_s: float
-    """Goodput of the answers whose first tokens came within the largest goal."""
+    """Goodput of answers that are on time, in answers per second: their first token came within the
+    largest of the goals."""
     refusal_s: Spread | None
     first_token_s: Spread | None
     late_s: Spread | None
-    """Seconds by which first tokens exceeded the largest goal, for answers that missed it."""
+    """Seconds by which the first tokens of late answers exceeded the largest of the goals."""
     n_complete: int
     n_late: int
     n_refused: int
     others: Counter[str]
-    """Number of requests that were neither complete nor refused, by their error."""
+    """Number of requests that were neither complete nor refused, by the text of their error."""
     growth: float
-    """Largest growth of a process's memory after the queue was full, divided by its memory at that
-    time."""
+    """Largest growth of any process's memory after the queue was full, as a share of the memory at
+    that time."""
     client_cpus: float
 
     @property
     def goodput_part(self) -> float:
-        """The goodput divided by the capacity."""
+        """Goodput of all complete answers, divided by the capacity."""
         return self.goodput_per_s / self.capacity_per_s
 
     @property
     def on_time_part(self) -> float:
-        """The goodput on time divided by the capacity."""
+        """Goodput of the answers whose first token came within the largest goal, divided by the
+        capacity."""
         return self.on_time_per_s / self.capacity_per_s
 
     @property
     def is_held(self) -> bool:
-        """Whether the system meets all conditions for an overloaded system."""
+        """Whether the system meets all conditions under overload: enough goodput, fast refusals,
+        little growth of memory, and no other errors."""
         return (
             (self.on_time_part if self.goal_s else self.goodput_part) >= MIN_GOODPUT
             and self.refusal_s is not None
@@ -122,11 +130,11 @@ class Overloaded:
 
     @property
     def name(self) -> str:
-        """The goal as text."""
+        """The goal as text: `goal of 2 s` or `no goal`."""
         return f"goal of {self.goal_s:g} s" if self.goal_s else "no goal"
 
     def lines(self) -> list[str]:
-        """Returns the figures as lines of text."""
+        """Returns the results as lines of text to print."""
         return [
             f"{self.protocol}, {self.name}: capacity {self.capacity_per_s:.1f}/s, offered "
             f"{self.offered_per_s:.1f}/s, goodput {self.goodput_per_s:.1f}/s "
@@ -140,7 +148,7 @@ class Overloaded:
         ]
 
     def row(self) -> dict[str, Any]:
-        """Returns the figures for the record: memory and processors as ratios, times in seconds."""
+        """Returns the results as a dictionary for the record."""
         return {
             "protocol": self.protocol,
             "goal_s": self.goal_s,
@@ -163,8 +171,9 @@ class Overloaded:
 
 
 async def capacity(client: load.Client, request: PlannedRequest, *, for_s: float) -> float:
-    """Returns the capacity in answers per second. Clients send one request after the other for
-    `for_s` seconds; the tokens of complete answers are divided by the length of an answer."""
+    """Returns the capacity in answers per second. After a warm-up, clients send one request after
+    the other for `for_s` seconds. The capacity is the number of received tokens, divided by the
+    length of an answer and by the time."""
     loop = asyncio.get_running_loop()
     start_s = loop.time() + WARM_UP_S
     n_tokens = 0
@@ -199,8 +208,8 @@ def arrivals(rate: float, for_s: float, *, seed: int) -> list[PlannedRequest]:
 
 
 def request_at(arrival_s: float) -> PlannedRequest:
-    """Returns a request that arrives at a time; all requests of this workload are equal but for the
-    time."""
+    """Returns the request of this workload with the given arrival time. All requests are equal but
+    for that time."""
     return PlannedRequest(arrival_s, tuple(range(7, 7 + N_PROMPT)), N_OUTPUT)
 
 
@@ -213,7 +222,8 @@ async def overload(
     goal_s: float,
     times: float,
 ) -> Overloaded:
-    """Measures the capacity over a protocol, and the results of a load of `times` the capacity."""
+    """Measures the capacity over a protocol, before and after a load of `times` the capacity.
+    Returns the results of the load."""
     before_per_s = await capacity(client, request_at(0.0), for_s=options.capacity_s)
     requests = arrivals(times * before_per_s, options.seconds, seed=options.seed)
     full_s = options.seconds / 4
@@ -246,8 +256,8 @@ def figures(
     growth: float,
     client_cpus: float,
 ) -> Overloaded:
-    """Returns the figures of a run. Goodput counts answers within the window. Answers count as on
-    time if their first token came within `on_time_s`."""
+    """Returns the results of a run. Goodput counts answers within the window (begin, end), in
+    seconds. An answer counts as on time if its first token came within `on_time_s` seconds."""
     done = [record for record in records if record.is_complete]
     refused = [r for r in records if r.error is not None and r.error.startswith(REFUSED)]
     others = (r.error[:60] for r in records if r.error and not r.error.startswith(REFUSED))
@@ -280,15 +290,15 @@ def _began_within(record: RequestRecord, limit_s: float) -> bool:
 
 
 def part_within(record: RequestRecord, window_s: tuple[float, float]) -> float:
-    """Returns the part of an answer's tokens that came between two times."""
+    """Returns the share of an answer's tokens that came between two times."""
     begin_s, end_s = window_s
     times_s = record.token_times_s or (record.end_s,)
     return sum(begin_s <= time_s < end_s for time_s in times_s) / len(times_s)
 
 
 async def growth_of(root: psutil.Process, from_s: float, to_s: float) -> float:
-    """Returns the largest growth of the memory of a process of the system between two times, as a
-    ratio."""
+    """Returns the largest growth of the memory of any process of the system, as a share of its
+    memory at `from_s`. The memory is compared at two times, in seconds from now."""
     await asyncio.sleep(from_s)
     before = memory_of(root)
     await asyncio.sleep(to_s - from_s)
@@ -297,7 +307,7 @@ async def growth_of(root: psutil.Process, from_s: float, to_s: float) -> float:
 
 
 def memory_of(root: psutil.Process) -> dict[psutil.Process, int]:
-    """Returns the resident memory of a process's descendants, in bytes."""
+    """Returns the resident memory of each descendant of a process, in bytes."""
     memory = {}
     for process in root.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -307,7 +317,7 @@ def memory_of(root: psutil.Process) -> dict[psutil.Process, int]:
 
 @contextlib.asynccontextmanager
 async def client_of(protocol: str, system: System) -> AsyncIterator[load.Client]:
-    """Yields a client of one of the protocols."""
+    """Yields a client of a system for `protocol`: `http`, or gRPC for any other name."""
     if protocol == "http":
         yield OpenAIClient(system.http, model=system.model)
     else:
@@ -334,7 +344,8 @@ def _rounded(spread: Spread | None) -> dict[str, float] | None:
 
 
 async def run(options: argparse.Namespace) -> int:
-    """Overloads a system over each protocol; the exit status says whether all conditions held."""
+    """Runs all loads over each protocol and with each goal. The exit status is 1 if a condition was
+    not met."""
     about = machine.describe()
     results = []
     for protocol, goal_s in itertools.product(options.protocols, options.goals):
@@ -361,8 +372,8 @@ async def run(options: argparse.Namespace) -> int:
 
 
 def draw(path: Path, results: Sequence[Overloaded], *, on_time_s: float) -> None:
-    """Draws the answers that begin in time over the offered load, both as parts of the capacity,
-    with a line for each goal."""
+    """Draws the answers per second that begin within `on_time_s` seconds, over the offered load.
+    Both are multiples of the capacity. There is a line for each protocol and goal."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for name in dict.fromkeys((result.protocol, result.name) for result in results):

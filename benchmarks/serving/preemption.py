@@ -10,10 +10,11 @@ that a full batch reserves. Whole systems on loopback serve the requests over HT
 reserves all memory that a request can need, the other admits optimistically. Answers must have the
 same tokens in all runs, even if requests were preempted and recomputed.
 
-Prints the throughput of each run and the number of preemptions. The ratio is the median over the
-rounds. The ratio cannot exceed the throughput of a full batch divided by that of a quarter batch,
-and a processor computes 32 requests hardly faster than 8. With `--memory 2` all reservations fit
-into memory, and the ratio is the cost of the accounting for optimistic admission.
+Prints the throughput of each run and the number of preemptions. The result is the ratio of the
+throughputs of optimistic and full reservation, the median over the rounds. The ratio cannot exceed
+the throughput of a full batch divided by that of a quarter batch, and a CPU computes 32 requests
+hardly faster than 8. With `--memory 2` all reservations fit into memory, and the ratio is the cost
+of the accounting for optimistic admission.
 
 Drafts are switched off: they make small batches faster, and a model of random weights repeats
 itself.
@@ -45,7 +46,8 @@ PREEMPTIONS = re.compile(r"^orcinus_preemptions_total (\S+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The answers of one system to all requests, with the seconds and the number of preemptions."""
+    """One run of all requests on one system: the tokens of the answers, the seconds, and the number
+    of preemptions."""
 
     is_optimistic: bool
     answers: tuple[tuple[int, ...], ...]
@@ -59,8 +61,8 @@ class Run:
 
 
 def bodies(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Returns the requests. `min_tokens` is one less than the length of the answer, and the next
-    token is the stop token."""
+    """Returns the bodies of the requests. The length of each answer is fixed: after `min_tokens`
+    tokens, a logit bias makes the next token the stop token."""
     generator = np.random.default_rng(options.seed)
     n_prompts = generator.integers(16, options.n_prompt + 1, options.requests).tolist()
     n_used = generator.integers(4, options.n_used + 1, options.requests).tolist()
@@ -81,8 +83,8 @@ def bodies(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def n_slots(requests: list[dict[str, Any]], batch_size: int, share: float) -> int:
-    """Returns the number of K/V slots for a share of a full batch's reservations. The number is at
-    least enough for the longest request."""
+    """Returns the number of K/V slots to use: `share` of the slots that a full batch of
+    `batch_size` requests reserves, but at least enough for the longest request."""
     needs: list[int] = [len(request["prompt"]) + request["max_tokens"] for request in requests]
     wanted = int(share * batch_size * statistics.mean(needs))
     return max(wanted, max(needs) + BLOCK_SIZE)
@@ -112,7 +114,8 @@ async def run_once(options: argparse.Namespace, *, is_optimistic: bool) -> Run:
 
 
 async def ask(client: httpx.AsyncClient, request: dict[str, Any]) -> tuple[int, ...]:
-    """Returns the tokens of the answer to a request."""
+    """Sends a request and returns the token ids of its answer. Raises RuntimeError if the request
+    is refused."""
     answer = await client.post("/v1/completions", json=request)
     if answer.status_code != httpx.codes.OK:
         raise RuntimeError(answer.text)
@@ -120,7 +123,7 @@ async def ask(client: httpx.AsyncClient, request: dict[str, Any]) -> tuple[int, 
 
 
 async def n_preemptions(client: httpx.AsyncClient, url: str) -> int:
-    """Returns the number of preemptions so far, from the scheduler's metrics."""
+    """Returns the number of preemptions since the scheduler's start, from its metrics at `url`."""
     found = PREEMPTIONS.search((await client.get(url)).text)
     if found is None:
         raise RuntimeError(f"no preemptions at {url}")
@@ -139,14 +142,14 @@ def report(runs: list[Run]) -> str:
 
 
 def line_of(run: Run) -> str:
-    """Returns the figures of one run as a line of text."""
+    """Returns the results of one run as a line of text."""
     kind = "optimistic" if run.is_optimistic else "reserving"
     return f"{kind:>10}: {run.tokens_per_s:8.1f} tokens/s, {run.n_preemptions} preempted"
 
 
 def ratio(runs: list[Run]) -> float:
-    """Returns the throughput of optimistic admission divided by the throughput of full reservation,
-    the median over the rounds."""
+    """Returns the throughput with optimistic admission divided by the throughput with full
+    reservation, as the median over the rounds."""
     return statistics.median(
         lent.tokens_per_s / reserved.tokens_per_s
         for reserved, lent in zip(
@@ -191,7 +194,7 @@ async def run(options: argparse.Namespace) -> None:
 
 
 def rows(runs: list[Run]) -> list[dict[str, Any]]:
-    """Returns the figures of all runs for a record."""
+    """Returns the results of all runs as dictionaries for the record."""
     return [
         {
             "is_optimistic": run.is_optimistic,

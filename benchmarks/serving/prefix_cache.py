@@ -7,14 +7,15 @@
     python -m benchmarks.serving.prefix_cache /tmp/llama-125m --peers vllm --rounds 3 --think-s 1
 
 All users share a system prompt, and each user asks questions one after the other: the prompt of a
-turn is the whole conversation before it. Without thinking time (`--think-s`), users whose answers
-end together also ask their next questions together, which decides the waiting times. Whole systems
-on loopback serve the same chat over HTTP in turns, one without the cache and one with it. Prompts
-are token ids, so that their lengths are exact. Answers are greedy and of one length, and must have
-the same tokens in all runs.
+turn is the whole conversation so far, with the new question. Without thinking time (`--think-s`),
+users whose answers end together also ask their next questions together, which decides the waiting
+times. Whole systems on loopback serve the same chat over HTTP in turns, one without the cache and
+one with it. Prompts are token ids, so that their lengths are exact. Answers are greedy and of one
+length, and must have the same tokens in all runs.
 
-A peer is its engine alone, stepped in its own process, without and with its own prefix cache. Its
-users ask the same questions. Its answers have the same length, but may have other tokens.
+A peer is another engine, stepped in its own process, without a server. It runs without and with its
+own prefix cache. The users of a peer ask the same questions. The answers of a peer have the same
+length, but may have other tokens.
 
 Prints the time to the first token from the second turn on, where the cache holds the conversation
 so far, and the throughput of the whole chat. The ratios are medians over the rounds. `--json`
@@ -45,12 +46,13 @@ from benchmarks.workload import PlannedRequest
 
 TIMEOUT_S = 600.0
 FIRST_TOKEN_ID, VOCAB_SIZE = 3, 1000
-"""Range of the tokens of prompts: every model has these tokens, and none of them is special."""
+"""First token id of prompts, and the end of their range. Every model has these tokens, and none of
+them is special."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The answer to one question of a user."""
+    """One turn of a user: the tokens and the record of the answer."""
 
     user: int
     turn: int
@@ -61,7 +63,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """One run of the whole chat."""
+    """One run of the whole chat on one engine."""
 
     has_cache: bool
     turns: tuple[Turn, ...]
@@ -69,23 +71,23 @@ class Chat:
 
     @property
     def answers(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        """The tokens of all answers, by user and turn."""
+        """The tokens of each answer, by user and turn."""
         return {(turn.user, turn.turn): turn.token_ids for turn in self.turns}
 
     @property
     def n_cached(self) -> int:
-        """Number of prompt tokens that came from the prefix cache."""
+        """Number of prompt tokens, over all turns, that were found in the prefix cache."""
         return sum(turn.n_cached for turn in self.turns)
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens per second, over the whole chat."""
+        """Generated tokens per second over the whole chat."""
         end_s = max(turn.record.end_s for turn in self.turns)
         return sum(len(turn.token_ids) for turn in self.turns) / end_s
 
     def first_token_s(self, turns: Sequence[int]) -> Spread:
-        """Returns the spread of the seconds to the first token, over the given turns of all
-        users."""
+        """Returns the spread of the seconds to the first token, over all users and the turns with
+        the given numbers."""
         times = (turn.record.time_to_first_token_s for turn in self.turns if turn.turn in turns)
         spread = Spread.of(time_s for time_s in times if time_s is not None)
         if spread is None:
@@ -94,14 +96,14 @@ class Chat:
 
 
 def pauses(options: argparse.Namespace) -> list[list[float]]:
-    """Returns the seconds that each user thinks before each question."""
+    """Returns the seconds for which each user thinks before each question, [users][turns]."""
     draw = np.random.default_rng([options.seed, 1]).exponential
     drawn: list[list[float]] = draw(options.think_s, (options.users, options.turns)).tolist()
     return drawn
 
 
 def questions(options: argparse.Namespace) -> tuple[list[int], list[list[list[int]]]]:
-    """Returns the tokens of the system prompt, and of each question of each user."""
+    """Returns the tokens of the system prompt, and the tokens of each question, [users][turns]."""
     draw = np.random.default_rng(options.seed).integers
 
     def tokens(n_tokens: int) -> list[int]:
@@ -115,7 +117,8 @@ def questions(options: argparse.Namespace) -> tuple[list[int], list[list[list[in
 
 
 async def ask(client: httpx.AsyncClient, prompt: list[int], n_answer: int, zero_s: float) -> Turn:
-    """Streams the answer to a prompt and returns it; times are counted from `zero_s`."""
+    """Streams the answer to a prompt and returns it as a turn. Times are seconds since `zero_s`, a
+    time of the event loop."""
     body = {
         "prompt": prompt,
         "max_tokens": n_answer,
@@ -157,8 +160,8 @@ async def ask(client: httpx.AsyncClient, prompt: list[int], n_answer: int, zero_
 
 
 async def chat(client: httpx.AsyncClient, options: argparse.Namespace, *, has_cache: bool) -> Chat:
-    """Runs the chat: each user waits for the answer, thinks for some time, and asks the next
-    question."""
+    """Runs the chat of all users. Each user asks a question, waits for the answer, and thinks
+    before the next question."""
     system, of_users = questions(options)
     thinks = pauses(options)
     zero_s = asyncio.get_running_loop().time()
@@ -192,7 +195,8 @@ async def serve(options: argparse.Namespace, *, has_cache: bool) -> Chat:
 
 
 def planned(options: argparse.Namespace) -> list[PlannedRequest]:
-    """Returns the turns of all users for a peer, one user after the other."""
+    """Returns all turns as requests for a peer, one user after the other. Each turn but a user's
+    first follows the turn before."""
     system, of_users = questions(options)
     thinks = pauses(options)
     requests: list[PlannedRequest] = []
@@ -206,7 +210,7 @@ def planned(options: argparse.Namespace) -> list[PlannedRequest]:
 
 
 async def serve_by_peer(options: argparse.Namespace, name: str, *, has_cache: bool) -> Chat:
-    """Starts a peer in a process of its own and runs the chat with it."""
+    """Starts the peer `name` in a new process and runs the chat with it."""
     arguments = [f"--max-model-len={options.max_model_len}"]
     arguments += ["--prefix-cache"] if has_cache else []
     process = await asyncio.to_thread(
@@ -230,7 +234,7 @@ async def serve_by_peer(options: argparse.Namespace, name: str, *, has_cache: bo
 
 
 def line_of(one: Chat, n_turns: int) -> str:
-    """Returns the figures of one chat as a line of text."""
+    """Returns the results of one chat as a line of text."""
     first = one.first_token_s(range(2, n_turns + 1))
     cached = f"; {one.n_cached} prompt tokens cached" if one.engine == OURS else ""
     return (
@@ -241,10 +245,10 @@ def line_of(one: Chat, n_turns: int) -> str:
 
 
 def report(chats: Sequence[Chat], n_turns: int) -> list[str]:
-    """Returns the comparison of the chats as lines of text.
+    """Returns the comparison of the chats as lines of text to print.
 
     Raises:
-        RuntimeError: our own answers differ, or the cache was never used.
+        RuntimeError: our answers with and without the cache differ, or the cache was never used.
     """
     ours = [one for one in chats if one.engine == OURS]
     if any(one.answers != ours[0].answers for one in ours):
@@ -271,7 +275,8 @@ def ratios(
     before: Sequence[Chat], after: Sequence[Chat], turns: Sequence[int]
 ) -> tuple[float, float]:
     """Returns two ratios between two kinds of chats, as medians over the rounds: the times to the
-    first token of the given turns (before / after), and the throughputs (after / before)."""
+    first token in the given turns (`before` / `after`), and the throughputs (`after` /
+    `before`)."""
     pairs = list(zip(before, after, strict=True))
     return (
         statistics.median(
@@ -283,7 +288,7 @@ def ratios(
 
 
 def draw(path: Path, chats: Sequence[Chat], n_turns: int) -> None:
-    """Draws the median time to the first token of each turn; a line for each run."""
+    """Draws the median time to the first token of each turn, with a line for each run."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     engines = list(dict.fromkeys(one.engine for one in chats))

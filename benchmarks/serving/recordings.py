@@ -1,20 +1,20 @@
-"""Recordings of real runs that the page shows side by side: request-level batches against Orca.
+"""Recordings of real runs that the website shows side by side: request-level batches and Orca.
 
     python -m benchmarks.make_model build/llama-125m
     python -m benchmarks.serving.recordings              about three minutes on two cores
 
-Starts a whole local system on two stages for each way of scheduling in turn and sends the same
+Starts a whole local system on two stages for each kind of scheduling in turn and sends the same
 requests at the same times. Writes the scheduler's recording, without its decisions. The model is so
-large that stages spend most of their time computing. Of several runs of each way, the fastest is
-kept, since other processes may have used the machine during the others:
+large that stages spend most of their time computing. Of several runs of each kind, the fastest is
+kept, since other processes may have slowed down the other runs:
 
     request_level    a batch runs until its longest answer is complete    (baseline)
     orca             iteration level: Algorithm 1
     chunked          the same with a bounded number of tokens in an iteration
 
 Prompts are short, outputs have very different lengths, and some requests arrive late. So the
-recordings show requests that end early and leave, and late requests that join or wait. Drafts are
-switched off, so that an iteration computes one token of each request.
+recordings show requests that end early and leave the batch, and late requests that join the batch
+or wait. Drafts are switched off, so that an iteration computes one token of each request.
 """
 
 import argparse
@@ -36,13 +36,14 @@ from benchmarks.machine import ROOT
 MODEL = ROOT / "build" / "llama-125m"
 OUT = ROOT / "services" / "frontend" / "page" / "recordings"
 MAX_BYTES = 300_000
-"""Maximum bytes of a recording; a page loads all recordings."""
+"""Largest size of a recording in bytes. A page loads all recordings."""
 
 N_STAGES = 2
 MAX_BATCH_SIZE = 4
 TIMEOUT_S = 60.0
 SETTLE_S = 0.8
-"""Seconds in which the timings of the last iterations arrive. Stages report four times a second."""
+"""Seconds to wait until the timings of the last iterations have arrived. Stages report them four
+times a second."""
 
 COMMON = (
     f"--stages={N_STAGES}",
@@ -55,12 +56,12 @@ VARIANTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "orca": ("services.local", ("--policy=orca",)),
     "chunked": ("services.local", ("--policy=chunked", "--max-batch-tokens=16")),
 }
-"""The module that is run, and its options, by the name of the recording."""
+"""For each recording by its name, the module that is run and the module's options."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A request: the time of its arrival, and its lengths in tokens."""
+    """A request: its arrival time in seconds, and its lengths in tokens."""
 
     at_s: float
     n_prompt: int
@@ -81,7 +82,8 @@ VISITS = (
     Visit(0.55, 7, 13),
     Visit(0.70, 22, 15),
 )
-"""The requests; the lengths of each request are unique."""
+"""The requests of a recording. No two have the same pair of lengths, so that the lengths identify a
+request."""
 
 
 def prompt_of(visit: Visit, index: int) -> list[int]:
@@ -106,7 +108,8 @@ async def ask(client: httpx.AsyncClient, visit: Visit, index: int) -> None:
 
 
 async def run(name: str, path: Path, model: Path) -> None:
-    """Starts a system that records its scheduling, and sends all requests to it."""
+    """Starts a system of the variant `name` that records its scheduling into the file `path`, and
+    sends all requests to the system."""
     module, options = VARIANTS[name]
     settings = f"--scheduler=record={path},speculative-tokens=0"
     arguments = (f"--model={model}", "--kv-memory=64MiB", *COMMON, *options, settings)
@@ -123,10 +126,11 @@ async def run(name: str, path: Path, model: Path) -> None:
 
 
 def shown(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields the lines of a recording that the page compares: the epoch, and all lines from the
-    first request on, without decisions, figures and marks.
+    """Yields the lines of a recording that the page shows: the header, the epoch, and all lines
+    from the first of the requests on, without decisions, figures and marks.
 
-    Requests are numbered as in `VISITS`, from 1, so that each has one number in all recordings.
+    Requests are numbered from 1 in the order of `VISITS`, so that a request has the same number in
+    all recordings.
     """
     places = {(visit.n_prompt, visit.n_output): i for i, visit in enumerate(VISITS, 1)}
     numbers: dict[int, int] = {}
@@ -144,7 +148,7 @@ def shown(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def renumbered(line: dict[str, Any], numbers: Mapping[int, int]) -> dict[str, Any]:
-    """Returns a line whose request numbers are replaced."""
+    """Returns a line in which each request number is replaced by its value in `numbers`."""
     result = dict(line)
     if "number" in line:
         result["number"] = numbers[line["number"]]
@@ -157,17 +161,19 @@ def renumbered(line: dict[str, Any], numbers: Mapping[int, int]) -> dict[str, An
 
 
 def took_s(recorded: Path) -> float:
-    """Returns the seconds from the first line of a request that is shown to the last."""
+    """Returns the seconds between the first and the last line about a request, among the lines that
+    the page shows."""
     lines = list(shown([json.loads(line) for line in recorded.read_text().splitlines()]))
     times = [line["t"] for line in lines if line["type"] == "request"]
     return float(times[-1] - times[0])
 
 
 def write(recorded: Path, to: Path) -> int:
-    """Writes the lines of a recording that the page shows; returns their number of bytes.
+    """Writes the lines of a recording that the page shows, and returns the size of the file in
+    bytes.
 
     Raises:
-        ValueError: the recording has too many bytes, or requests or tokens are missing.
+        ValueError: the recording is too large, or requests or tokens are missing.
     """
     lines = [json.loads(line) for line in recorded.read_text().splitlines()]
     kept = list(shown(lines))

@@ -4,10 +4,10 @@
 
 A whole system on loopback serves equal numbers of requests with and without options, in turn, in
 alternating order. In a mixed round each request has another option, or several, so that every batch
-has all of them. The throughput of greedy requests is divided by the throughput of the mixed
-requests of the same round. The cost is the median of these ratios, so that other work on the
-machine for a while does not decide the result. The cost should be 3 at most. With `--each`, the
-cost of each kind of option in a batch of its own follows.
+has all of them. The cost of a round is the throughput of greedy requests divided by the throughput
+of the mixed requests. The result is the median over the rounds, so that a short disturbance by
+other work on the machine does not change it. It should be 3 at most. With `--each`, the cost of
+each kind of option in a batch of its own follows.
 """
 
 import argparse
@@ -37,13 +37,13 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "5 logprobs": {"temperature": 0, "logprobs": 5},
     "20 logprobs": {"temperature": 0.8, "top_p": 0.95, "logprobs": 20},
 }
-"""Kinds of options; every kind occurs in a mixed batch."""
+"""Kinds of sampling options as fields of the request, by name. A mixed batch has all of them."""
 
 
 def bodies(
     kinds: Sequence[Mapping[str, Any]], *, n_requests: int, n_tokens: int
 ) -> list[dict[str, Any]]:
-    """Returns the requests of a round; the options of `kinds` are used in turn."""
+    """Returns the bodies of the requests of a round, which use the elements of `kinds` in turn."""
     requests = []
     for number in range(n_requests):
         options = dict(kinds[number % len(kinds)])
@@ -61,8 +61,8 @@ async def cost(
     *,
     n_rounds: int,
 ) -> float:
-    """Returns the throughput of greedy requests divided by the throughput of `others`, the median
-    over the rounds."""
+    """Returns the throughput of the requests `greedy` divided by the throughput of `others`, as the
+    median over the rounds."""
     await tokens_per_s(client, others)
     ratios = []
     for number in range(n_rounds):
@@ -76,7 +76,7 @@ async def cost(
 
 
 async def measure(options: argparse.Namespace) -> None:
-    """Starts a system, and measures and prints the costs."""
+    """Starts a system, measures the costs and prints them."""
     size = {"n_requests": options.requests, "n_tokens": options.n_tokens}
     greedy = bodies([GREEDY], **size)
     arguments = [f"--model={options.model}", f"--stages={options.stages}", "--log-level=ERROR"]

@@ -5,10 +5,10 @@
     python -m benchmarks.serving.serve --grpc 127.0.0.1:50051                   Orcinus' own API
 
 Works with any server with the OpenAI API. Requests are sent when they are due, even if the server
-is too slow. They ask for outputs of exactly the length of the workload, by `ignore_eos` and
-`min_tokens`, which Orcinus, vLLM and SGLang support. `--body` sets other fields; null removes a
-field. Prompts are token ids; for a server that accepts only texts, `--tokenizer tokenizer.json`
-decodes them.
+is too slow. The fields `ignore_eos` and `min_tokens`, which Orcinus, vLLM and SGLang support, make
+every output exactly as long as in the workload. `--body` sets other fields; null removes a field.
+Prompts are token ids; for a server that accepts only texts, `--tokenizer tokenizer.json` decodes
+them.
 
 Writes a record of every request as JSON and, for several rates, a figure. Prints the client's own
 processor time, since a client on the server's machine takes processor time from the server.
@@ -44,7 +44,7 @@ COLUMNS = (
     f"{'rate':>8} {'req/s':>7} {'tokens/s':>9} {'normalised ms':>17} {'first token ms':>17} "
     f"{'gap ms':>15} {'goodput':>8} {'failed':>7}"
 )
-"""Headers of the table; a column of two numbers has the median and the 99th percentile."""
+"""Header line of the table. A column of two numbers has the median and the 99th percentile."""
 
 
 async def measure(
@@ -56,7 +56,8 @@ async def measure(
     engine: int | None = None,
     title: str = "",
 ) -> RunRecord:
-    """Measures one run. `engine` is the server's process, if it is on this machine."""
+    """Sends the requests of one run and returns its record. `engine` is the id of the server's
+    process, if the server runs on this machine; then the record has the use of processors."""
     with (
         tqdm(total=len(requests), desc=title, unit="request", leave=False) as bar,
         cpu_use.watch(engine) as use,
@@ -78,7 +79,7 @@ async def measure(
 
 
 async def warm_up(client: load.Client, requests: Sequence[PlannedRequest]) -> None:
-    """Sends requests to warm up the server; their answers are not measured.
+    """Sends requests to warm up the server, and ignores their times.
 
     Raises:
         RuntimeError: a request failed; the message has the error.
@@ -89,7 +90,7 @@ async def warm_up(client: load.Client, requests: Sequence[PlannedRequest]) -> No
 
 
 def row(rate: float | None, run: RunRecord, *, bound_s: float | None) -> str:
-    """Returns the line of a run in the table, with the columns of `COLUMNS`."""
+    """Returns the line of the table for a run, with the columns of `COLUMNS`."""
     summary = run.summary(bound_s=bound_s)
     return (
         f"{'at once' if rate is None else f'{rate:g}':>8} {summary.requests_per_s:>7.2f} "
@@ -101,7 +102,7 @@ def row(rate: float | None, run: RunRecord, *, bound_s: float | None) -> str:
 
 
 def point(run: RunRecord) -> Point | None:
-    """Returns the point of a run in the figure; None if no request was answered."""
+    """Returns the point of a run in the plot; None if no request was answered."""
     summary = run.summary()
     latency = summary.normalised_latency_s
     return None if latency is None else Point(summary.requests_per_s, latency.median)
@@ -131,7 +132,7 @@ async def client_of(
 
 
 def first_model(url: str, *, api_key: str | None = None) -> str:
-    """Returns the name of the first model that a server lists.
+    """Returns the name of the first model that the server at `url` lists.
 
     Raises:
         RuntimeError: the server lists no model.
@@ -146,14 +147,14 @@ def first_model(url: str, *, api_key: str | None = None) -> str:
 
 
 def texts_of(path: Path, runs: Sequence[Sequence[PlannedRequest]]) -> Prompts:
-    """Returns the texts of all prompts, by their token ids."""
+    """Decodes all prompts with the tokenizer file `path`, and returns the texts by token ids."""
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
     prompts = {request.prompt_token_ids for requests in runs for request in requests}
     return {prompt: tokenizer.decode(list(prompt)) for prompt in prompts}
 
 
 async def run(options: argparse.Namespace) -> int:
-    """Runs all measurements of the options. The exit status is 1 if a request failed."""
+    """Runs all measurements that the options name. The exit status is 1 if a request failed."""
     rates: list[float | None] = options.rates or [None]
     runs = [
         workload.from_options(options, rate=rate, vocab_size=options.vocab_size, run=index)
@@ -183,7 +184,7 @@ async def run(options: argparse.Namespace) -> int:
 
 
 def report(results: Sequence[RunRecord], options: argparse.Namespace) -> None:
-    """Prints errors and the client's processor time, and writes the files."""
+    """Prints errors and the client's processor time, and writes the record and the figure."""
     errors = {record.error for result in results for record in result.requests} - {None}
     for error in sorted(filter(None, errors))[:5]:
         print(f"failed: {error}")

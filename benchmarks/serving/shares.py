@@ -1,17 +1,17 @@
-"""The tokens that clients receive and want in windows of time, of which `simulator.fairness` makes
-Jain's index."""
+"""The number of tokens that each client receives and demands in windows of time.
+`simulator.fairness` computes Jain's index from these numbers."""
 
 from collections.abc import Sequence
 
 from benchmarks.records import RequestRecord
 
 WINDOW_S = 5.0
-"""Length of a window in seconds."""
+"""Length of a time window in seconds."""
 
 
 def served(of_one: Sequence[RequestRecord], n_windows: int) -> list[float]:
-    """Returns the tokens that a client received in each window. The tokens of a prompt count at the
-    time of the first output token."""
+    """Returns the number of tokens that a client received in each window. The prompt tokens of a
+    request count at the time of its first output token."""
     windows = [0.0] * n_windows
     for record in of_one:
         for index, time_s in enumerate(record.token_times_s):
@@ -22,8 +22,8 @@ def served(of_one: Sequence[RequestRecord], n_windows: int) -> list[float]:
 
 
 def demanded(of_one: Sequence[RequestRecord], n_windows: int) -> list[float]:
-    """Returns the tokens that a client wants in each window: the tokens of requests that arrive in
-    the window, and the tokens that earlier windows left over."""
+    """Returns the number of tokens that a client demands in each window: the tokens of the requests
+    that arrive in the window, and the demanded tokens that were not served in earlier windows."""
     windows = [0.0] * n_windows
     for record in of_one:
         window = int(record.arrival_s / WINDOW_S)

@@ -2,11 +2,11 @@
 
     python -m benchmarks.serving.soak --minutes 30
 
-Clients of both protocols send one request after the other, with all lengths. A third of the
-requests are abandoned before the answer is complete, some before it has begun, and some requests
-are too long and are refused. The resident memory of every process is sampled. A process's growth is
-the ratio of two medians: the last tenth of the samples, and the first tenth after the warm-up. At
-the end no state of any request may be left.
+Clients of both protocols send one request after the other, with many different lengths. A third of
+the requests are abandoned before the answer is complete, some before it has begun, and some
+requests are too long and are refused. The resident memory of every process is sampled. A process's
+growth is the ratio of two medians: that of the last tenth of the samples, and that of the first
+tenth after the warm-up. At the end no state of any request may be left.
 """
 
 import argparse
@@ -38,15 +38,16 @@ N_CLIENTS = 24
 SAMPLE_S = 2.0
 REST_LIMIT_S = 20
 WARM_UP = 0.2
-"""Part of the run whose memory samples are ignored; caches and the allocator fill in this time."""
+"""Share of the run whose memory samples are ignored. In this time, caches and the allocator fill
+up."""
 MAX_GROWTH = 0.02
 AWAY = 0.33
-"""Part of the requests that are abandoned by their clients."""
+"""Share of requests that their clients may abandon."""
 TOO_LONG = 0.05
-"""Part of the requests that ask for more tokens than the model's context allows."""
+"""Share of requests that ask for more tokens than the model's context allows."""
 
 Memory = dict[psutil.Process, list[tuple[float, int]]]
-"""Samples of each process: time in seconds, and resident memory in bytes."""
+"""Memory samples of each process: time in seconds, and resident memory in bytes."""
 
 
 class Crowd:
@@ -54,12 +55,12 @@ class Crowd:
 
     def __init__(self, clients: Sequence[load.Client], random: Random) -> None:
         self.ends: Counter[str] = Counter()
-        """Number of requests by the way in which they ended."""
+        """Number of requests by their end: `complete`, `refused`, `went away` or `unanswered`."""
         self._clients = clients
         self._random = random
 
     async def ask_all_the_time(self, end_s: float) -> None:
-        """Sends one request after the other until `end_s` of the event loop's clock."""
+        """Sends one request after the other until the event loop's time is `end_s`."""
         while asyncio.get_running_loop().time() < end_s:
             self.ends[await self._ask()] += 1
 
@@ -82,7 +83,8 @@ class Crowd:
 
 
 async def sample(root: psutil.Process, samples: Memory) -> None:
-    """Records the memory of every process every `SAMPLE_S` seconds, until cancelled."""
+    """Appends the memory of every process of the system to `samples` every `SAMPLE_S` seconds,
+    until cancelled."""
     while True:
         for process, n_bytes in memory_of(root).items():
             samples.setdefault(process, []).append((time.monotonic(), n_bytes))
@@ -90,7 +92,8 @@ async def sample(root: psutil.Process, samples: Memory) -> None:
 
 
 def growth(samples: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Returns the relative growth of memory after the warm-up, and its slope in bytes per hour."""
+    """Returns the growth of memory after the warm-up as a share, and its slope in bytes per
+    hour."""
     settled = samples[int(WARM_UP * len(samples)) :]
     times_s, n_bytes = np.array(settled, dtype=np.float64).T
     tenth = max(1, len(settled) // 10)
@@ -99,7 +102,7 @@ def growth(samples: Sequence[tuple[float, int]]) -> tuple[float, float]:
 
 
 def report(samples: Memory) -> bool:
-    """Prints each process's memory; returns whether the growth of all processes is below
+    """Prints the memory of each process. Returns whether the growth of every process is below
     `MAX_GROWTH`."""
     print(f"{'process':<40} {'MiB':>8} {'growth':>8} {'MiB/h':>8}")
     is_flat = True
@@ -114,7 +117,8 @@ def report(samples: Memory) -> bool:
 
 
 def name_of(process: psutil.Process) -> str:
-    """Returns the module that a process runs, or its id if the process has ended."""
+    """Returns the name of the service's module that a process runs, or `process` and its id if
+    there is none."""
     with contextlib.suppress(psutil.Error):
         for argument in process.cmdline():
             if argument.startswith("services."):
@@ -123,8 +127,8 @@ def name_of(process: psutil.Process) -> str:
 
 
 async def run(options: argparse.Namespace) -> int:
-    """Keeps a system under load. The exit status is 1 if memory grew or a request left state
-    behind."""
+    """Keeps a system under load. The exit status is 1 if memory grew, a request was not answered,
+    or a request left state behind."""
     arguments = ["--model=models/demo", "--threads=1", "--metrics", *options.system.split()]
     samples: Memory = {}
     async with (
@@ -144,8 +148,8 @@ async def run(options: argparse.Namespace) -> int:
 
 
 async def settled_leftovers(system: System) -> dict[str, float]:
-    """Returns the state that requests have left in the services. Waits until there is none, at most
-    `REST_LIMIT_S` seconds."""
+    """Returns the state that requests have left in the services. Waits up to `REST_LIMIT_S` seconds
+    until there is none."""
     async with httpx.AsyncClient() as client:
         for _ in range(REST_LIMIT_S):
             frontend, scheduler = [

@@ -2,15 +2,15 @@
 
     python -m benchmarks.serving.speculation ~/.cache/orcinus/smollm2-135m-instruct
 
-Two whole systems on loopback serve the same checkpoint, one with `speculative_tokens=0`. Each task
-is given to one system and then to the other, so that other work on the machine affects both. There
-are three kinds of tasks: texts to summarise and code to edit, whose answers repeat much of the
-prompt, and questions whose answers repeat nothing. Answers are greedy or seeded, and must be equal
-in both systems.
+Two whole systems on loopback serve the same checkpoint, one of them with `speculative_tokens=0`.
+Each task is given to one system and then to the other, so that other work on the machine affects
+both. There are three kinds of tasks: texts to summarise and code to edit, whose answers repeat much
+of the prompt, and questions whose answers repeat nothing. Answers are greedy or seeded, and must be
+equal in both systems.
 
-Prints tokens per second: for one user from the first token on, and for many users at once all
-tokens over the whole time. The ratios are medians over the pairs, with quartiles. `--json`
-writes the records.
+Prints tokens per second. For one user, the time counts from the first token on. For many users at
+once, all tokens are divided by the whole time. The ratios are medians over the pairs, with
+quartiles. `--json` writes the records.
 """
 
 import argparse
@@ -33,7 +33,7 @@ TIMEOUT_S = 1200.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, and how long its tokens after the first one took."""
+    """An answer, and the seconds from its first token to its last."""
 
     text: str
     n_tokens: int
@@ -42,7 +42,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One measurement without drafts and with them, in tokens per second."""
+    """One measurement without drafts and one with drafts, in tokens per second."""
 
     kind: str
     n_users: int
@@ -51,7 +51,7 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """The speed with drafts divided by the speed without."""
+        """Tokens per second with drafts, divided by tokens per second without."""
         return self.with_drafts / self.without
 
 
@@ -86,7 +86,8 @@ async def ask(client: httpx.AsyncClient, prompt: str, options: argparse.Namespac
 async def together(
     client: httpx.AsyncClient, prompts: Sequence[str], options: argparse.Namespace
 ) -> tuple[list[Answer], float]:
-    """Returns the answers to all users, who ask at once, and the seconds until the last answer."""
+    """Sends all prompts at once. Returns the answers, and the seconds until the last answer is
+    complete."""
     clock = asyncio.get_running_loop().time
     start = clock()
     answers = await asyncio.gather(*(ask(client, prompt, options) for prompt in prompts))
@@ -94,7 +95,8 @@ async def together(
 
 
 def check_same(first: Sequence[Answer], second: Sequence[Answer]) -> None:
-    """Raises RuntimeError if two answers to one prompt differ."""
+    """Checks that the answers of both systems are equal. Raises RuntimeError if two answers to one
+    prompt differ."""
     for one, other in zip(first, second, strict=True):
         if one.text != other.text or one.n_tokens != other.n_tokens:
             raise RuntimeError(f"answers differ:\n{one.text}\n---\n{other.text}")
@@ -131,7 +133,7 @@ async def measure(
 
 
 def report(pairs: Sequence[Pair]) -> list[str]:
-    """Returns the figures as lines of text."""
+    """Returns the results as lines of text to print."""
     lines = []
     for n_users, kind in dict.fromkeys((pair.n_users, pair.kind) for pair in pairs):
         some = [pair for pair in pairs if (pair.n_users, pair.kind) == (n_users, kind)]
@@ -147,7 +149,7 @@ def report(pairs: Sequence[Pair]) -> list[str]:
 
 
 async def run(options: argparse.Namespace) -> list[Pair]:
-    """Starts both systems and returns the measured pairs."""
+    """Starts both systems, gives all tasks to both, and returns the measured pairs."""
     arguments = [f"--model={options.model}", "--log-level=ERROR", *options.system.split()]
     if options.users:
         arguments.append(f"--max-batch-size={options.users}")
@@ -180,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def write(path: Path, options: argparse.Namespace, pairs: Sequence[Pair]) -> None:
-    """Writes the pairs, the machine and the settings as JSON."""
+    """Writes a JSON record with the pairs, the machine and the settings."""
     settings: Mapping[str, object] = {key: str(value) for key, value in vars(options).items()}
     record = {
         "machine": machine.describe(),

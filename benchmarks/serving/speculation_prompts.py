@@ -98,4 +98,4 @@ KINDS = {
     ],
     "questions": list(_QUESTIONS),
 }
-"""Prompts by kind."""
+"""Prompts by kind of task."""

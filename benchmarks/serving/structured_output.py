@@ -3,10 +3,10 @@
     python -m benchmarks.serving.structured_output [MODEL]
 
 A whole system on loopback serves equal numbers of requests with and without a schema, in turn, in
-alternating order. All requests are sampled, and all answers have one length, since the text of the
-schema is longer than an answer may be. The throughput of each round with a schema is divided by the
-throughput without a schema in that round. The result is the median of these ratios, so that other
-work on the machine for a while does not decide it. The result should be 0.9 at least.
+alternating order. All requests are sampled. All answers have one length, since a text that the
+schema allows is longer than the largest answer. In each round the throughput with a schema is
+divided by the throughput without. The result is the median of these ratios, so that a short
+disturbance by other work on the machine does not change it. The result should be 0.9 at least.
 """
 
 import argparse
@@ -24,7 +24,8 @@ TIMEOUT_S = 600.0
 
 
 def schema(number: int, *, n_tokens: int) -> dict[str, Any]:
-    """Returns a JSON schema whose texts are longer than an answer of `n_tokens` tokens."""
+    """Returns a JSON schema, different for each `number`. Every object that the schema allows is
+    longer than an answer of `n_tokens` tokens."""
     text = {"type": "string", "minLength": 8 * n_tokens, "maxLength": 16 * n_tokens}
     kind = {"enum": [f"whale {number}", "orca", "narwhal"]}
     return {
@@ -36,7 +37,7 @@ def schema(number: int, *, n_tokens: int) -> dict[str, Any]:
 
 
 def bodies(options: argparse.Namespace, *, is_constrained: bool) -> list[dict[str, Any]]:
-    """Returns the requests of a round, with a schema or without."""
+    """Returns the bodies of the requests of a round, with a schema or without."""
     common = {"max_tokens": options.n_tokens, "temperature": 1.0}
     if not is_constrained:
         common["ignore_eos"] = True
@@ -49,7 +50,8 @@ def bodies(options: argparse.Namespace, *, is_constrained: bool) -> list[dict[st
 
 
 async def tokens_per_s(client: httpx.AsyncClient, requests: list[dict[str, Any]]) -> float:
-    """Sends all requests at once, and returns the throughput until the last answer."""
+    """Sends all requests at once. Returns the generated tokens per second until the last answer is
+    complete."""
     start = time.perf_counter()
     answers = await asyncio.gather(
         *(client.post("/v1/completions", json=request) for request in requests)
@@ -66,7 +68,7 @@ async def tokens_per_s(client: httpx.AsyncClient, requests: list[dict[str, Any]]
 
 
 async def measure(options: argparse.Namespace) -> None:
-    """Prints the throughput of each round, and the median of their ratios."""
+    """Prints the throughputs of each round, and the median of their ratios."""
     plain = bodies(options, is_constrained=False)
     constrained = bodies(options, is_constrained=True)
     arguments = (f"--model={options.model}", f"--stages={options.stages}", "--log-level=ERROR")

@@ -55,13 +55,15 @@ RESULTS = ROOT / "benchmarks" / "results" / "tuner.json"
 FIGURE = ROOT / "docs" / "images" / "tuner.png"
 SHAPES = ("llama-125m", "llama-350m", "mixtral-8x20m")
 DEFAULTS, BY_HAND = (32, 512), (64, 512)
-"""Batch size and batch tokens: the defaults of the settings, and the values of other benchmarks."""
+"""(Batch size, batch tokens) of the default settings, and of the settings by hand, which other
+benchmarks use."""
 TUNER_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Settings with which a system is run."""
+    """Settings with which a system is run: the layout, and the limits of a batch in requests and
+    tokens."""
 
     layout: Layout
     max_batch_size: int
@@ -71,7 +73,7 @@ class Point:
         return f"{self.layout}, {self.max_batch_size} requests, {self.max_batch_tokens} tokens"
 
     def arguments(self) -> list[str]:
-        """Returns the options of `services.local`."""
+        """Returns these settings as options of `services.local`."""
         return [
             f"--stages={self.layout.stages}",
             f"--tp={self.layout.tp}",
@@ -92,8 +94,8 @@ class Subject:
 
     @classmethod
     def sleeping(cls, machine_name: str) -> Self:
-        """Returns a subject for a machine of `benchmarks.serving.sleeping`, and sets the machine in
-        the environment of all processes that are started later."""
+        """Returns a subject for a machine of `benchmarks.serving.sleeping`. Sets the machine in the
+        environment, so that all processes that are started later use this machine."""
         os.environ[VARIABLE] = machine_name
         return cls(
             machine_name,
@@ -105,7 +107,8 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The tuner's choice: the settings, the K/V memory in bytes, and the seconds of the search."""
+    """The tuner's choice: the settings, the K/V memory in bytes, and the seconds that the search
+    took."""
 
     point: Point
     kv_memory: int
@@ -114,8 +117,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The value that settings should maximise. If all requests come at once, output tokens a
-    second; if requests come at a rate, requests per second within the limits of latency."""
+    """The quantity that settings should maximise. If `rate` is None, all requests arrive at once,
+    and the quantity is output tokens per second. Otherwise the quantity is requests per second
+    within the latency limits."""
 
     rate: float | None
     limits: LatencyLimits
@@ -127,11 +131,11 @@ class Goal:
 
     @property
     def unit(self) -> str:
-        """Unit of the value to maximise."""
+        """Unit of the quantity to maximise, as text."""
         return "requests/s in the limits" if self.limits.are_set else "output tokens/s"
 
     def arguments(self) -> list[str]:
-        """Returns the options of `services.tune` for this goal."""
+        """Returns this goal as options of `services.tune`."""
         values = {
             "rate": self.rate,
             "ttft-p99-s": self.limits.ttft_s,
@@ -146,8 +150,9 @@ class Goal:
         return workload.poisson_arrivals(n_requests, rate=self.rate, seed=seed)
 
     def value_of(self, run: RunRecord) -> float:
-        """Returns the value that a run reached. With a rate, the requests within the limits are
-        divided by the time of the arrivals; the duration of the last request does not count."""
+        """Returns the value that a run reached. With latency limits, the requests within the limits
+        are divided by the time of the last arrival, so that the duration of the last request does
+        not count."""
         if not self.limits.are_set:
             return run.summary().output_tokens_per_s
         kept = sum(self.limits.keeps(_times_of(request)) for request in run.requests)
@@ -209,7 +214,8 @@ async def tune(subject: Subject, options: argparse.Namespace) -> Choice:
 async def serve(
     subject: Subject, point: Point, options: argparse.Namespace, *, kv_memory: int, seed: int
 ) -> float:
-    """Starts a system with the settings and returns the value that the system reaches.
+    """Starts a system with the settings `point`, sends it requests, and returns the value of the
+    goal that the system reaches.
 
     Raises:
         RuntimeError: a request failed, or the system does not start.
@@ -234,8 +240,8 @@ async def serve(
 
 
 async def compare(subject: Subject, options: argparse.Namespace) -> dict[str, Any]:
-    """Compares the tuner's choice with the grid for one subject, prints the values and returns the
-    record."""
+    """Compares the tuner's choice with the grid for one subject. Prints the values of all settings
+    and returns the record."""
     name = subject.name
     unit = Goal.of(options).unit
     choice = await tune(subject, options)
@@ -289,8 +295,8 @@ async def compare(subject: Subject, options: argparse.Namespace) -> dict[str, An
 
 
 def ratio_of(values: Sequence[float], others: Sequence[float]) -> float:
-    """Returns the median over all turns of a value of `values` divided by the value of `others` in
-    the same turn. A ratio to 0 is infinite, or 1 if both values are 0."""
+    """Returns the median, over all turns, of the value in `values` divided by the value in `others`
+    of the same turn. A ratio to 0 counts as infinite, or as 1 if both values are 0."""
     return statistics.median(
         mine / other if other else (math.inf if mine else 1.0)
         for mine, other in zip(values, others, strict=True)
@@ -298,7 +304,7 @@ def ratio_of(values: Sequence[float], others: Sequence[float]) -> float:
 
 
 def ranking_of(record: dict[str, Any]) -> Ranking:
-    """Returns the values of a shape for the figure."""
+    """Returns the values in the record of one subject, for the plot."""
     return Ranking(
         sorted(record["grid"].values()),
         {of: statistics.median(values) for of, values in record["again"].items()},

@@ -1,9 +1,11 @@
-"""`python -m benchmarks.serving.waking`: how long a model that is asleep takes to its first token.
+"""`python -m benchmarks.serving.waking`: the time that a model that is asleep takes to its first
+token.
 
 One scheduler, one frontend and a fake Kubernetes API run all the time. The benchmark plays the
-Deployment: when the scheduler asks for workers, it starts their processes. In each round a streamed
-request wakes the model, and the model sleeps again. The figures are medians over the rounds, in
-seconds. A cluster needs more time: it also has to place the pods, and may fetch images and weights.
+Deployment: when the scheduler requests workers, the benchmark starts their processes. In each round
+a streamed request wakes the model, and the model sleeps again. The results are medians over the
+rounds, in seconds. A cluster needs more time: it also has to place the pods, and may fetch images
+and weights.
 """
 
 import argparse
@@ -32,11 +34,12 @@ PARTS = (
     "join: the pipeline forms",
     "the request is sent, and its prompt computed",
 )
-"""The parts of the time, in order."""
+"""The parts of the measured time, in order."""
 
 
 async def _until(condition: Callable[[], Awaitable[bool]]) -> float:
-    """Waits for a condition. Returns the time at which it held first."""
+    """Waits until a condition holds. Returns the time, in seconds of `perf_counter`, at which the
+    condition first held."""
     async with asyncio.timeout(HANG_S):
         while True:
             if await condition():
@@ -45,7 +48,7 @@ async def _until(condition: Callable[[], Awaitable[bool]]) -> float:
 
 
 async def _states(cluster: Pods, deployment: WorkerDeployment) -> list[int]:
-    """Returns the states of the workers that answer."""
+    """Returns the state of each worker that answers."""
     states = []
     for host in deployment.hosts:
         with contextlib.suppress(grpc.aio.AioRpcError):
@@ -57,7 +60,8 @@ async def _states(cluster: Pods, deployment: WorkerDeployment) -> list[int]:
 
 
 async def _first_token(cluster: Pods) -> float:
-    """Sends a request. Returns the time at which its first token comes."""
+    """Sends a request. Returns the time, in seconds of `perf_counter`, at which its first token
+    arrives."""
     body = {"model": "demo", "prompt": "hello", "max_tokens": 1, "stream": True}
     async with (
         cluster.client() as client,
@@ -71,7 +75,7 @@ async def _first_token(cluster: Pods) -> float:
 
 
 async def _round(cluster: Pods, deployment: WorkerDeployment, n_stages: int) -> list[float]:
-    """Wakes the model once. Returns the seconds of each part."""
+    """Wakes the model once. Returns the seconds of each of `PARTS`."""
 
     async def are_asked_for() -> bool:
         return bool(cluster.api.n_replicas)
@@ -95,7 +99,7 @@ async def _round(cluster: Pods, deployment: WorkerDeployment, n_stages: int) -> 
 
 
 async def _measure(model: Path, n_stages: int, n_rounds: int) -> list[list[float]]:
-    """Returns the seconds of each part, for each round."""
+    """Returns the seconds of each of `PARTS`, for each round."""
     with tempfile.TemporaryDirectory() as directory:
         async with pods(Path(directory), model=model) as cluster:
             cluster.api.n_replicas = 0
@@ -127,7 +131,7 @@ async def _asleep(cluster: Pods, deployment: WorkerDeployment) -> None:
 
 
 def main() -> None:
-    """Measures, and prints the table of the docs."""
+    """Runs the measurement, and prints the table for the docs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=DEMO)
     parser.add_argument("--stages", type=int, default=2)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.structure`: prints the figures of source trees side by side."""
+"""`python -m benchmarks.structure`: prints the numbers of source trees side by side."""
 
 import argparse
 import sys
@@ -14,7 +14,8 @@ from benchmarks.structure.tree import tree_of, working_tree
 
 
 def table(columns: Mapping[str, Mapping[str, str]]) -> str:
-    """Returns a table in Markdown with a column for each tree; a dash where one has no figure."""
+    """Returns a table in Markdown with a column for each tree. A tree without a value in a row has
+    a dash there."""
     titles = _merged([list(figures) for figures in columns.values()])
     lines = [["", *columns], ["---"] * (1 + len(columns))]
     lines += [[title, *(each.get(title, "-") for each in columns.values())] for title in titles]
@@ -22,7 +23,8 @@ def table(columns: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _merged(lists: Sequence[Sequence[str]]) -> list[str]:
-    """Returns all titles once; a title that an earlier list lacks follows its predecessor."""
+    """Merges lists of titles into one list, in which each title occurs once. A title that is
+    missing in the earlier lists is inserted after the title that precedes it in its own list."""
     merged: list[str] = []
     for titles in lists:
         place = 0
@@ -36,7 +38,8 @@ def _merged(lists: Sequence[Sequence[str]]) -> list[str]:
 
 
 def minutes(given: Sequence[str]) -> dict[str, str]:
-    """Returns the figures of `NAME=MINUTES` and of `NAME=FILE` with durations.
+    """Returns the rows of the arguments `NAME=MINUTES` and `NAME=FILE`, where FILE has durations of
+    tests.
 
     Raises:
         ValueError: a value is neither a number nor a file of durations.
@@ -51,7 +54,8 @@ def minutes(given: Sequence[str]) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str], root: Path = ROOT) -> int:
-    """Prints what the arguments ask for about the repository `root`. Returns the exit status."""
+    """Prints the table of the repository `root`, or random docstrings with `--docstrings`. Returns
+    the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.structure",
         description=benchmarks.structure.__doc__,

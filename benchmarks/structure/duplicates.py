@@ -1,7 +1,7 @@
-"""Duplicated places: runs of lines of code that stand in two places.
+"""Duplicated code: equal runs of lines of code in two places.
 
-Lines are compared without indentation. Imports are left out, and lines of brackets alone say
-nothing, so they neither begin nor lengthen a run.
+Lines are compared without indentation. Imports and lines without a letter or digit, such as a
+closing bracket, are left out: they neither begin nor lengthen a run.
 """
 
 import re
@@ -13,25 +13,25 @@ from typing import NamedTuple
 from benchmarks.structure.tree import Tree, code_lines
 
 MIN_LINES = 6
-"""Lines of code that two places share at least."""
+"""Smallest number of equal lines of code that count as duplicated."""
 
 MAX_PLACES = 50
-"""Largest number of places of a run of lines; lines with more places are idioms of the language,
-and left out."""
+"""Largest number of places of a run of lines. A run with more places is an idiom of the language,
+and is left out."""
 
 _IMPORT = re.compile(r"(from .* import\b.*|import\b.*|#include\b.*)")
 _SAYS_SOMETHING = re.compile(r"\w")
 
 
 class Start(NamedTuple):
-    """The beginning of a run of lines: a file, and an index among its lines that are compared."""
+    """The beginning of a run of lines: a file, and an index into its compared lines."""
 
     path: str
     first: int
 
 
 class Duplicate(NamedTuple):
-    """Two places that share lines of code."""
+    """Two places with equal lines of code, and the number of these lines."""
 
     first: str
     second: str
@@ -39,7 +39,7 @@ class Duplicate(NamedTuple):
 
 
 def duplicates(tree: Tree) -> list[Duplicate]:
-    """Returns each pair of places that share at least `MIN_LINES` lines, the longest first."""
+    """Returns each pair of places that have at least `MIN_LINES` equal lines, the longest first."""
     numbered = {path: list(_compared(path, text)) for path, text in tree.items()}
     texts = {path: [line for _, line in lines] for path, lines in numbered.items()}
     found = [
@@ -62,12 +62,13 @@ def _compared(path: str, text: str) -> Iterator[tuple[int, str]]:
 
 
 def _is_open(line: str) -> bool:
-    """Returns whether the names of an import go on in the next line."""
+    """Returns whether the import statement in this line continues in the next line."""
     return line.endswith(("(", ",", "{"))
 
 
 def _windows(texts: dict[str, list[str]]) -> dict[tuple[str, ...], list[Start]]:
-    """Returns the places of all runs of `MIN_LINES` lines that stand in more than one place."""
+    """Returns the places of each run of `MIN_LINES` lines that occurs in more than one place, but
+    in at most `MAX_PLACES`."""
     windows: dict[tuple[str, ...], list[Start]] = defaultdict(list)
     for path, lines in texts.items():
         for index in range(len(lines) - MIN_LINES + 1):
@@ -76,7 +77,8 @@ def _windows(texts: dict[str, list[str]]) -> dict[tuple[str, ...], list[Start]]:
 
 
 def _is_continued(texts: dict[str, list[str]], a: Start, b: Start) -> bool:
-    """Returns whether the lines before two places are equal, too, or the places overlap."""
+    """Returns whether the pair of places is part of a longer one, because the lines before both
+    places are equal too, or whether the places overlap."""
     if a.path == b.path and b.first - a.first < MIN_LINES:
         return True
     is_inside = a.first > 0 and b.first > 0

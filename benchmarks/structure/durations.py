@@ -1,15 +1,15 @@
-"""Durations of a run of tests, from the files that runners write."""
+"""Durations of a run of tests, read from the files that test runners write."""
 
 import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 _DURATION = re.compile(r"^\s*([\d.]+)\s*s?\s+\S", re.MULTILINE)
-"""A line of `pytest --durations=0`, or of any list of seconds and names."""
+"""Pattern of a line of `pytest --durations=0`, or of any list of seconds and names."""
 
 
 def minutes_of(path: Path) -> float:
-    """Returns the minutes that the tests of a file took together.
+    """Returns the sum of the durations of all tests in a file, in minutes.
 
     Raises:
         ValueError: the file is neither JUnit's XML nor a list of seconds and names.

@@ -1,4 +1,4 @@
-"""The figures of a source tree, each a line of the table."""
+"""The measures of a source tree. Each is a row of the table."""
 
 import ast
 import re
@@ -33,20 +33,20 @@ SPELLED = (
 PRODUCT = ("services", "kernels", "protos")
 MODULES = ("services", "kernels")
 N_FOLDERS = 10
-"""Number of the largest folders that the table names."""
+"""Number of folders that the table names: those with the most modules."""
 DESCRIPTION = re.compile(r"Recorder|Program(Builder)?")
-"""Pattern of the types of programs, to which a method adds the steps of a computation.
-`ProgramBatch`, the input of a program, does not match."""
+"""Pattern of the names of types to which a method adds the steps of a program. `ProgramBatch`, the
+input of a program, does not match."""
 CODE = ("services", "kernels", "benchmarks", "models", "examples")
 SERVICES = ("common", "frontend", "local", "scheduler", "worker")
 MAX_LINES = 350
 UNCLEAR = re.compile(r"(What|Of|The same)\b")
-"""Beginnings of docstrings that name neither an action nor a thing."""
+"""Pattern of docstrings whose first word is neither an action nor a thing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table: a title, and the figure of a tree."""
+    """A row of the table: its title, and the value for one tree."""
 
     title: str
     figure: str
@@ -54,7 +54,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A function or class and its number of lines."""
+    """A function or class, its file, and its number of lines."""
 
     n_lines: int
     name: str
@@ -65,7 +65,8 @@ class Definition:
 
 
 def option_rows(tree: Tree) -> Iterator[Row]:
-    """Yields the number of the product's files that spell each option of a request as a word."""
+    """Yields, for each option of a request, the number of the product's files in which the option
+    occurs as a word."""
     product = code_under(tree, PRODUCT).values()
     for option in SPELLED:
         word = re.compile(rf"\b{option}\b")
@@ -73,7 +74,8 @@ def option_rows(tree: Tree) -> Iterator[Row]:
 
 
 def size_rows(tree: Tree) -> Iterator[Row]:
-    """Yields files and code lines of services and kernels, and the folders with most modules."""
+    """Yields rows with the numbers of files and code lines of services and kernels, and with the
+    folders that have the most modules."""
     code = code_under(tree, MODULES)
     n_lines = {path: len(code_lines(path, text)) for path, text in code.items()}
     python = [path for path in code if path.endswith(".py")]
@@ -87,7 +89,8 @@ def size_rows(tree: Tree) -> Iterator[Row]:
 
 
 def twice_rows(tree: Tree) -> Iterator[Row]:
-    """Yields classes that compute and describe the same, and places that are duplicated."""
+    """Yields rows with the number of classes that both compute a layer and describe it as a
+    program, and with the number of duplicated places."""
     python = under(tree, MODULES, ".py")
     found = [
         f"{node.name} ({path})"
@@ -102,9 +105,9 @@ def twice_rows(tree: Tree) -> Iterator[Row]:
 
 
 def computes_and_describes(node: ast.ClassDef) -> bool:
-    """Returns whether a class computes and describes the same layer: it has `__call__`, and a
-    public method that adds steps to a program. Such a method has a name that begins with `record`,
-    or a parameter whose type is a program."""
+    """Returns whether a class both computes a layer and describes it as a program: it has
+    `__call__`, and a public method that adds steps to a program. Such a method has a name that
+    begins with `record`, or a parameter whose type is a program."""
     methods = [each for each in node.body if isinstance(each, Function)]
     public = [method for method in methods if not method.name.startswith("_")]
     return any(method.name == "__call__" for method in methods) and any(
@@ -118,14 +121,14 @@ def _describes(method: Function) -> bool:
 
 
 def module_name(path: str) -> str:
-    """Returns the dotted name of a Python file."""
+    """Returns the dotted module name of a Python file, such as `a.b` for `a/b.py` and
+    `a/b/__init__.py`."""
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def import_edges(tree: Tree) -> set[tuple[str, str]]:
-    """Returns the imports inside a tree, as pairs of paths: the importing module and the imported
-    module. An import of a name that is not a module counts as an import of the module that defines
-    the name."""
+    """Returns the imports between modules of a tree, as pairs of paths: the importing module and
+    the imported module. An import of a name from a module counts as an import of that module."""
     modules = {module_name(path): path for path in tree if path.endswith(".py")}
     edges = set()
     for path in modules.values():
@@ -145,7 +148,8 @@ def _imported(module: ast.Module) -> Iterator[str]:
 
 
 def module_rows(tree: Tree) -> Iterator[Row]:
-    """Yields modules and import edges of each service, of the kernels, and of their folders."""
+    """Yields rows with the numbers of modules and imports of each service and of the kernels, and
+    of each of their folders."""
     code = under(tree, ("services", "kernels"), ".py")
     edges = import_edges(code)
     for part in (*(f"services/{name}" for name in SERVICES), "kernels"):
@@ -167,7 +171,8 @@ def module_rows(tree: Tree) -> Iterator[Row]:
 
 
 def longest(tree: Tree, *kinds: type[ast.ClassDef | Function]) -> Definition:
-    """Returns the longest definition of some kinds outside tests; decorators are not counted."""
+    """Returns the longest definition whose syntax node is of one of `kinds`, outside tests.
+    Decorators do not count."""
     return max(
         (
             Definition((node.end_lineno or 0) - node.lineno + 1, node.name, path)
@@ -180,7 +185,8 @@ def longest(tree: Tree, *kinds: type[ast.ClassDef | Function]) -> Definition:
 
 
 def length_rows(tree: Tree) -> Iterator[Row]:
-    """Yields the longest function, the longest class, and the long files outside tests."""
+    """Yields rows with the longest function, the longest class, and the long files, outside
+    tests."""
     yield Row("longest function", str(longest(tree, ast.FunctionDef, ast.AsyncFunctionDef)))
     yield Row("longest class", str(longest(tree, ast.ClassDef)))
     n_lines = {path: text.count("\n") for path, text in under(tree, CODE).items()}
@@ -190,7 +196,8 @@ def length_rows(tree: Tree) -> Iterator[Row]:
 
 
 def settings_rows(tree: Tree) -> Iterator[Row]:
-    """Yields the number of fields of all settings classes, and the own fields of each class."""
+    """Yields a row with the number of fields of all settings classes, and a row for each class with
+    the fields that it adds to its bases."""
     n_fields = {
         (node.name, path): sum(isinstance(each, ast.AnnAssign) for each in node.body)
         for path, text in under(tree, ("services",), ".py").items()
@@ -203,8 +210,8 @@ def settings_rows(tree: Tree) -> Iterator[Row]:
 
 
 def prose_rows(tree: Tree) -> Iterator[Row]:
-    """Yields the numbers of docstrings, of docstrings with an unclear beginning, and of words in
-    README and docs."""
+    """Yields rows with the number of docstrings, the number of those with an unclear beginning, and
+    the number of words in README and docs."""
     for title, folders in (("outside tests", CODE), ("in tests", ("tests",))):
         files = under(tree, folders, ".py").values()
         found = [docstring.text for each in files for docstring in docstrings(parse(each))]
@@ -229,5 +236,5 @@ MEASURES: tuple[Callable[[Tree], Iterator[Row]], ...] = (
 
 
 def rows_of(tree: Tree) -> dict[str, str]:
-    """Returns every figure of a tree, by its title."""
+    """Returns the values of all rows for a tree, by their titles."""
     return {row.title: row.figure for measure in MEASURES for row in measure(tree)}

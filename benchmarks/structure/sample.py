@@ -1,4 +1,4 @@
-"""Random docstrings, for a reader who marks the docstrings that must be read twice."""
+"""Random docstrings, for a reader who marks those that must be read twice."""
 
 from collections.abc import Sequence
 from random import Random
@@ -10,7 +10,7 @@ FOLDERS = ("services", "kernels", "simulator", "benchmarks")
 
 
 class Drawn(NamedTuple):
-    """A docstring, the place where it stands, and the definition that it describes."""
+    """A docstring that was sampled, its file and line, and the definition that it describes."""
 
     path: str
     line: int
@@ -19,7 +19,8 @@ class Drawn(NamedTuple):
 
 
 def sample(tree: Tree, n: int, *, seed: int) -> list[Drawn]:
-    """Returns `n` docstrings of the folders `FOLDERS`, or all if there are fewer, by place.
+    """Returns `n` random docstrings of the folders `FOLDERS`, sorted by file and line. Returns all
+    docstrings if there are fewer than `n`.
 
     The same tree and seed give the same docstrings.
     """
@@ -32,7 +33,7 @@ def sample(tree: Tree, n: int, *, seed: int) -> list[Drawn]:
 
 
 def listed(drawn: Sequence[Drawn]) -> str:
-    """Returns docstrings below their definitions, as a list to mark."""
+    """Returns a text for a reader to mark: each docstring with a checkbox, below its definition."""
     return "\n\n".join(
         "\n".join(filter(None, (f"[ ] {number}. {path}:{line}", definition, text)))
         for number, (path, line, text, definition) in enumerate(drawn, start=1)

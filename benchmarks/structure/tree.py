@@ -1,4 +1,5 @@
-"""Source trees: the text of each file of a revision or of the working tree, and its definitions."""
+"""Source trees: the text of each file of a git revision or of the working tree, and its
+definitions."""
 
 import ast
 import inspect
@@ -16,7 +17,7 @@ CODE_SUFFIXES = frozenset({".py", ".proto", ".h", ".cpp", ".js"})
 SUFFIXES = CODE_SUFFIXES | {".md"}
 
 Tree = Mapping[str, str]
-"""The text of each file, by its path from the root."""
+"""The text of each file, by its path from the root of the repository."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -24,8 +25,8 @@ _C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
 class Docstring(NamedTuple):
-    """A docstring, its lines in the file, and the code of the definition that it describes, which
-    is empty for a module."""
+    """A docstring, its first and last line in the file, and the code of the definition that it
+    describes. The definition is empty for a module."""
 
     first_line: int
     last_line: int
@@ -34,17 +35,17 @@ class Docstring(NamedTuple):
 
 
 def working_tree(root: Path) -> Tree:
-    """Returns the files that git tracks or would add, as they are on disk."""
+    """Returns the source files on disk that git tracks, and those that are new and not ignored."""
     listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").decode()
     paths = {path for path in listed.split("\0") if _is_source(path) and (root / path).is_file()}
     return {path: (root / path).read_text(encoding="utf-8") for path in sorted(paths)}
 
 
 def tree_of(root: Path, revision: str) -> Tree:
-    """Returns the files of a revision, read from `git archive`.
+    """Returns the source files of a revision, read from `git archive`.
 
     Raises:
-        subprocess.CalledProcessError: git doesn't know the revision.
+        subprocess.CalledProcessError: git does not know the revision.
     """
     tree = {}
     with tarfile.open(fileobj=io.BytesIO(_git(root, "archive", revision))) as archive:
@@ -64,7 +65,7 @@ def _is_source(path: str) -> bool:
 
 
 def under(tree: Tree, folders: Sequence[str], suffix: str = "") -> dict[str, str]:
-    """Returns the files below some folders of the root."""
+    """Returns the files below the top-level `folders` whose paths end with `suffix`."""
     return {
         path: text
         for path, text in tree.items()
@@ -73,13 +74,13 @@ def under(tree: Tree, folders: Sequence[str], suffix: str = "") -> dict[str, str
 
 
 def code_under(tree: Tree, folders: Sequence[str]) -> dict[str, str]:
-    """Returns the files below some folders that are code."""
+    """Returns the files below the top-level `folders` that are code, by their suffix."""
     files = under(tree, folders)
     return {path: files[path] for path in files if PurePosixPath(path).suffix in CODE_SUFFIXES}
 
 
 def folder_of(path: str) -> str:
-    """Returns the folder that a file is in."""
+    """Returns the path of the folder that a file is in; empty for the root."""
     return path.rpartition("/")[0]
 
 
@@ -101,7 +102,7 @@ def docstrings(module: ast.Module) -> Iterator[Docstring]:
 
 
 def _definition_of(node: ast.AST) -> str:
-    """Returns the code of a definition without its body; empty for a module."""
+    """Returns the code of a definition without its body; an empty text for a module."""
     match node:
         case ast.ClassDef():
             return f"class {node.name}({', '.join(map(ast.unparse, node.bases))})"
@@ -115,7 +116,7 @@ def _definition_of(node: ast.AST) -> str:
 
 
 def _text_of(node: ast.stmt) -> str | None:
-    """Returns the text of a statement that is nothing but a text."""
+    """Returns the text of a statement that is only a string literal; None for other statements."""
     if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
         return None
     value = node.value.value
@@ -123,7 +124,7 @@ def _text_of(node: ast.stmt) -> str | None:
 
 
 class Line(NamedTuple):
-    """A line of code, without its indentation and comment."""
+    """A line of code, without its indentation and comment, and its number in the file."""
 
     number: int
     text: str
@@ -149,5 +150,6 @@ def _bare_python(text: str) -> str:
 
 
 def _bare_c(text: str) -> str:
-    """Returns C++, JavaScript or a proto with empty lines in the place of comments."""
+    """Returns the text of a C++, JavaScript or proto file in which each comment is replaced by as
+    many empty lines."""
     return _C_COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)

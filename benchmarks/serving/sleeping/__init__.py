@@ -1,1 +1,2 @@
-"""Real systems whose ranks sleep for the time of an iteration on a given machine."""
+"""Real systems whose ranks compute nothing and sleep for the time of an iteration on a given
+machine."""

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.serving.sleeping.local`: a local system whose ranks sleep."""
+"""`python -m benchmarks.serving.sleeping.local`: a local system whose ranks sleep instead of
+computing."""
 
 import sys
 
@@ -7,7 +8,7 @@ from services.local.launcher import Launcher
 
 
 class SleepingLauncher(Launcher):
-    """A launcher of stages whose ranks sleep."""
+    """A launcher of local systems whose ranks sleep instead of computing."""
 
     worker_module = "services.arena.sleeping.rank"
 

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.serving.sleeping.tuner`: the tuner, with a model whose ranks sleep."""
+"""`python -m benchmarks.serving.sleeping.tuner`: the tuner, on systems whose ranks sleep instead of
+computing."""
 
 import sys
 
@@ -7,7 +8,7 @@ from services.tune.system import TuneLauncher
 
 
 class SleepingLauncher(TuneLauncher):
-    """A launcher of stages whose ranks sleep."""
+    """The tuner's launcher, for systems whose ranks sleep instead of computing."""
 
     worker_module = "services.arena.sleeping.rank"
 
