@@ -4,7 +4,7 @@
 operations take. The operations and their types are listed once, in `kernels.ops`; each
 implementation is a folder:
 
-    reference  what an operation computes, slow and obvious; for tests
+    reference  a slow and obvious version of each operation, which defines its result; for tests
     pytorch    every operation, for every device, and an interpreter of programs
     native     C++ for CPUs, if it is built; tensors that it does not support go to `pytorch`
     triton     kernels for GPUs, if Triton is installed
@@ -12,7 +12,7 @@ implementation is a folder:
 `forms` and `weights` describe the arguments of operations. `steps` and `program` describe programs.
 An implementation for another device is another folder; nothing outside this package changes.
 
-This package knows tensors only: no requests, no models, no processes.
+This package handles tensors only: no requests, no models, no processes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ __all__ = [
 
 def kernels_name(device: torch.device) -> str:
     """Returns the name of the operations that `ops_for` returns: `native-` and the instruction set
-    of the native library's build, `pytorch`, or `triton-` and the kind of GPU."""
+    of the native library, `pytorch-` and the type of the device, or `triton-` and the name of the
+    GPU."""
     if ops_for(device) is TORCH:
         return f"pytorch-{device.type}"
     if device.type == "cpu":

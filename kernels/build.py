@@ -1,18 +1,19 @@
-"""Builds the native library, once for each instruction set that is asked for.
+"""Builds the native library, once for each requested instruction set.
 
     python -m kernels.build [BUILD ...] [--sanitize]
 
-BUILD is an instruction set, `best` for the best one that this processor has, `runnable` for all
-that it has, or `all` for all that processors of this type may have. Without a BUILD, the best one
-is built. A library that is there already, from the present sources and options, is not built again.
+BUILD is an instruction set, `best` for the best one that this processor supports, `runnable` for
+all that this processor supports, or `all` for all instruction sets of this processor's
+architecture. Without a BUILD, the best one is built. An existing library is not built again if it
+was built from the present sources with the present options.
 
 The build needs g++ 12 or newer, or the compiler that CXX names. The libraries are written to
 `kernels/native/lib`; without them PyTorch's operations are used. This module does not import
 PyTorch, so that `python kernels/build.py` works where PyTorch is not installed.
 
 With `--sanitize` the libraries end the process at the first access outside of an object and at
-undefined behaviour. These libraries are written to another folder, which only tests read
-(`make test-sanitizers`), and are not installed.
+undefined behaviour. These libraries are written to another folder, which only tests read (`make
+test-sanitizers`), and are not installed.
 """
 
 import argparse
@@ -50,19 +51,21 @@ _X86_64 = {
 
 
 def instruction_sets() -> Mapping[str, Sequence[str]]:
-    """Returns the features that each build for this machine's architecture uses and so requires of
-    a processor, by instruction set, the best one first. The features have the compiler's names."""
+    """Returns the instruction sets for this machine's architecture, the best one first. Each is
+    mapped to the processor features that its build uses and therefore requires. The features have
+    the compiler's names."""
     return {**(_X86_64 if platform.machine() in ("x86_64", "AMD64") else {}), PORTABLE: ()}
 
 
 def runnable_with(features: Collection[str]) -> list[str]:
-    """Returns the instruction sets of a processor that has `features`, the best one first."""
+    """Returns the instruction sets that a processor with `features` supports, the best one
+    first."""
     return [name for name, needed in instruction_sets().items() if set(needed) <= set(features)]
 
 
 def named_by(words: Collection[str], features: Collection[str]) -> list[str]:
-    """Returns the instruction sets that `words` name, the best one first. A word is `best`,
-    `runnable`, which depend on the processor's `features`, `all` or an instruction set.
+    """Returns the instruction sets that `words` name, the best one first. A word is an instruction
+    set, `all`, or `best` or `runnable`, which depend on the processor's `features`.
 
     Raises ValueError for another word.
     """
@@ -76,11 +79,11 @@ def named_by(words: Collection[str], features: Collection[str]) -> list[str]:
 
 
 def processor_features(directory: Path | None = None) -> frozenset[str]:
-    """Returns the features that this processor has, of all that builds require, as the library
-    PROCESSOR in `directory`, by default LIBRARIES, tells them.
+    """Returns the features of this processor, among those that any build requires. The library
+    PROCESSOR in `directory`, by default LIBRARIES, detects them.
 
-    Raises OSError if that library is missing or cannot be loaded, and RuntimeError if it does not
-    know a feature.
+    Raises OSError if that library is missing or cannot be loaded, and RuntimeError if it cannot
+    detect one of the features.
     """
     has = ctypes.CDLL(str(library_path(PROCESSOR, directory))).orcinus_has_feature
     answers = {
@@ -94,8 +97,8 @@ def processor_features(directory: Path | None = None) -> frozenset[str]:
 
 
 def library_path(name: str, directory: Path | None = None) -> Path:
-    """Returns the path of the library `name`, an instruction set or PROCESSOR, in `directory` or
-    among those that are installed."""
+    """Returns the path of the library `name`, which is an instruction set or PROCESSOR, in
+    `directory`. If `directory` is None, returns the path of the installed library."""
     return (directory or LIBRARIES) / f"orcinus_{name}.so"
 
 
@@ -109,7 +112,7 @@ def is_current(path: Path) -> bool:
 
 
 def missing_of(names: Iterable[str], directory: Path) -> list[str]:
-    """Returns the libraries in `names` that are not in `directory` or are not current."""
+    """Returns the names of the libraries that are missing in `directory` or are not current."""
     return [name for name in names if not is_current(library_path(name, directory))]
 
 
@@ -122,8 +125,9 @@ def sources_digest() -> str:
 
 
 def build(names: Iterable[str], directory: Path, further_options: Sequence[str] = ()) -> None:
-    """Compiles and links each library in `names`, instruction sets or PROCESSOR, into `directory`,
-    unless it is there and current. Removes libraries of other sources from `directory`.
+    """Compiles and links each library in `names`, which are instruction sets or PROCESSOR, into
+    `directory`. Skips libraries that exist and are current. Removes libraries that were built from
+    other sources.
 
     Raises FileNotFoundError without a compiler, and CalledProcessError if the compiler fails.
     """
@@ -146,7 +150,7 @@ def build(names: Iterable[str], directory: Path, further_options: Sequence[str] 
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """A source that is compiled for a library, and the object file that this makes."""
+    """A source file to compile for one library, and the object file that the compiler writes."""
 
     build: str
     source: Path
@@ -171,7 +175,7 @@ def _compile(units: Iterable[_Unit], further_options: Sequence[str]) -> None:
 
 
 def _options(name: str) -> list[str]:
-    """Returns the compiler options that allow the features of the library `name`."""
+    """Returns the compiler options for the processor features that the library `name` uses."""
     return [
         f"-march={feature}" if feature.startswith("x86-64") else f"-m{feature}"
         for feature in instruction_sets().get(name, ())
@@ -187,7 +191,8 @@ def _run(command: Sequence[str | Path]) -> None:
 
 
 def main() -> None:
-    """Builds what the command line asks for. Ends the process with a message if that fails."""
+    """Builds the libraries that the command line names. Ends the process with a message if that
+    fails."""
     parser = argparse.ArgumentParser(
         prog="python -m kernels.build",
         description=__doc__,

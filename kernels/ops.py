@@ -45,7 +45,8 @@ stores the last inputs and the states of requests, as `Ops.delta_net` describes.
 
 
 class AttentionPlan:
-    """The layout of one batch for attention, made once for all layers of an iteration.
+    """The spans of one batch, prepared for attention. A plan is made once per iteration and used by
+    all layers.
 
     Callers get a plan from `plan_attention`, and pass it unread to `attention` of the same `Ops`.
     Each implementation has its own subclass.
@@ -118,7 +119,7 @@ class ComputeAttention(Protocol):
 
 
 class RunExpertMLPs(Protocol):
-    """Runs the experts of a layer. The matrices of all experts are arguments."""
+    """Runs the experts of a layer on their tokens. The matrices of all experts are arguments."""
 
     def __call__(
         self,
@@ -175,36 +176,35 @@ class ProgramBatch(Protocol):
 
     @property
     def positions(self) -> Tensor:
-        """The position of each token in its sequence, [n_tokens] int64."""
+        """Position of each token in its sequence, [n_tokens] int64."""
 
     @property
     def slots(self) -> Tensor:
-        """The slot where each token's key and value are stored, [n_tokens] int64."""
+        """K/V slot where each token's key and value are stored, [n_tokens] int64."""
 
     @property
     def attention(self) -> AttentionPlan:
-        """The attention plan of the batch, made by the operations that run the program."""
+        """Attention plan of the batch, made by the operations that run the program."""
 
     @property
     def states(self) -> StateSpans | None:
-        """The rows in which layers keep the states of the batch's requests. None if no layer keeps
-        states."""
+        """The spans with the rows of their requests' states. None if no layer keeps states."""
 
     @property
     def adapters(self) -> BatchAdapters | None:
-        """The rows of the batch by their adapters. None if no token has an adapter."""
+        """The rows of the batch, grouped by adapter. None if no token has an adapter."""
 
     @property
     def ranks(self) -> Ranks:
-        """The ranks that share the stage."""
+        """The collective operations of the ranks that share the stage."""
 
     def of_groups(self) -> Sequence[ProgramBatch]:
-        """Returns a batch for each K/V group, with the slots and the plan of that group. The plans
-        differ only in their block tables."""
+        """Returns a batch for each K/V group of layers, with the slots and the attention plan of
+        that group. The plans differ only in their block tables."""
 
 
 class ProgramRunner(Protocol):
-    """Runs a program. All runners on the same operations have bit-identical results."""
+    """Runs one program. All runners on the same operations have bit-identical results."""
 
     @property
     def program(self) -> Program:
@@ -261,7 +261,8 @@ class RunProgram(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """The operations of one implementation, for one kind of device."""
+    """The operations of one implementation, for one kind of device, and the function that runs
+    programs."""
 
     embedding: Callable[[Tensor, Tensor, int], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -292,13 +293,12 @@ class Ops:
 
     @classmethod
     def of(cls, *sources: object, otherwise: Ops | None = None, **given: Any) -> Self:
-        """Returns operations in which each field is the function of the same name in one of
-        `sources`.
+        """Returns operations whose fields are functions of the same names in `sources`.
 
         A source is a module or an object. A module offers the functions that it defines, an object
         offers its methods. An operation that no source has is taken from `otherwise`. Keyword
-        arguments `given` set the fields of the same names directly. Raises TypeError for an
-        operation that is not found.
+        arguments `given` set the fields of the same names directly. Raises TypeError if an
+        operation is found nowhere.
         """
         names = [field.name for field in fields(cls)]
         found = {} if otherwise is None else {name: getattr(otherwise, name) for name in names}
@@ -308,7 +308,7 @@ class Ops:
         return cls(**{**found, **given})
 
     def runner(self, program: Program) -> ProgramRunner:
-        """Returns a runner of the program with these operations. `RunProgram` describes the
+        """Returns a runner of the program on these operations. `RunProgram` describes the
         errors."""
         return self.run_program(program, self)
 

@@ -85,15 +85,16 @@ class RotaryAngles(Protocol):
 
     @property
     def angles(self) -> Angles | None:
-        """The tables of angles. None if there are no tables, because angles are computed for each
-        batch."""
+        """The tables of angles. None if the embedding has no tables and computes its angles for
+        each batch."""
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the cosines and the signed sines [n_tokens, 1, head_dim] of the angles at
         `positions` [n_tokens]."""
 
     def cover(self, positions: Tensor) -> None:
-        """Extends the tables, if there are any, to all of `positions`."""
+        """Extends the tables so that they have all of `positions`. Does nothing if there are no
+        tables."""
 
 
 _ALL_POSITIONS = 2**62
@@ -129,16 +130,16 @@ class Program:
         self.steps: list[object] = []
         self.buffers: list[Buffer] = []
         self.inputs: Buffer | None = None
-        """The hidden states that the stage receives. None on a first stage, which begins with
-        tokens."""
+        """Buffer of the hidden states that the stage receives. None on a first stage, whose inputs
+        are tokens."""
         self.hidden: Buffer | None = None
-        """The hidden states after the last layer."""
+        """Buffer of the hidden states after the last layer. None until `end_layers` is called."""
         self.n_hidden_steps = 0
         """Number of steps that compute `hidden`. The steps after them compute `logits`."""
         self.selected: Buffer | None = None
-        """The hidden states of sampled tokens, which are the input of the head."""
+        """Buffer of the hidden states of sampled tokens, which are the input of the head."""
         self.logits: Buffer | None = None
-        """The logits of sampled tokens. None on a stage without a head."""
+        """Buffer of the logits of sampled tokens. None on a stage without a head."""
         self._angles: dict[int, tuple[Buffer, Buffer]] = {}
 
     def group_of(self, layer: int) -> int:
@@ -160,7 +161,8 @@ class Program:
         return made
 
     def take_in(self, hidden_size: int) -> Buffer:
-        """Returns a new buffer for the hidden states that the stage receives."""
+        """Returns a new buffer for the hidden states that the stage receives, and stores it in
+        `inputs`."""
         self.inputs = self.buffer(hidden_size)
         return self.inputs
 
@@ -190,8 +192,8 @@ class Program:
         return out
 
     def add_positions(self, table: Tensor, x: Buffer) -> Buffer:
-        """Adds to each row of `x` the row of `table` [n_positions, width] at the token's position.
-        `x` may be overwritten."""
+        """Adds a step that adds to each row of `x` the row of `table` [n_positions, width] at the
+        token's position. `x` may be overwritten."""
         self.steps.append(AddPositions(table, x))
         return x
 
@@ -232,10 +234,11 @@ class Program:
         return out
 
     def add_low_rank(self, product: Multiply, each: Sequence[LowRank]) -> None:
-        """Inserts a step after the step `product`, which adds the products of adapters to its rows.
-        `each` must not be empty.
+        """Inserts a step after the step `product` that adds to its result, for each row, the
+        low-rank product of the row's adapter. `each` has the adapters' matrices and must not be
+        empty.
 
-        Raises ValueError if the product overwrites its inputs, or gates its results.
+        Raises ValueError if the product overwrites its inputs, or has a fused gate.
         """
         x, out = product.x, product.out
         if x.index == out.index or product.weight.shape[0] != out.width:
@@ -248,8 +251,8 @@ class Program:
             self.n_hidden_steps += 1
 
     def gated(self, weight: GatedMatrix, x: Buffer) -> Buffer:
-        """Adds a step that multiplies `x` with the gate and up matrices of a gated MLP, and applies
-        the gate."""
+        """Adds steps that multiply `x` by the gate and up matrices of a gated MLP and apply the
+        gate: one step if the gate is fused with the product, otherwise two."""
         if isinstance(weight, GatedInTwo):
             return self.gate(weight.gate, self.multiply(weight.weight, x, weight.bias))
         out = self._like(x, weight.shape[0] // 2)
@@ -263,7 +266,8 @@ class Program:
         return x
 
     def gate(self, gate: Gate | Clamp, x: Buffer) -> Buffer:
-        """Adds a step that gates the second half of each row of `x` by the first half."""
+        """Adds a step that applies a gate function. The first half of each row of `x` is the gate
+        of the second half. The result has half the width."""
         out = self._like(x, x.width // 2)
         self.steps.append(ApplyGate(x, GateForm.of(gate), out))
         return out
@@ -316,8 +320,8 @@ class Program:
         self.steps.append(MultiplyHeads(x, weight, out))
 
     def write_latents(self, x: Buffer, *, layer: int) -> None:
-        """Adds a step that stores the rows of `x` in the storage of a layer, as keys that all heads
-        share."""
+        """Adds a step that stores each row of `x` in the storage of a layer, as a key that all
+        heads share."""
         self.steps.append(WriteLatents(x, layer))
 
     def delta_net(self, projected: Buffer, form: DeltaNetForm, *, layer: int) -> Buffer:
@@ -349,7 +353,8 @@ class Program:
         self.steps.append(ScaleByPosition(x, size, factors, length))
 
     def widened(self, x: Buffer) -> Buffer:
-        """Adds a step that converts `x` to float32, unless it is float32 already."""
+        """Returns `x` if it is float32. Otherwise adds a step that converts `x` to float32 and
+        returns the result."""
         if x.dtype == torch.float32:
             return x
         out = self.buffer(x.width, torch.float32, is_of_sampled=x.is_of_sampled)
@@ -414,14 +419,15 @@ class Program:
         return x
 
     def all_reduce(self, x: Buffer) -> Buffer:
-        """Adds a step that sums `x` over the ranks that share the layers. `x` may be
-        overwritten."""
+        """Adds a step that sums `x` over the ranks that share the layers. Adds no step if there is
+        only one rank. `x` may be overwritten."""
         if self.tp_size > 1:
             self.steps.append(AllReduce(x))
         return x
 
     def all_gather(self, x: Buffer, width: int) -> Buffer:
         """Adds a step that joins the rows of all ranks side by side into rows of `width` elements.
+        Returns `x` itself if there is only one rank.
 
         A rank has `ceil(width / tp_size)` elements of each row. The last ranks may have fewer.
         """
@@ -438,13 +444,13 @@ class Program:
         inputs: Sequence[Buffer],
         *outputs: Buffer,
     ) -> None:
-        """Adds a step that calls a Python function, as `Call` describes. `name` is a name for the
-        computation."""
+        """Adds a step that calls a Python function with the buffers `inputs`, as `Call` describes.
+        `name` identifies the computation."""
         self.steps.append(Call(name, function, tuple(inputs), outputs))
 
     def end_layers(self, hidden: Buffer) -> None:
-        """Declares `hidden` to be the hidden states after the last layer. Later steps compute
-        logits."""
+        """Sets `hidden`, the buffer of the hidden states after the last layer. All steps that are
+        added later compute logits."""
         self.hidden = hidden
         self.n_hidden_steps = len(self.steps)
 
@@ -470,13 +476,14 @@ class Program:
         return out
 
     def select(self, hidden: Buffer) -> Buffer:
-        """Adds a step that copies the rows of sampled tokens, which are the input of the head."""
+        """Adds a step that copies the rows of sampled tokens. The result is the input of the
+        head."""
         self.selected = out = self.buffer(hidden.width, is_of_sampled=True)
         self.steps.append(Select(hidden, out))
         return out
 
     def end_head(self, logits: Buffer) -> None:
-        """Declares `logits` to be the logits of sampled tokens."""
+        """Sets `logits`, the buffer of the logits of sampled tokens."""
         self.logits = logits
 
     def _angles_of(self, rotary: int, size: int) -> tuple[Buffer, Buffer]:

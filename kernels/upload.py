@@ -30,11 +30,11 @@ _N_STAGINGS = 3
 
 
 class Uploads:
-    """Copies arrays to a device. This base class is for a CPU, which needs no copy."""
+    """Copies arrays to a device. This base class is for a CPU, where no copy is needed."""
 
     def add(self, values: NDArray[Any]) -> Tensor:
-        """Returns a tensor on the device with the shape and type of `values`. The tensor gets its
-        values by `flush`.
+        """Returns a tensor on the device with the shape and type of `values`. The values are in the
+        tensor only after `flush`.
 
         The address of the tensor is a multiple of 16 on a GPU. The caller must not read or write
         the tensor, nor write to `values`, before `flush`.
@@ -55,12 +55,13 @@ class Uploads:
 
     @property
     def n_bytes(self) -> int:
-        """Number of bytes that a buffer needs for the arrays that the last `flush` copied."""
+        """Number of bytes of all arrays that the last `flush` copied. A buffer for `aim` must have
+        this size."""
         return 0
 
 
 class StagedUploads(Uploads):
-    """Gathers arrays and copies them in one piece. It is for a GPU, and in tests for a CPU.
+    """Gathers arrays and copies them in one piece. Used for a GPU, and in tests for a CPU.
 
     Arrays are gathered in a piece of pinned memory, which is copied to a piece of device memory of
     equal size. When a piece is full, it is copied at once, because `add` has already returned
@@ -69,7 +70,7 @@ class StagedUploads(Uploads):
     """
 
     def __init__(self, device: torch.device, *, size: int = _FIRST_SIZE) -> None:
-        """Begins with pieces of `size` bytes. Later pieces are larger if more bytes are added."""
+        """Allocates pieces of `size` bytes. Later pieces are larger if more bytes are added."""
         self._device = device
         self._size = size
         self._buffer: Tensor | None = None  # [bytes] uint8 on the device, that is being filled
@@ -81,11 +82,12 @@ class StagedUploads(Uploads):
 
     @property
     def n_bytes(self) -> int:
-        """Number of bytes that a buffer needs for the arrays that the last `flush` copied."""
+        """Number of bytes of all arrays that the last `flush` copied. A buffer for `aim` must have
+        this size."""
         return self._n_bytes
 
     def add(self, values: NDArray[Any]) -> Tensor:
-        """Gathers an array, and returns the tensor that `flush` will fill."""
+        """Gathers an array, and returns the tensor that will have its values after `flush`."""
         buffer, staging = self._room_for(values.nbytes)
         start, end = self._n_filled, self._n_filled + values.nbytes
         self._n_filled = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -133,7 +135,8 @@ class StagedUploads(Uploads):
 
 
 class _Staging:
-    """Host memory that is copied to the device. It is pinned if the device is a GPU."""
+    """A piece of host memory that is copied to the device. The memory is pinned if the device is a
+    GPU."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         is_cuda = device.type == "cuda"

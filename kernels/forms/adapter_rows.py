@@ -1,4 +1,4 @@
-"""The rows of a batch that belong to adapters (`kernels.steps.AddLowRank`)."""
+"""The rows of a batch, grouped by the adapters that they use (`kernels.steps.AddLowRank`)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch import Tensor
 Ints = NDArray[np.int64]
 
 NO_ADAPTER = -1
-"""The index that stands for no adapter."""
+"""Index that means that a row has no adapter."""
 
 
 class AdapterRows:
     """The rows of some tokens, grouped by the adapter that each token uses.
 
-    Rows of one adapter are in ascending order, so a group of neighbouring rows is dense.
+    The rows of one adapter are in ascending order, so that neighbouring rows are adjacent in
+    memory.
     """
 
     __slots__ = ("_on_device", "adapters", "begins", "rows")
@@ -29,7 +30,8 @@ class AdapterRows:
         order = np.argsort(adapters, kind="stable")
         n_without = int(np.count_nonzero(adapters == NO_ADAPTER))
         self.rows: Ints = np.ascontiguousarray(order[n_without:], dtype=np.int64)
-        """Indices of the rows with an adapter, one adapter after the other."""
+        """Indices of all rows with an adapter: the rows of adapter 0, then those of adapter 1, and
+        so on."""
         self.begins: Ints = np.searchsorted(
             adapters[order], np.arange(n_adapters + 1), side="left"
         ).astype(np.int64)
@@ -40,16 +42,17 @@ class AdapterRows:
 
     @property
     def n_adapters(self) -> int:
-        """The number of adapters, also of those without a row."""
+        """Number of adapters, including adapters without a row."""
         return len(self.begins) - 1
 
     def at(self, places: Ints) -> AdapterRows:
-        """Returns the groups of the rows with the indices `places`, which are then counted from
-        0."""
+        """Returns new groups for the rows with the indices `places`. In the result, row i is the
+        row `places[i]` of this object."""
         return AdapterRows(self.adapters[places], self.n_adapters)
 
     def of(self, adapter: int, device: torch.device) -> Tensor:
-        """Returns the rows of an adapter on a device, [n] int64. All calls must name one device."""
+        """Returns the indices of the rows of an adapter as a tensor on `device`, [n] int64. All
+        calls must use the same device."""
         if adapter not in self._on_device:
             rows = self.rows[self.begins[adapter] : self.begins[adapter + 1]]
             self._on_device[adapter] = torch.from_numpy(rows).to(device)
@@ -58,14 +61,14 @@ class AdapterRows:
 
 @dataclass(frozen=True, slots=True)
 class BatchAdapters:
-    """The rows of a batch's tokens, and of its sampled tokens, by the adapters of the tokens."""
+    """The rows of a batch's tokens, and the rows of its sampled tokens, both grouped by adapter."""
 
     tokens: AdapterRows
     sampled: AdapterRows
 
     @classmethod
     def of(cls, adapters: Ints, sampled: Ints, n_adapters: int) -> BatchAdapters | None:
-        """Returns the groups of a batch. Returns None if no token has an adapter.
+        """Groups the rows of a batch. Returns None if no token has an adapter.
 
         `adapters` [n_tokens] has the index of each token's adapter, or NO_ADAPTER. `sampled`
         [n_sampled] are the indices of the sampled tokens.

@@ -1,4 +1,4 @@
-"""The form of a layer's attention: how it differs from the plain formula of attention."""
+"""The variants of attention that layers use."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AttentionForm:
-    """How one layer's attention differs from the plain formula. The default is the plain
-    formula."""
+    """The options of one layer's attention: sliding window, scale and soft cap. The default is
+    plain scaled dot-product attention."""
 
     window: int | None = (
         None  # keys that a query sees, the token's own key included; None: no limit

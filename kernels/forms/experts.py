@@ -1,4 +1,4 @@
-"""The biases and the gate of a layer's experts, and experts with stacked matrices."""
+"""The options of a layer's experts (biases and gate), and experts with stacked matrices."""
 
 from __future__ import annotations
 

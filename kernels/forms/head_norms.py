@@ -1,4 +1,4 @@
-"""Norms over single query heads and key heads. They are applied before the rotation."""
+"""Norms over single heads of queries and keys, which are applied before the rotary embedding."""
 
 from __future__ import annotations
 

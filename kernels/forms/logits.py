@@ -11,12 +11,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """The logits of the whole vocabulary for each sampled token of a batch."""
+    """The logits [n_sampled, vocab_size] of the sampled tokens of a batch."""
 
     values: Tensor  # [n_sampled, vocab_size]
     argmax: NDArray[np.int64] | None = None
-    """The argmax of each row of `values` (`Ops.greedy`), [n_sampled]. None if it is not on the host
-    yet."""
+    """The argmax of each row of `values` (`Ops.greedy`), [n_sampled]. None if it has not been
+    computed, or is not on the host yet."""
     hidden: Tensor | None = None
     """The hidden states of the batch [n_tokens, hidden_size], if further logits must be computed
     from them."""

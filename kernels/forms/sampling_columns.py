@@ -1,4 +1,4 @@
-"""The columns of sampling parameters: one value for each row of a batch of logits."""
+"""Sampling parameters as columns: tensors with one value for each row of a batch of logits."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 IN_PROMPT = 1 << 30
-"""The bit of a token's count that says that the prompt contains the token. The lower bits are the
+"""The bit of a token's count that is set if the prompt contains the token. The lower bits are the
 number of times that the token was generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """The rows of a batch of logits that must be penalised. `kernels.pytorch.penalize` describes
-    the penalties.
+    """The penalties of the rows of a batch of logits that have any. `kernels.pytorch.penalize`
+    describes the penalties.
 
     Columns are [n_penalized], on the device of the logits.
     """
@@ -71,7 +71,8 @@ class SamplingColumns:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every row's token is the argmax of its adjusted logits."""
+        """Whether every row's token is the argmax of its logits after penalties, biases and masks.
+        False if a token of any row is banned."""
         return not self.any_sampled and not len(self.banned_ids)
 
 

@@ -1,4 +1,4 @@
-"""Describes the spans of a batch for layers that keep a state of each request."""
+"""The spans of a batch, described for layers that keep a state of fixed size for each request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class StateSpans:
-    """For each span of a batch: its tokens, and the row in which layers keep the state of its
+    """The tokens of each span of a batch, and the row of the states that belongs to the span's
     request.
 
     Columns are int64, dense and on the device. Spans of one batch have different rows, except for

@@ -19,10 +19,10 @@ from kernels.pytorch.attention import AttentionSpans, attention
 
 
 def span_addresses(spans: AttentionSpans) -> tuple[int, int, int]:
-    """Returns the memory addresses of three columns of `spans`: start positions, numbers of tokens,
+    """Returns the memory addresses of three tensors of `spans`: start positions, numbers of tokens,
     and block tables.
 
-    The columns are tensors because a tensor returns its address faster than an array.
+    These are tensors rather than arrays, because a tensor returns its address faster.
     """
     return (
         spans.start_positions.data_ptr(),
@@ -52,8 +52,9 @@ class NativeAttention:
         form: AttentionForm = PLAIN,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Computes attention as `kernels.ops.ComputeAttention` describes. Raises TypeError for a
-        plan that other operations have made."""
+        """Computes attention as `kernels.ops.ComputeAttention` describes. For tensors that the
+        library does not support, calls PyTorch's version. Raises TypeError for a plan that other
+        operations have made."""
         is_taken = q.dtype in ELEMENT and key_cache.dtype == q.dtype
         # The library needs equal strides: values have the layout of keys, or are a part of keys.
         if not is_taken or key_cache.stride() != value_cache.stride():

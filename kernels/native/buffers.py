@@ -1,4 +1,4 @@
-"""The memory of a program's buffers.
+"""The memory of the buffers of a program.
 
 Buffers of equal width and type that are not in use at the same time share memory. So all layers use
 the memory of a few buffers, which stays in the processor's caches.
@@ -32,8 +32,8 @@ class Buffers:
         self._structs: Any = None
 
     def address(self, n_tokens: int, n_sampled: int) -> int:
-        """Returns the address of an array with a structure for each buffer. Before, enlarges the
-        buffers if they have less than `n_tokens` or `n_sampled` rows."""
+        """Returns the address of an array with a `BufferStruct` for each buffer. First enlarges the
+        buffers if they have fewer than `n_tokens` or `n_sampled` rows."""
         if n_tokens > self._n_tokens or n_sampled > self._n_sampled:
             self._allocate(max(n_tokens, self._n_tokens), max(n_sampled, self._n_sampled))
         return ctypes.addressof(self._structs)
@@ -65,8 +65,9 @@ class Buffers:
 
 
 def _shared(program: Program) -> tuple[list[int], list[_Form]]:
-    """Assigns buffers to shared pieces of memory. Returns the index of each buffer's piece, and the
-    form of each piece: the width, the type, and whether rows are sampled tokens."""
+    """Assigns each buffer to a piece of memory, which several buffers may share. Returns the index
+    of each buffer's piece, and the form of each piece: the width, the element type, and whether
+    rows are sampled tokens."""
     last = _last_uses(program)
     places = [-1] * len(program.buffers)
     forms: list[_Form] = []

@@ -50,8 +50,9 @@ from kernels.steps import (
 
 
 def is_native(program: Program) -> bool:
-    """Returns whether the library can run a program. The library must support the type of hidden
-    states, all matrices must be packed for the library, and all tables must be on the CPU."""
+    """Returns whether the library can run a program. The library must support the element type of
+    hidden states, all matrices must be packed for the library, and all tables must be on the
+    CPU."""
     tables = (step.table for step in program.steps if isinstance(step, Embed | AddPositions))
     matrices = (weight for step in program.steps for weight in _matrices(step))
     return (
@@ -80,8 +81,8 @@ def _matrices(step: object) -> Iterator[object]:
 
 
 def check(program: Program) -> None:
-    """Raises ValueError if the library would misread the type or shape of a tensor. `is_native`
-    must be true for the program."""
+    """Raises ValueError if the library would misread the type or shape of a tensor. May be called
+    only if `is_native` is true for the program."""
     for step in program.steps:
         _check(step, program)
 
@@ -294,8 +295,8 @@ def _(step: RunExperts, program: Program) -> None:
 
 
 def _check_choice(step: Route | RouteInGroups | RunExperts) -> None:
-    """Raises ValueError if experts are not int64, if weights are not float32, or if a token's
-    numbers of chosen experts and of weights differ."""
+    """Raises ValueError if experts are not int64, if weights are not float32, or if the numbers of
+    chosen experts and of weights per token differ."""
     experts, weights = step.experts, step.weights
     types = experts.dtype, weights.dtype
     if experts.width != weights.width or types != (torch.int64, torch.float32):
@@ -332,8 +333,8 @@ def _check_gates(gate_up: Gated) -> None:
 
 
 def _check_rows(table: Tensor, out: Buffer) -> None:
-    """Raises ValueError if `table` is not dense, or has rows of another size or type than the
-    buffer `out`."""
+    """Raises ValueError if `table` is not dense, or if its rows have another size or element type
+    than the rows of the buffer `out`."""
     if table.dtype != out.dtype or table.shape[1:] != (out.width,) or not table.is_contiguous():
         raise ValueError(
             f"a table of rows {tuple(table.shape[1:])} of {table.dtype} where layers need "

@@ -1,4 +1,4 @@
-"""Gated DeltaNet on the CPU. The projections before and after it are not included."""
+"""Gated DeltaNet on the CPU, without the projections before and after its recurrent part."""
 
 import ctypes
 

@@ -1,4 +1,5 @@
-"""Fills the structures of steps with the addresses and numbers that the native library needs.
+"""Fills the C structures of a program's steps with the addresses and numbers that the native
+library needs.
 
 A structure holds addresses, which do not keep the memory alive. So the caller must keep a reference
 to the step and to the list `kept`. The functions append to this list all structures to which other
@@ -33,7 +34,7 @@ from kernels.weights.head_products import HeadProducts
 
 
 def step_of(step: object, kept: list[object]) -> StepStruct:
-    """Returns the structure of a step. Other structures to which it points are appended to `kept`,
+    """Returns the C structure of a step. All structures to which it points are appended to `kept`,
     so that they stay alive."""
     what = _filled(type(step), step, kept)
     kept.append(what)
@@ -41,14 +42,16 @@ def step_of(step: object, kept: list[object]) -> StepStruct:
 
 
 def _filled(description: type, value: Any, kept: list[object]) -> ctypes.Structure:
-    """Returns the structure of the class `description`, filled from the instance `value`."""
+    """Returns the C structure that belongs to the class `description`, filled from the instance
+    `value`. All structures to which it points are appended to `kept`."""
     values = (_value(kind, getattr(value, name), kept) for name, kind in declared(description))
     return structure_of(description)(*values)
 
 
 def _value(kind: Any, value: Any, kept: list[object]) -> Any:
-    """Converts the Python attribute `value` to the value of a structure's field. `kind` is the
-    declared type of the attribute."""
+    """Converts the Python attribute `value` to the value of a C structure's field. `kind` is the
+    declared type of the attribute. All structures to which the value points are appended to
+    `kept`."""
     if value is None:
         return -1 if kind is Buffer else form_of(kind)()
     if kind is Buffer:

@@ -53,7 +53,8 @@ def _functions() -> _GroupFunctions | None:
 
 
 def functions_of(loaded: ctypes.CDLL) -> _GroupFunctions:
-    """Returns the functions for weights in groups of one build of the library."""
+    """Returns the functions of `loaded`, a build of the library, for weights that are quantised in
+    groups."""
     return _GroupFunctions(
         declare(
             loaded,
@@ -66,7 +67,8 @@ def functions_of(loaded: ctypes.CDLL) -> _GroupFunctions:
 
 
 def has_groups() -> bool:
-    """Returns whether the native library, which multiplies weights in groups, is available."""
+    """Returns whether the native library is available. Every build can multiply weights that are
+    quantised in groups."""
     return _functions() is not None
 
 
@@ -88,7 +90,8 @@ def can_gate(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GroupPanels:
-    """The quantised numbers, scales and offsets of a matrix in the layout of the library."""
+    """The quantised numbers, scales and offsets of a matrix, in the layout of the native
+    library."""
 
     packed: Tensor  # [n_panels, n_groups, bytes of a group] uint8
     form: GroupsStruct

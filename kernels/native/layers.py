@@ -50,7 +50,8 @@ _NO_LIMIT = 2**63 - 1
 
 
 def run_program(library: ctypes.CDLL, program: Program, ops: Ops, /) -> ProgramRunner:
-    """Prepares a program for one build of the library, as `kernels.ops.RunProgram` specifies."""
+    """Returns the fastest runner of a program: one build of the library if it can run the program,
+    otherwise the interpreter. `kernels.ops.RunProgram` describes the errors."""
     if is_native(program):
         return NativeProgram(library, program, ops)
     return Interpreter(program, ops)
@@ -132,8 +133,8 @@ class NativeProgram:
         return self._buffers.tensor(logits, n).clone()
 
     def _segments(self, steps: Sequence[object]) -> list[_Segment]:
-        """Splits steps into segments. A segment ends with a step that the library cannot run, or at
-        the end of the steps."""
+        """Splits steps into segments. Each step that the library cannot run ends a segment. The
+        last segment ends with the last step."""
         segments: list[_Segment] = []
         native: list[StepStruct] = []
         for step in steps:
@@ -198,8 +199,8 @@ class NativeProgram:
     def _adapters(
         self, batch: ProgramBatch, n_tokens: int, n_sampled: int
     ) -> tuple[AdapterRowsStruct, AdapterRowsStruct]:
-        """Returns the structures of the adapters of tokens and of sampled tokens. They are all
-        zeros if no token has an adapter, or if the program has no adapters."""
+        """Returns the structures of the adapters of a batch's tokens and of its sampled tokens. The
+        structures are all zeros if no token has an adapter, or if the program has no adapters."""
         adapters = batch.adapters if self._n_adapters else None
         if adapters is None:
             return AdapterRowsStruct(), AdapterRowsStruct()
@@ -207,8 +208,8 @@ class NativeProgram:
         return self._adapter_rows(adapters.tokens, n_tokens), sampled or AdapterRowsStruct()
 
     def _adapter_rows(self, rows: AdapterRows | None, n: int) -> AdapterRowsStruct:
-        """Returns the structure of the adapters of `n` rows. Raises ValueError for other rows, or
-        too few adapters."""
+        """Returns the structure of the adapters of `n` rows. Raises ValueError if `rows` are for
+        another number of rows, or for fewer adapters than the program has."""
         if rows is None or not self._n_adapters:
             return AdapterRowsStruct()
         if len(rows.adapters) != n or rows.n_adapters < self._n_adapters:
@@ -279,7 +280,8 @@ def _n_rows(step: Embed | EmbedPacked) -> int:
 
 
 def _n_adapters(step: object) -> int:
-    """Returns how many adapters a batch must know for a step."""
+    """Returns the least number of adapters that a batch must have for a step: 0 for a step without
+    adapters."""
     if not isinstance(step, AddLowRank):
         return 0
     return 1 + max((one.adapter for one in step.each), default=-1)
@@ -289,14 +291,14 @@ _POSITIONED = (AddPositions, ScaleByPosition)
 
 
 def _n_positions(step: AddPositions | ScaleByPosition) -> int:
-    """Returns for how many positions the table or the factors of a step have entries."""
+    """Returns the number of positions for which the table or the factors of a step have entries."""
     if isinstance(step, AddPositions):
         return len(step.table)
     return len(step.factors) * step.length
 
 
 class _Segment:
-    """A run of steps for the library, and the step for Python that follows, if there is one."""
+    """A run of steps for the library, and the step for Python that follows the run, or None."""
 
     def __init__(self, steps: Sequence[StepStruct], other: object) -> None:
         self.steps = (StepStruct * len(steps))(*steps)
@@ -326,9 +328,9 @@ class _AnglesAddresses:
         self._look_up_new()
 
     def covering(self, positions: Tensor) -> int:
-        """Extends the angle tables so that they cover `positions`. Returns the address of the
-        structures of all tables. Raises ValueError for tables of another type or shape than layers
-        need."""
+        """Extends the angle tables so that they cover `positions`. Returns the address of an array
+        with an `AnglesStruct` for each table. Raises ValueError if a table has another element type
+        or shape than the layers need."""
         for rotary, _ in self._used.values():
             rotary.cover(positions)
         self._look_up_new()

@@ -28,8 +28,8 @@ Layout = Mapping[str, str]
 def layout_of(
     structures: Sequence[type[ctypes.Structure]] = SHARED, steps: Sequence[type] = STEPS
 ) -> Layout:
-    """Returns the layout of `structures` and of `steps`, and the shared numbers, as Python has
-    them."""
+    """Returns Python's layout: of `structures`, of the structures of `steps`, and of the shared
+    numbers."""
     lines = dict(_numbers(steps))
     for structure in (*structures, *map(structure_of, steps)):
         lines.update(_described(structure))

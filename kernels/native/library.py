@@ -1,8 +1,9 @@
 """Loads the build of the native library that is best for this processor.
 
-There is one build for each instruction set. A small library that runs on every processor tells
-which features this one has (`kernels.build.processor_features`). A build that needs more features
-is not loaded. `make run` compiles only the best build for its machine; an image has all.
+There is one build for each instruction set. A small library that runs on every processor detects
+the features of this processor (`kernels.build.processor_features`). A build that needs more
+features is not loaded. `make run` compiles only the best build for its machine; a container image
+has all builds.
 
 No build is linked with an OpenMP runtime. Instead, the runtime that PyTorch has loaded is made
 visible to the build, so that the library and PyTorch share threads.
@@ -34,8 +35,9 @@ log = logging.getLogger(__name__)
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Returns the best build that this processor can run, and logs the build's instruction set.
-    Returns None if no build can be run or loaded."""
+    """Loads and returns the best build that this processor can run, and logs the build's
+    instruction set. Returns None if no build can be run or loaded. Further calls return the same
+    result."""
     try:
         names = runnable()
         opened = open_library(names[0]) if names else None
@@ -53,16 +55,16 @@ def library() -> ctypes.CDLL | None:
 
 
 def instruction_set() -> str:
-    """Returns the instruction set of the build that `library` returns. Empty if there is none."""
+    """Returns the instruction set of the build that `library` returns; an empty text if there is
+    none."""
     return "" if library() is None else runnable()[0]
 
 
 def runnable() -> list[str]:
-    """Returns the instruction sets for which this processor and this installation have a build,
-    best first.
+    """Returns the instruction sets that this processor supports and for which a current build is
+    installed, the best one first.
 
-    A build from other sources is ignored. Raises OSError if it cannot be found out what the
-    processor has.
+    Raises OSError if the features of the processor cannot be detected.
     """
     if _openmp_path() is None or not _is_usable(PROCESSOR):
         return []
@@ -70,7 +72,7 @@ def runnable() -> list[str]:
 
 
 def open_library(instruction_set: str) -> ctypes.CDLL:
-    """Returns the build for `instruction_set`.
+    """Loads and returns the build for `instruction_set`.
 
     Raises:
         OSError: the build cannot be loaded.
@@ -83,8 +85,8 @@ def open_library(instruction_set: str) -> ctypes.CDLL:
 
 
 def _is_usable(name: str) -> bool:
-    """Returns whether the library `name` exists and is current. Logs why one that exists is not
-    used."""
+    """Returns whether the library `name` exists and is current. Logs a warning if it exists and is
+    not current."""
     path = library_path(name)
     if path.exists() and not is_current(path):
         log.warning("the native kernels for %s are built from other sources", name)

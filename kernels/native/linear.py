@@ -31,7 +31,7 @@ _MAX_INPUTS = (2**31 - 1) // LARGEST**2  # a sum of more products may not fit in
 
 @dataclass(frozen=True, slots=True)
 class _LinearFunctions:
-    """The functions of the library for weights of one element type."""
+    """The native library's functions for weights of one element type."""
 
     linear: Callable[..., None]
     panel: int  # outputs of a panel
@@ -39,8 +39,8 @@ class _LinearFunctions:
 
 @cache
 def _functions(dtype: torch.dtype) -> _LinearFunctions | None:
-    """Returns the functions for weights of `dtype`. Returns None if there is no library or if it
-    does not support `dtype`."""
+    """Returns the native library's functions for weights of `dtype`. Returns None if there is no
+    library or if it does not support `dtype`."""
     loaded = library()
     if loaded is None or dtype not in ELEMENT:
         return None
@@ -99,7 +99,8 @@ class NativeWeight:
         return out  # [n_tokens, n_out]
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Returns the rows of the original, unpacked matrix at `indices` [n], [n, n_in]."""
+        """Returns the rows of the matrix at `indices` [n] in their original order of elements: [n,
+        n_in]."""
         panel = self.functions.panel
         rows = self.packed[indices // panel, :, indices % panel]  # [n, n_steps, inputs]
         return rows.flatten(1)[:, : self.shape[1]]

@@ -1,4 +1,4 @@
-"""The operations of the native library as `Ops`. Operations that the library lacks are
+"""The operations of the native library as `Ops`. Operations that are missing in the library are
 PyTorch's."""
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def native_ops() -> Ops | None:
 
 
 def ops_of(library: ctypes.CDLL) -> Ops:
-    """Returns the operations of one build of the library."""
+    """Returns the operations of one build of the library, with PyTorch's operations where it has
+    none."""
     greedy = NativeGreedy(library)
     return Ops.of(
         NativeAttention(library),

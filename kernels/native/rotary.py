@@ -108,7 +108,7 @@ class NativeRotary:
 
 def _are_angles_of(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
     """Returns whether the library can rotate `x` by the angles `cos` and `sin`. The angles must be
-    dense and of the type of `x`."""
+    dense and have the element type of `x`."""
     is_dense = cos.is_contiguous() and sin.is_contiguous()
     return is_dense and cos.dtype == sin.dtype == x.dtype
 

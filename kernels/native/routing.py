@@ -1,4 +1,4 @@
-"""Chooses experts for every token, on the CPU."""
+"""The choice of experts for every token, on the CPU."""
 
 import ctypes
 

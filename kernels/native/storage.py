@@ -1,7 +1,7 @@
-"""The storage that the steps of a program use: keys and values in blocks, or states in rows.
+"""The storage of a program's layers: keys and values in blocks, or states in rows.
 
 The storage of a layer is two tensors, whose shapes depend on the steps of the layer. The tensors
-are checked and their addresses are taken once. This is repeated only if the first tensor is another
+are checked and their addresses are read once. Both are repeated only if the first tensor is another
 object than in the previous run.
 """
 
@@ -28,7 +28,7 @@ _IN_BLOCKS = (RotaryWriteKV, WriteKV, WriteLatents, Attend)
 class LayerStorage:
     """The addresses of the storage of all layers of a program.
 
-    The addresses are taken again if the first tensor is another object than in the previous run.
+    The addresses are read again if the first tensor is another object than in the previous run.
     This object holds only a weak reference to the first tensor, so that storage can be freed.
     """
 
@@ -46,8 +46,8 @@ class LayerStorage:
         self._structs: Any = None
 
     def of(self, kv: Sequence[LayerKV]) -> int:
-        """Returns the address of an array with the structures of all layers. Returns 0 if no step
-        uses storage. Raises ValueError for storage that does not fit the layers."""
+        """Returns the address of an array with a `LayerKVStruct` for each layer. Returns 0 if no
+        step uses storage. Raises ValueError for storage that does not fit the layers."""
         if not self._users:
             return 0
         first = kv[0][0]

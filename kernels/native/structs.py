@@ -42,7 +42,7 @@ MATRICES = (LinearWeight, TableWeight, Matrix)
 
 
 class ArrayStruct(ctypes.Structure):
-    """A dense tensor: its address and its element type."""
+    """A dense tensor: the address of its data, and its element type."""
 
     _fields_ = (("data", _pointer), ("element", _int))
 
@@ -125,8 +125,8 @@ class StateSpansStruct(ctypes.Structure):
 
 
 class AdapterRowsStruct(ctypes.Structure):
-    """The columns of `kernels.forms.adapter_rows.AdapterRows`. They are null if no row has an
-    adapter."""
+    """The tensors of `kernels.forms.adapter_rows.AdapterRows`. The pointers are null if no row has
+    an adapter."""
 
     _fields_ = (("rows", _pointer), ("begins", _pointer))
 
@@ -188,15 +188,15 @@ SHARED: tuple[type[ctypes.Structure], ...] = (
 
 @cache
 def structure_of(description: type) -> type[ctypes.Structure]:
-    """Returns the C structure with the fields of the dataclass `description`."""
+    """Returns the class of the C structure that has the fields of the dataclass `description`."""
     fields = tuple((name, form_of(kind)) for name, kind in declared(description))
     return type(description.__name__, (ctypes.Structure,), {"_fields_": fields})
 
 
 @cache
 def sequence_of(description: type) -> type[ctypes.Structure]:
-    """Returns the C structure that describes an array: the address of the first element, and the
-    number of elements. The elements are structures of the class `description`."""
+    """Returns the class of the C structure that describes an array: the address of the first
+    element, and the number of elements. The elements are structures of the class `description`."""
     first = ctypes.POINTER(structure_of(description))
     fields = (("first", first), ("n", _int))
     return type(f"{description.__name__}s", (ctypes.Structure,), {"_fields_": fields})

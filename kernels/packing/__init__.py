@@ -1,1 +1,2 @@
-"""Chooses the form of a matrix that is fastest on a device. No other package knows all forms."""
+"""Chooses the form of a matrix that is fastest on its device. No other package uses all the
+forms."""

@@ -1,4 +1,4 @@
-"""Packs the experts of a mixture in the form that is fastest on their device.
+"""Packs the experts of a mixture-of-experts layer in the form that is fastest on their device.
 
 On a CPU with the native library `kernels.packing.linear` packs each matrix separately. Elsewhere
 the matrices of all experts stay stacked in one tensor, for `Ops.expert_mlp`.
@@ -64,8 +64,8 @@ def _expert(gate_up: GatedMatrix, down: LinearWeight, form: ExpertForm, index: i
 
 
 def _pack_gates(weight: Tensor, form: ExpertForm, index: int) -> GatedMatrix:
-    """Returns the packed gate and up matrices [2 * size, hidden] of the expert with the given
-    index, with the gate function."""
+    """Returns the packed gate and up matrices `weight` [2 * size, hidden] of the expert `index`,
+    with the gate function of `form`."""
     if _is_plain_gate(form):
         return pack_gated(weight, form.gate)
     return _with_gate(pack(weight), form, index)

@@ -1,4 +1,4 @@
-"""Linear layers whose weights are stored in the order in which a product reads them.
+"""Packs the weights of linear layers in the order in which a product reads them.
 
 `pack(weight)` picks the form by device and element type; the caller may free the plain weight
 afterwards. On a CPU the form of the native library is the first choice: at 1 to 16 tokens it is 1.2
@@ -9,14 +9,16 @@ oneDNN reorders the weight into blocks once, instead of in every call. On a GPU 
 plain, for cuBLAS.
 
 With `quantization` a weight becomes a number of 8 or 4 bits, so that a product reads a half or a
-quarter of the memory. Weights stay quantised while they are multiplied, by the native library on a
-CPU and by Triton on a GPU. `pack_grouped` takes weights that are quantised in the checkpoint.
+quarter of the bytes of bfloat16. Weights stay quantised while they are multiplied, by the native
+library on a CPU and by Triton on a GPU. `pack_grouped` takes weights that are quantised in the
+checkpoint.
 
-With the `activations` "rounded" a CPU also rounds the inputs of some products to int8, so that sums
-of products are exact integers and an instruction computes two to four times as many products. For
-weights of 4 bits in groups a scale belongs to 32 inputs of a token. For "int8" on a CPU with VNNI a
-scale belongs to a token. All other products keep their inputs, and with "exact" all products do.
-Embeddings and heads are quantised in groups of inputs, and so are all weights of 4 bits.
+With the `activations` "rounded", a CPU also rounds the inputs of some products to int8, so that
+sums of products are exact integers and an instruction computes two to four times as many products.
+For weights of 4 bits in groups, each run of 32 inputs of a token has a scale. For "int8" on a CPU
+with VNNI, each token has a scale. All other products keep their inputs, and with "exact" all
+products do. Embeddings and heads are quantised in groups of inputs, and so are all weights of 4
+bits.
 
 A residual is added to the sums before rounding, so that fusing the addition loses no precision.
 """
@@ -62,12 +64,13 @@ _BITS: dict[Quantization, Bits] = {"int8": 8, "int4": 4}
 
 
 def can_compute(quantization: Quantization, device: torch.device) -> bool:
-    """Returns whether weights on `device` can be quantised by `quantization`."""
+    """Returns whether weights can be quantised by `quantization` on `device`. True for `none`."""
     return quantization == "none" or can_group(device)
 
 
 def can_group(device: torch.device) -> bool:
-    """Returns whether `pack_grouped` can pack matrices for `device`."""
+    """Returns whether `pack_grouped` can pack matrices that are quantised in groups for
+    `device`."""
     return _group_forms(device.type) is not None
 
 
@@ -169,7 +172,7 @@ def _int8_forms(
     device_type: str, quantization: Quantization, activations: Activations
 ) -> _Int8Forms | None:
     """Returns the functions for int8 matrices with one scale for each output, on a type of device
-    and for inputs as `activations` says. Returns None if there are no such functions."""
+    and for the given `activations`. Returns None if there are no such functions."""
     if quantization != "int8":
         return None
     if device_type == "cpu" and has_int8() and activations == "rounded":

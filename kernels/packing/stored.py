@@ -1,4 +1,5 @@
-"""Matrices that are packed for the native library, as bytes and a description for a file.
+"""Converts matrices that are packed for the native library to bytes and a description for a file,
+and back.
 
 Only matrices that are quantised in groups of inputs can be stored: quantising one costs ten times
 as much as reading its packed form from a file. The bytes depend on `layout()`.
@@ -28,16 +29,17 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16)}
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """A packed matrix: its bytes [n_panels, n_groups, bytes of a group], and what JSON can hold of
-    the rest."""
+    """A packed matrix: its bytes [n_panels, n_groups, bytes of a group], and a description of its
+    form that can be written as JSON."""
 
     packed: Tensor
     description: Mapping[str, Any]
 
 
 def layout() -> str:
-    """Returns a text that differs between builds of the native library that pack in different ways,
-    or that choose other forms of matrices."""
+    """Returns a text that identifies the packed layout. Builds of the native library that pack in
+    different ways, or that choose other forms of matrices, return different texts. The text is
+    empty if there is no library."""
     loaded = library()
     if loaded is None:
         return ""
@@ -45,7 +47,7 @@ def layout() -> str:
 
 
 def to_stored(matrix: object) -> StoredMatrix | None:
-    """Returns `matrix` in a form for a file, or None if its form cannot be stored."""
+    """Returns the stored form of `matrix`, or None if matrices of its class cannot be stored."""
     if isinstance(matrix, NativeGroupsWeight):
         further: dict[str, Any] = {"dtype": str(matrix.dtype)}
     elif isinstance(matrix, NativeGroupsGatedWeight):
@@ -58,7 +60,7 @@ def to_stored(matrix: object) -> StoredMatrix | None:
 
 
 def from_stored(stored: StoredMatrix) -> NativeGroupsWeight | NativeGroupsGatedWeight:
-    """Returns the matrix of which `to_stored` made `stored`. The bytes are not copied.
+    """Returns the matrix that `to_stored` has converted to `stored`. The bytes are not copied.
 
     Raises:
         ValueError: there is no native library.

@@ -1,1 +1,1 @@
-"""The operations in PyTorch. They run on every device."""
+"""All operations in PyTorch. These run on every device."""

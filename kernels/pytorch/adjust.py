@@ -2,7 +2,7 @@
 
     penalties  change the logits of tokens that have occurred (`kernels.pytorch.penalize`)
     biases     are added to the logits of single tokens
-    masks      say which tokens of a row may be sampled; the logits of all other tokens become
+    masks      have the tokens of a row that may be sampled; the logits of all other tokens become
                BANNED, a finite number, because a NaN or an infinity marks a row that cannot be
                sampled
 
@@ -25,7 +25,7 @@ probability is 0 at every temperature up to MAX_TEMPERATURE. The value is finite
 a row is finite, too."""
 
 MAX_TEMPERATURE = 2.0**90
-"""The highest temperature that is used. Higher ones are replaced by it. All tokens are equally
+"""Largest temperature that is used; a higher one is replaced by this value. All tokens are equally
 likely already at temperatures far below it."""
 
 
@@ -58,8 +58,8 @@ def _keep_allowed(logits: Tensor, allowed: AllowedTokens) -> Tensor:
 
 
 def _banned(masks: Tensor) -> Tensor:
-    """Returns the inverted bits of `masks` [n, n_words] int32, the lowest bit of a word first, one
-    element for each bit: [n, 32 * n_words] uint8."""
+    """Returns 1 for each token that a mask bans and 0 for each token that it allows, [n, 32 *
+    n_words] uint8. `masks` are [n, n_words] int32, with the lowest bit of a word first."""
     of_bytes = masks.bitwise_not().view(torch.uint8)  # the lowest byte of a word first
     if of_bytes.is_cpu:  # NumPy has an operation that unpacks bits
         return torch.from_numpy(np.unpackbits(of_bytes.numpy(), axis=1, bitorder="little"))

@@ -31,7 +31,7 @@ _MAX_SCORES = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpans(AttentionPlan):
-    """The spans of one batch, in the order of the batch. All columns are int64 and dense."""
+    """The spans of one batch, in the order of the batch. All tensors are int64 and dense."""
 
     start_positions: Tensor  # [n_spans], the position of each span's first token; on the host
     n_tokens: Tensor  # [n_spans]; on the host
@@ -56,8 +56,8 @@ def plan_attention(
     uploads: Uploads,
     has_fixed_shape: bool = False,
 ) -> AttentionSpans:
-    """Makes the attention plan of a batch, as `kernels.ops.PlanAttention` describes. The plan suits
-    layers of any window and any heads.
+    """Makes the attention plan of a batch, as `kernels.ops.PlanAttention` describes. The plan can
+    be used by layers of any window and any heads.
 
     The plan may keep the arguments' arrays without a copy, so the caller must not write to the
     arrays before the last layer has run. `has_fixed_shape` has no effect: the shapes of the

@@ -1,4 +1,4 @@
-"""Sums, factors and caps of single elements."""
+"""Elementwise operations: scaled sums and soft caps."""
 
 from __future__ import annotations
 

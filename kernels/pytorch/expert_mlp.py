@@ -25,7 +25,8 @@ def expert_mlp(
     weights: Tensor,
     form: ExpertForm = PLAIN_EXPERTS,
 ) -> Tensor:
-    """Runs the experts of a layer one after the other, as `kernels.ops.RunExpertMLPs` describes."""
+    """Runs the experts of a layer one after the other, and returns the weighted sums of their
+    outputs, as `kernels.ops.RunExpertMLPs` describes."""
     gate = silu_and_mul if form.gate == "silu" else gelu_and_mul
     if form.clamp is not None:
         gate = partial(clamp_and_mul, clamp=form.clamp)

@@ -39,8 +39,8 @@ class Frame:
     def of_head(
         cls, program: Program, ops: Ops, ranks: Ranks, adapters: AdapterRows | None = None
     ) -> Self:
-        """Returns the frame for a run of the head alone, which computes logits from hidden
-        states, whose rows have `adapters`."""
+        """Returns the frame for a run of the head alone, which computes logits from hidden states.
+        `adapters` are the adapters of the rows of these hidden states."""
         rows = [NOTHING] * len(program.buffers)
         of_batch = None if adapters is None else BatchAdapters(adapters, adapters)
         return cls(program, ops, ranks, rows, adapters=of_batch)

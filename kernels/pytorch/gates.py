@@ -1,7 +1,7 @@
 """Activations, and the gates of gated MLPs.
 
-A tensor `gate_up` [n_tokens, 2 * size] holds in each row the elements `gate`, followed by the
-elements `up`, which are gated.
+Each row of a tensor `gate_up` [n_tokens, 2 * size] holds the elements `gate`, followed by the
+elements `up` to which the gate is applied.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def gelu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def clamp_and_mul(gate_up: Tensor, clamp: Clamp) -> Tensor:
-    """Returns the clamped gate of `Clamp` applied to `gate_up`: [n_tokens, size].
+    """Returns the gate `Clamp` applied to `gate_up`: [n_tokens, size].
 
-    A row of `gate_up` [n_tokens, 2 * size] holds the gate and then the elements that are gated.
-    `Clamp` defines the formula, which is computed in float32.
+    A row of `gate_up` [n_tokens, 2 * size] holds `gate` and then `up`. `Clamp` defines the formula,
+    which is computed in float32.
     """
     gate, up = gate_up.float().chunk(2, -1)
     gate = gate.clamp(max=clamp.limit)

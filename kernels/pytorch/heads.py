@@ -1,4 +1,5 @@
-"""Products of each head with its own matrix, by PyTorch's batched matrix product."""
+"""Products of each head's vector with the head's own matrix, by PyTorch's batched matrix
+product."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Runs a program step after step. It works with any operations (`Ops`), and keeps each buffer in a
-tensor.
+"""Runs a program one step after the other, with any operations (`Ops`). Each buffer is a tensor.
 
 The interpreter runs programs on a GPU, on a CPU without the native library, and with matrices or
 element types that the library does not support. Tests check that the native library's results are
@@ -67,7 +66,8 @@ from kernels.steps import (
 from kernels.weights.linear import Clamp, PlainWeight
 
 Run = Callable[[Any, Frame], None]
-"""A function that computes one step. It reads and writes the rows of buffers in a frame."""
+"""A function that computes one step. It reads and writes the rows of buffers in the frame of the
+run."""
 
 
 class Interpreter:
@@ -180,8 +180,8 @@ def _(step: EmbedShare, at: Frame) -> None:
 
 
 def _own_rows(step: EmbedShare, ids: Tensor, ops: Ops) -> Tensor:
-    """Looks up the rows of the tokens `ids` [n_tokens]. Tokens whose rows are on other ranks get
-    zeros."""
+    """Looks up the rows of the tokens `ids` [n_tokens] in this rank's share of the table. Tokens
+    whose rows are on other ranks get zeros."""
     if len(step.share) == step.vocab_size:
         return step.table.rows(ids)
     first = step.share.start
@@ -272,8 +272,8 @@ def _(step: ApplyGate, at: Frame) -> None:
 
 
 def _gate(form: GateForm, ops: Ops) -> Callable[[Tensor], Tensor]:
-    """Returns the operation that applies a gate to rows. Each row holds gates, followed by the
-    elements that are gated."""
+    """Returns the operation that applies a gate to rows. Each row holds the gate, followed by the
+    elements to which the gate is applied."""
     name = GATES[form.function]
     if name == "clamp":
         clamp = Clamp(form.slope, form.limit)

@@ -1,4 +1,4 @@
-"""Two storage forms of a matrix, for products by cuBLAS and by oneDNN."""
+"""Matrices in two storage forms: for products by cuBLAS and for products by oneDNN."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CublasWeight(PlainWeight):
 
 @dataclass(frozen=True, slots=True)
 class OneDnnWeight:
-    """A matrix that oneDNN has packed into blocks of its own choice."""
+    """A matrix that oneDNN has packed in a blocked layout."""
 
     weight: Tensor  # an opaque tensor, whose `shape` is [n_out, n_in]
 

@@ -19,6 +19,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Returns `x` [..., size] normalised over its last dimension, times `weight` [size] plus `bias`
-    [size]."""
+    """Returns `x` [..., size] normalised to mean 0 and variance 1 over its last dimension, times
+    `weight` [size] plus `bias` [size]. `eps` is added to the variance."""
     return F.layer_norm(x, weight.shape, weight, bias, eps)  # [..., size]

@@ -21,7 +21,8 @@ from kernels.forms.sampling_columns import IN_PROMPT, Penalties
 
 
 def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
-    """Returns a float32 copy of `logits` [n_rows, vocab_size] with some rows penalised.
+    """Returns a float32 copy of `logits` [n_rows, vocab_size] in which the rows of `penalties` are
+    penalised.
 
     NaNs and infinities stay unchanged.
     """

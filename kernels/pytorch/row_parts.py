@@ -24,8 +24,8 @@ PartStep = RMSNormPart | TurnHeads | MultiplyHeads | CopyPart
 
 @dataclass(frozen=True, slots=True)
 class RowPart:
-    """The range of elements [first, end) in each head of the rows of the buffer `out`. A row has
-    `n_heads` heads of equal size."""
+    """The elements [first, end) of each head of each row of the buffer `out`. A row has `n_heads`
+    heads of equal size."""
 
     out: Buffer
     n_heads: int
@@ -34,13 +34,14 @@ class RowPart:
 
     @property
     def head_size(self) -> int:
-        """The number of elements of a head."""
+        """Number of elements of a head."""
         return self.out.width // self.n_heads
 
 
 @dataclass(frozen=True, slots=True)
 class WritePart:
-    """A step that writes a part of rows, and the function that computes the part."""
+    """A step that writes a part of each row of a buffer, and the function that computes that
+    part."""
 
     place: RowPart
     buffers: tuple[Buffer, ...]  # the buffers that the step reads or writes
@@ -59,8 +60,8 @@ class JoinParts:
 
     @property
     def is_copied(self) -> bool:
-        """Whether the rows must be copied. They must be if several parts are concatenated, or if
-        the only part is a view of other rows."""
+        """Whether the parts must be copied into new rows. This is needed if several parts are
+        concatenated, or if the only part is a view of other rows."""
         return len(self.parts) > 1 or isinstance(self.parts[0].step, CopyPart)
 
 
@@ -83,7 +84,8 @@ def joined(steps: Sequence[object]) -> Iterator[object]:
 
 
 def write_part(part: WritePart, at: Frame) -> None:
-    """Computes a part of rows and writes it into its buffer, whose rows are created if needed."""
+    """Computes a part of each row and writes it into its buffer. Creates the rows if the buffer has
+    none."""
     computed, place = part.compute(part.step, at), part.place
     index = place.out.index
     if at.rows[index] is NOTHING:
@@ -93,16 +95,17 @@ def write_part(part: WritePart, at: Frame) -> None:
 
 
 def join_parts(whole: JoinParts, at: Frame) -> None:
-    """Computes all parts of rows, and stores the complete rows in the frame."""
+    """Computes all parts of each row, concatenates them, and stores the complete rows in the
+    frame."""
     computed = [part.compute(part.step, at) for part in whole.parts]
     rows = torch.cat(computed, -1) if whole.is_copied else computed[0]
     at.rows[whole.out.index] = rows.flatten(1)
 
 
 def _goes_with(neighbours: Sequence[PartStep], step: PartStep) -> bool:
-    """Returns whether `step` can be joined with `neighbours`. All of them must write different
-    parts of the heads of one buffer, and `step` must not read anything that the neighbours write.
-    """
+    """Returns whether `step` can be joined with `neighbours`. All of these steps must write
+    different parts of the heads of one buffer, and `step` must not read a buffer that `neighbours`
+    write."""
     place, others = place_of(step), [place_of(each) for each in neighbours]
     return all(
         (other.out, other.n_heads) == (place.out, place.n_heads)
@@ -112,8 +115,8 @@ def _goes_with(neighbours: Sequence[PartStep], step: PartStep) -> bool:
 
 
 def _at_once(neighbours: Sequence[PartStep]) -> Iterator[JoinParts | WritePart]:
-    """Yields one `JoinParts` if the parts of `neighbours` together fill rows. Otherwise yields each
-    of them alone."""
+    """Yields one `JoinParts` if the parts of `neighbours` together fill rows. Otherwise yields a
+    `WritePart` for each of `neighbours`."""
     parts = [_part(step) for step in neighbours]
     in_order = tuple(sorted(parts, key=lambda part: part.place.first))
     places = [part.place for part in in_order]
@@ -131,7 +134,7 @@ def _part(step: PartStep) -> WritePart:
 
 @singledispatch
 def place_of(step: Any) -> RowPart:
-    """Returns which part of rows a step writes. Raises TypeError for a step that writes whole
+    """Returns the part of rows that a step writes. Raises TypeError for a step that writes whole
     rows."""
     raise TypeError(f"{type(step).__name__} writes no part of a row")
 

@@ -80,8 +80,8 @@ def token_weights(logits: Tensor, columns: SamplingColumns) -> Tensor:
 
 
 def _ban(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> None:
-    """Sets the logits of banned tokens to minus infinity. `rows` are the indices in the batch of
-    the rows of `logits`, in ascending order."""
+    """Sets the logits of banned tokens to minus infinity, in place. `rows` are the indices in the
+    batch of the rows of `logits`, in ascending order."""
     if not len(columns.banned_ids):
         return
     n_rows = len(columns.temperature)
@@ -114,7 +114,7 @@ def _weights(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> Tensor:
 
 
 def _keep_most_likely(logits: Tensor, weights: Tensor, *, top_k: Tensor, top_p: Tensor) -> None:
-    """Sets the weights of tokens outside of `top_k` and `top_p` to 0, in place."""
+    """Sets the weights of all tokens that `top_k` or `top_p` drops to 0, in place."""
     vocab_size = logits.shape[1]
     top_k = top_k.where((top_k > 0) & (top_k < vocab_size), vocab_size)
     limited = ((top_k < vocab_size) | (top_p < 1)).nonzero()[:, 0]
@@ -129,8 +129,8 @@ def _keep_most_likely(logits: Tensor, weights: Tensor, *, top_k: Tensor, top_p: 
 def _n_most_likely(
     logits: Tensor, weights: Tensor, *, top_k: Tensor, top_p: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns the number of tokens of each row that are kept [n], and the smallest logit among the
-    kept tokens [n].
+    """Returns two results for each row: the number of tokens that `top_k` and `top_p` keep [n], and
+    the smallest logit among the kept tokens [n].
 
     Only the most likely tokens of a row are sorted. No more are needed when the sorted tokens
     include all tokens that `top_k` keeps, or when their probabilities add up to `top_p`.
@@ -163,8 +163,8 @@ def _n_most_likely(
 
 
 def _largest(logits: Tensor, n_kept: Tensor, least: Tensor) -> Tensor:
-    """Returns a mask of the `n_kept` [n] largest logits of each row. `least` [n] is the smallest
-    logit among them."""
+    """Returns a mask, true for the `n_kept` [n] largest logits of each row. `least` [n] is the
+    smallest of these logits in each row."""
     is_kept = logits >= least[:, None]
     surplus = is_kept.sum(-1) - n_kept
     if surplus.any():

@@ -16,8 +16,8 @@ from kernels.weights.linear import Clamp
 
 
 def embedding(table: Tensor, token_ids: Tensor, first: int) -> Tensor:
-    """Returns each token's row of `table`, or zeros for a token that the table does not contain.
-    The table's first row belongs to the token `first`."""
+    """Returns each token's row of `table`, or zeros for a token whose row is not in `table`. The
+    table's first row belongs to the token `first`."""
     own = range(first, first + len(table))
     nothing = torch.zeros(table.shape[1], dtype=table.dtype, device=table.device)
     rows = [table[token - first] if token in own else nothing for token in token_ids.tolist()]
@@ -49,8 +49,8 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def sigmoid_and_mul(gate: Tensor, x: Tensor) -> Tensor:
-    """Returns `sigmoid(gate) * x`. If a token has only one gate, the gate applies to all its
-    elements."""
+    """Returns `sigmoid(gate) * x`. If each token has only one gate, that gate applies to all
+    elements of the token."""
     return (torch.sigmoid(gate.float()) * x.float()).to(x.dtype)
 
 
@@ -147,7 +147,8 @@ def delta_net(projected: Tensor, form: DeltaNetForm) -> tuple[Tensor, Tensor, Te
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Returns `x` times the normal distribution function at `x` (Hendrycks & Gimpel, 2016)."""
+    """Returns `x` times the standard normal distribution function at `x` (Hendrycks & Gimpel,
+    2016)."""
     wide = x.double()
     return (0.5 * wide * torch.erfc(-wide / 2**0.5)).to(x.dtype)
 
@@ -207,8 +208,8 @@ def expert_mlp(
     weights: Tensor,
     form: ExpertForm = PLAIN_EXPERTS,
 ) -> Tensor:
-    """Returns the weighted sum of the outputs of each token's experts, computed for one token and
-    one expert at a time."""
+    """Returns the weighted sum of the outputs of each token's experts, which are computed one token
+    and one expert at a time."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for token, chosen in enumerate(experts.tolist()):
         for i, expert in enumerate(chosen):

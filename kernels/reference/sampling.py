@@ -12,7 +12,8 @@ from kernels.forms.sampling_columns import IN_PROMPT, AllowedTokens, Penalties, 
 
 
 def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
-    """Returns a float64 copy of `logits` [n_rows, vocab_size] with some rows penalised."""
+    """Returns a float64 copy of `logits` [n_rows, vocab_size] in which the rows of `penalties` are
+    penalised."""
     penalized = logits.to(torch.float64, copy=True)
     for i, (row, count_row) in enumerate(
         zip(penalties.rows.tolist(), penalties.count_rows.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Buffers: the arrays that the steps of a program read and write."""
+"""Buffers: the two-dimensional arrays that the steps of a program read and write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Buffer:
 
 
 def buffers_of(step: Any) -> Iterator[Buffer]:
-    """Returns the buffers that a step reads or writes."""
+    """Yields the buffers that a step reads or writes."""
     for field in dataclasses.fields(step):
         value = getattr(step, field.name)
         if isinstance(value, Buffer):

@@ -1,4 +1,4 @@
-"""The step that calls a Python function."""
+"""A step that calls a Python function."""
 
 from __future__ import annotations
 

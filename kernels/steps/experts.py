@@ -35,7 +35,8 @@ class GateForm:
 
 @dataclass(frozen=True, slots=True)
 class ApplyGate:
-    """Applies a gate function: the first half of each row of `x` gates the second half."""
+    """A step that applies a gate function: the first half of each row of `x` is the gate of the
+    second half."""
 
     x: Buffer
     form: GateForm
@@ -62,7 +63,7 @@ class Gated:
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """The gated MLP of one expert."""
+    """The packed matrices and biases of one expert's gated MLP."""
 
     gate_up: Gated
     down: LinearWeight
@@ -97,7 +98,8 @@ class RouteInGroups:
 
 @dataclass(frozen=True, slots=True)
 class RunExperts:
-    """Computes the weighted sum of the outputs of the chosen experts, expert by expert."""
+    """A step that computes the weighted sum of the chosen experts' outputs, one expert after the
+    other."""
 
     x: Buffer
     experts: Buffer

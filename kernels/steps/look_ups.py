@@ -1,5 +1,4 @@
-"""Steps that look up or copy rows. Such steps are, for example, at the beginning of a program and
-of the head."""
+"""Steps that look up or copy rows, for example at the beginning of a program and of the head."""
 
 from __future__ import annotations
 

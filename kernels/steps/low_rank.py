@@ -1,4 +1,4 @@
-"""The step that adds the products of low-rank adapters (LoRA) to a product."""
+"""A step that adds the products of low-rank adapters (LoRA) to the result of a linear layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kernels.weights.linear import LinearWeight
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """The two matrices by which an adapter changes some neighbouring outputs of a product."""
+    """The two matrices of an adapter for one product: they change some neighbouring outputs of the
+    product."""
 
     adapter: int  # the index of the adapter among all adapters of the program
     first: int  # the first output that changes
@@ -21,12 +22,12 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class AddLowRank:
-    """Adds `up @ (down @ x)` to a part of the rows of `out`, in place, with the matrices of each
-    row's adapter.
+    """Adds `up @ (down @ x)` to a part of each row of `out`, in place. The matrices `up` and `down`
+    are those of the row's adapter.
 
-    A batch says which adapter a row has (`kernels.forms.adapter_rows`). Rows of one adapter are
+    The batch has the adapter of each row (`kernels.forms.adapter_rows`). Rows of one adapter are
     multiplied together, and the sums of a row do not depend on the other rows. Rows without an
-    adapter, and of adapters that are not in `each`, stay as they are.
+    adapter, and rows of adapters that are not in `each`, stay as they are.
     """
 
     x: Buffer

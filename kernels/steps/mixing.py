@@ -15,8 +15,8 @@ from kernels.weights.head_products import HeadProducts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """How many heads a row of a fused projection has. The row holds a token's queries, then keys,
-    then values."""
+    """The numbers of heads in a row of a fused projection, and their size. The row holds a token's
+    queries, then keys, then values."""
 
     n_heads: int
     n_kv_heads: int

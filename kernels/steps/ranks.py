@@ -1,4 +1,4 @@
-"""Steps of communication between the ranks that share a stage."""
+"""Steps in which the ranks that share a stage communicate."""
 
 from __future__ import annotations
 

@@ -51,10 +51,10 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class Multiply:
-    """Multiplies rows with a matrix.
+    """Multiplies rows by a matrix.
 
-    If the matrix has a fused gate, the product is gated. Otherwise a bias and a residual may be
-    added.
+    If the matrix has a fused gate, the gate is applied to the product. Otherwise a bias and a
+    residual may be added.
     """
 
     x: Buffer

@@ -1,4 +1,4 @@
-"""Gate functions in float32, which kernels apply to values in registers."""
+"""Gate functions in float32, called by kernels on values in registers."""
 
 from __future__ import annotations
 

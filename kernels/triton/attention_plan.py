@@ -73,7 +73,7 @@ _PART_STEP = 64
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The parameters that determine how a batch is divided into items."""
+    """The parameters by which a batch is divided into items."""
 
     small: Tiles  # for decodes
     large: Tiles  # for longer spans
@@ -85,19 +85,19 @@ class Cut:
 
     @property
     def small_tokens(self) -> int:
-        """The number of queries in a small tile."""
+        """Number of queries in a small tile."""
         return self.small.rows // self.group_size
 
     @property
     def large_tokens(self) -> int:
-        """The number of queries in a large tile."""
+        """Number of queries in a large tile."""
         return self.large.rows // self.group_size
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionItems(AttentionPlan):
-    """The items of one batch, and the table of the tokens whose keys are divided among several
-    items."""
+    """The table of items of one batch, and the table of the tokens whose keys are divided among
+    several items."""
 
     items: Tensor  # [n_items, N_COLUMNS] int32
     block_tables: Tensor  # [n_spans, n_columns] int32
@@ -191,7 +191,7 @@ def cut_for(
 
 def _holding(group_size: int, tiles: Tiles) -> Tiles:
     """Returns `tiles`, enlarged to at least `group_size` rows if necessary. A tile needs one row
-    for each query head of a token that shares a K/V head."""
+    for each of the query heads that share a K/V head, even for a single token."""
     if tiles.rows >= group_size:
         return tiles
     return replace(tiles, rows=triton.next_power_of_2(group_size))
@@ -275,7 +275,7 @@ def _tiles(starts: Ints, n_tokens: Ints, cut: Cut) -> tuple[Ints, NDArray[np.boo
 
 
 def _part_keys(n_keys: Ints, is_large: NDArray[np.bool_], cut: Cut) -> Ints:
-    """Returns, for each tile, the largest number of keys of one item."""
+    """Returns, for each tile, the largest number of keys that one item may have."""
     n_all = int(n_keys.sum())
     small = max(cut.min_small_part, math.ceil(n_all / cut.small_shares))
     large = max(cut.min_large_part, math.ceil(n_all / cut.large_shares))

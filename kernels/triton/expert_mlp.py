@@ -42,7 +42,7 @@ _SUM_BLOCK = 1024  # elements of a token that a program of `_sum` computes
 
 
 class _Tiles(NamedTuple):
-    """The tile size of a product, and the numbers of warps and pipeline stages of the program that
+    """The tile size of a product, and the number of warps and pipeline stages with which a program
     computes a tile."""
 
     choices: int
@@ -53,7 +53,7 @@ class _Tiles(NamedTuple):
 
 
 class _Launch(NamedTuple):
-    """The tiles of the two products. Both must have the same number of choices per tile."""
+    """The tiles of both products. They must have the same number of choices per tile."""
 
     gate_up: _Tiles
     down: _Tiles

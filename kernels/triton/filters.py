@@ -35,8 +35,8 @@ def weigh(
     LANES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Returns the number and the weight of the logits that are at least `bound`, or above `bound`
-    if IS_ABOVE."""
+    """Returns the number of logits that are at least `bound`, and the sum of their weights. With
+    IS_ABOVE, only logits above `bound` count."""
     count = tl.zeros((LANES,), tl.int32)
     weight = tl.zeros((LANES,), tl.int64)
     for start in tl.range(0, N, LANES, num_stages=STAGES):

@@ -57,8 +57,8 @@ def _weights(
     """Dequantises the numbers in `bytes_` [OUTPUTS, n] and returns the weights [OUTPUTS, n] in
     float32.
 
-    `columns` has the index of each number's input, [1, n]. If all numbers belong to one group, it
-    may have the index of one input of that group, [1, 1].
+    `columns` has the index of each number's input, [1, n]. If all numbers belong to one group,
+    `columns` may have the index of only one input of that group, [1, 1].
     """
     if BITS == 8:
         numbers = bytes_.to(tl.float32)
@@ -170,8 +170,9 @@ def _multiply(
     N_STEPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Computes a tile of the product for a part of the inputs. If the product is gated, computes it
-    first with the gate's matrix and then with the up matrix."""
+    """Computes the sums of a tile over a part of the inputs. If the product is gated, computes them
+    first for the gate's matrix and then for the up matrix. The last program of a tile writes the
+    result."""
     part = tl.program_id(1)
     token, output = tile_of(tl.program_id(0), n_tokens, N_OUT, TOKENS, OUTPUTS, GROUP)
     is_token = token < n_tokens
@@ -257,8 +258,8 @@ def can_take(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PackedGroups:
-    """A matrix quantised in groups, packed for the kernel, with the counters that `KernelMatrix`
-    requires."""
+    """A matrix quantised in groups and packed for the kernel, with the counters (`arrivals`) that
+    `KernelMatrix` requires."""
 
     packed: Tensor  # [n_out, bytes of a row], uint8 with two numbers each or int8 with one
     scales: Tensor  # [n_out, n_groups], float16 or float32

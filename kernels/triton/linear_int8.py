@@ -99,8 +99,8 @@ def _multiply(
     N_STEPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Computes a tile of the product for a part of the inputs. If the product is gated, computes
-    the tile of both products."""
+    """Computes the sums of a tile over a part of the inputs. If the product is gated, computes the
+    sums for both matrices. The last program of a tile writes the result."""
     part = tl.program_id(1)
     token, output = tile_of(tl.program_id(0), n_tokens, N_OUT, TOKENS, OUTPUTS, GROUP)
     # Past the end the last output is computed again, and the result is not written.
@@ -150,8 +150,8 @@ def can_quantise(weight: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Int8Matrix:
-    """An int8 matrix with a scale for each output, and the counters that `KernelMatrix`
-    requires."""
+    """An int8 matrix with a scale for each output, and the counters (`arrivals`) that
+    `KernelMatrix` requires."""
 
     whole: Tensor  # [n_out, n_in padded to _ALIGNMENT_BYTES], int8
     scales: Tensor  # [n_out], float32

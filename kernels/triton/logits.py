@@ -1,4 +1,4 @@
-"""Logits as numbers that are compared and summed: a block of them, their order and their weights.
+"""Logits in kernels: loading a block of them, integers with the same order, and sampling weights.
 
 A logit is represented by an integer with the same order, so that a bisection over logits is a
 bisection over integers and ends at an exact value. Weights are integers of 64 bits, in units of

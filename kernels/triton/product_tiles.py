@@ -17,7 +17,8 @@ import triton
 from kernels.triton.tuning import Device, measured
 
 MAX_DIVIDED = 512
-"""Largest number of tiles of a product whose inputs may be divided among several programs."""
+"""A product with more tiles than this number does not divide the inputs of a tile among
+programs."""
 
 MAX_TOKENS = 128
 """Largest number of tokens of a tile."""
@@ -28,7 +29,7 @@ _MIN_STEPS = 4  # minimum number of steps of a part, whose sums must be written 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The shape and the type of a product, except its number of tokens."""
+    """The shape and the element type of a product, without its number of tokens."""
 
     n_out: int  # if gated, number of outputs of each of the two matrices
     n_in: int
@@ -38,8 +39,8 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
-    """The tile size of a product, and the numbers of programs, warps and pipeline stages with which
-    tiles are computed."""
+    """The tile size of a product, and the numbers of programs, warps and pipeline stages for
+    computing tiles."""
 
     tokens: int
     outputs: int  # if gated, number of outputs of each of the two matrices
@@ -51,8 +52,8 @@ class ProductTiles:
 
 @dataclass(frozen=True, slots=True)
 class ProductCut:
-    """The division of a product: its tiles, and into how many parts the inputs of each tile are
-    divided."""
+    """The division of a product: its tiles, and the number of parts into which the inputs of each
+    tile are divided."""
 
     tiles: ProductTiles
     n_tiles: int  # number of tiles of outputs and tokens
@@ -94,7 +95,8 @@ def cut_product(product: Product, n_tokens: int, device: Device) -> ProductCut:
 
 
 def cut_with(tiles: ProductTiles, product: Product, n_tokens: int, device: Device) -> ProductCut:
-    """Divides `product` for `n_tokens` tokens on `device` into tiles of the given size."""
+    """Returns the division of `product` for `n_tokens` tokens on `device`, with tiles of the given
+    size."""
     n_tiles = triton.cdiv(product.n_out, tiles.outputs) * triton.cdiv(n_tokens, tiles.tokens)
     n_steps = triton.cdiv(product.n_in, tiles.inputs)
     n_parts = 1
@@ -110,14 +112,14 @@ def cut_with(tiles: ProductTiles, product: Product, n_tokens: int, device: Devic
 
 
 def default_tiles(product: Product, n_tokens: int) -> ProductTiles:
-    """Returns the tiles for a product that was not measured. They need at most 99 KiB of shared
-    memory."""
+    """Returns the default tiles, which are used for a product that was not measured. These need at
+    most 99 KiB of shared memory."""
     return _DEFAULTS[product.dtype.itemsize, product.is_gated, tokens_up_to(n_tokens)]
 
 
 def tokens_up_to(n_tokens: int) -> int:
-    """Returns the rounded number of tokens under which tiles for `n_tokens` tokens are stored: the
-    next power of two, at least 16 and at most MAX_TOKENS."""
+    """Rounds `n_tokens` up to the next power of two, at least 16 and at most MAX_TOKENS. Measured
+    tiles are stored by this number."""
     return min(MAX_TOKENS, max(_MIN_TOKENS, 1 << (n_tokens - 1).bit_length()))
 
 

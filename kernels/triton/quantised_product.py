@@ -88,11 +88,11 @@ def _with_other_parts(
     OUTPUTS: tl.constexpr,
     N_PARTS: tl.constexpr,
 ):
-    """Writes the sums of a program's part of the inputs. Returns the sums, the gated sums and
+    """Writes the sums over this program's part of the inputs. Returns the sums, the gated sums and
     `is_last`.
 
-    `is_last` is true for the last program of the tile that writes. Only then are the returned sums
-    totals over all parts.
+    `is_last` is true in the program that is the last one of its tile to write. Only in that program
+    are the returned sums totals over all parts.
     """
     program, part = tl.program_id(0), tl.program_id(1)
     tl.store(place + part * size, sums, is_there)
@@ -130,11 +130,11 @@ def finish(
     OUTPUTS: tl.constexpr,
     N_PARTS: tl.constexpr,
 ):
-    """Completes the work of a program, whose sums over its part of the inputs are [OUTPUTS,
-    TOKENS].
+    """Completes a tile from a program's sums over its part of the inputs, [OUTPUTS, TOKENS].
 
     The last program of a tile adds up all parts, applies the scales of outputs if HAS_SCALES, then
-    the gate, the bias and the residual, and writes the result.
+    the gate, the bias and the residual, and writes the result. All other programs only write their
+    sums.
     """
     IS_GATED: tl.constexpr = GATE > 0
     N_ROWS: tl.constexpr = 2 * N_OUT if IS_GATED else N_OUT
@@ -173,7 +173,7 @@ def finish(
 
 
 class Operand(NamedTuple):
-    """The kernel for a matrix, and those arguments of the kernel that depend on the matrix."""
+    """The kernel for a matrix, and the arguments of the kernel that depend on the matrix."""
 
     kernel: Any
     tensors: tuple[Tensor, ...]  # positional arguments between the tokens and the bias
@@ -193,7 +193,7 @@ class KernelMatrix(Protocol):
 
     @property
     def arrivals(self) -> Tensor:
-        """For each tile, the number of programs that have written their part, [MAX_DIVIDED] int32.
+        """For each tile, the number of programs that have written their sums, [MAX_DIVIDED] int32.
         All numbers are 0 between calls."""
 
     def operand(self) -> Operand:

@@ -40,8 +40,8 @@ def head_form(n_heads: int, half: int) -> tuple[int, int]:
 
 @triton.jit
 def turn(first, second, cos, sin):
-    """Rotates heads by angles and returns both halves of the heads, [n, pairs] each. `cos` and
-    `sin` [pairs] are the angles of the second half."""
+    """Rotates heads by angles and returns the two halves of the rotated heads, [n, pairs] each.
+    `cos` and `sin` [pairs] are those of the second half, which are not negated."""
     return first * cos - second * sin, second * cos + first * sin
 
 

@@ -41,8 +41,8 @@ def rows_of(x: Tensor) -> TensorRows:
 
 @cache
 def row_form(size: int) -> tuple[int, int, int]:
-    """Returns three numbers for a kernel over rows of `size` elements: the number of rows per
-    program, the padded number of elements of a row, and the number of warps per program."""
+    """Returns the launch parameters for a kernel over rows of `size` elements: the number of rows
+    per program, the padded number of elements of a row, and the number of warps per program."""
     padded = triton.next_power_of_2(size)
     n_rows = max(1, _MIN_ELEMENTS // padded)
     return n_rows, padded, min(_MAX_WARPS, max(1, n_rows * padded // _WARP_ELEMENTS))

@@ -110,7 +110,7 @@ class AttentionBench:
 
 
 def fastest(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
-    """Measures all candidates and returns the fastest tile sizes for items of `kind`."""
+    """Measures all candidates and returns the fastest tile sizes for items of the given kind."""
     bench = AttentionBench(kind, head_dim, dtype, device)
     times = {tiles: bench.time_ms(tiles) for tiles in candidates(kind)}
     best = min(times, key=times.__getitem__)

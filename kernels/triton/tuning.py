@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """The two kinds of items of attention. Their speed is limited by different parts of a
-    device."""
+    """The two kinds of attention items, named by the part of the device that limits their speed."""
 
     DECODES = "decodes"  # few rows, limited by memory
     SPANS = "spans"  # many rows, limited by the matrix units

@@ -1,1 +1,1 @@
-"""The interfaces of matrices by which tokens are multiplied, and the quantisation of matrices."""
+"""The interfaces of matrices that multiply tokens, and the quantisation of such matrices."""

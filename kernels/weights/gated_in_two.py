@@ -11,8 +11,8 @@ from kernels.weights.linear import Clamp, Gate, GatedWeight, LinearWeight
 
 @dataclass(frozen=True, slots=True)
 class GatedInTwo:
-    """The gate and up matrices of a gated MLP in one matrix. The gate function is applied to the
-    product by a second operation."""
+    """The gate and up matrices of a gated MLP in one matrix. A second operation applies the gate
+    function to the product."""
 
     weight: LinearWeight  # [2 * n_out, n_in], the gate's rows first
     gate: Gate | Clamp
@@ -25,5 +25,5 @@ class GatedInTwo:
 
 
 GatedMatrix = GatedWeight | GatedInTwo
-"""The gate and up matrices of a gated MLP with the gate function, which is fused with the product
-or a second operation."""
+"""The gate and up matrices of a gated MLP with the gate function. The gate function is either fused
+with the product or applied by a second operation."""

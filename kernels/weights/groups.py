@@ -21,7 +21,7 @@ from torch import Tensor
 Bits = Literal[4, 8]
 
 WHOLE = tuple(range(-8, 8))
-"""The default values of numbers of four bits: -8 to 7."""
+"""Default values of the sixteen four-bit numbers: -8 to 7."""
 
 MULTIPLE = 8
 """A group's number of inputs must be a multiple of this number in every packed form."""
@@ -36,7 +36,7 @@ HALF_STEP = 2.0**-11
 
 @dataclass(frozen=True, slots=True)
 class GroupForm:
-    """How the numbers of a matrix are to be read, and how many inputs share a scale."""
+    """The meaning of the numbers of a matrix, and the number of inputs that share a scale."""
 
     bits: Bits
     size: int  # inputs of a group; the last group may have fewer
@@ -49,8 +49,8 @@ class GroupForm:
 
     @property
     def can_round_inputs(self) -> bool:
-        """Whether products with these numbers can be sums of whole numbers: they have four bits,
-        and their values follow each other."""
+        """Whether products with these numbers can round inputs to int8 and sum whole numbers. The
+        numbers must have four bits and consecutive values."""
         first = self.values[0]
         return self.bits == 4 and self.values == tuple(range(first, first + len(self.values)))
 
@@ -77,7 +77,7 @@ class GroupedMatrix:
         return weight if self.offsets is None else weight + self.offsets[:, groups]
 
     def values(self) -> Tensor:
-        """Returns the value that each number stands for, [n_out, n_in] int8."""
+        """Returns the value that each number represents, [n_out, n_in] int8."""
         if self.form.bits == 8:
             return self.numbers
         table = torch.tensor(self.form.values, dtype=torch.int8, device=self.numbers.device)
@@ -94,22 +94,23 @@ class GroupedMatrix:
         )
 
     def rows(self, order: Tensor | slice) -> GroupedMatrix:
-        """Returns a matrix with some of the outputs. `order` has the indices of these outputs, in
-        the wanted order."""
+        """Returns a matrix with the selected outputs. `order` has the indices of these outputs, in
+        the order of the result."""
         offsets = None if self.offsets is None else self.offsets[order]
         return replace(
             self, numbers=self.numbers[order], scales=self.scales[order], offsets=offsets
         )
 
     def rounding_inputs(self) -> GroupedMatrix:
-        """Returns the matrix with a form whose products round inputs to int8, if its numbers allow
-        that; else the matrix as it is."""
+        """Returns the matrix with a form whose products round inputs to int8. If its numbers do not
+        allow that, returns the matrix unchanged."""
         if not self.form.can_round_inputs:
             return self
         return replace(self, form=replace(self.form, rounds_inputs=True))
 
     def without_zeros(self) -> GroupedMatrix:
-        """Returns the matrix, with `offsets` set to None if all offsets are zero."""
+        """Returns the matrix with `offsets` set to None if all offsets are zero; else the matrix
+        unchanged."""
         return self if self.offsets is None or self.offsets.any() else replace(self, offsets=None)
 
     def in_groups_of(self, size: int) -> GroupedMatrix:

@@ -30,7 +30,7 @@ class Clamp:
 
 @runtime_checkable
 class LinearWeight(Protocol):
-    """A matrix [n_out, n_in] in any form, by which tokens are multiplied."""
+    """A matrix [n_out, n_in] in any storage form, which multiplies tokens."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -51,8 +51,8 @@ class LinearWeight(Protocol):
 
 
 class TableWeight(LinearWeight, Protocol):
-    """A matrix by which tokens can be multiplied, and whose rows can be looked up. Embedding and
-    head may share such a matrix."""
+    """A matrix that can multiply tokens, and whose rows can be looked up. Embedding and head may
+    share such a matrix."""
 
     def rows(self, indices: Tensor) -> Tensor:
         """Returns the rows of the matrix with the indices `indices` [n], as [n, n_in]."""
