@@ -1,5 +1,5 @@
-"""Gives the ranks a processor of their own, as in a pod of their own, on a machine that all
-processes share."""
+"""Gives the ranks a processor of their own, as in their pod, where all processes share one
+machine."""
 
 import contextlib
 import os

@@ -252,7 +252,7 @@ class RunProgram(Protocol):
 
     def __call__(self, program: Program, ops: Ops, /) -> ProgramRunner:
         """Returns the fastest runner of the program with the operations `ops`. Must be called as
-        `ops.run_program`.
+        `ops.run_program(program, ops)`.
 
         Raises ValueError for tensors that do not fit each other, and TypeError for a step that
         cannot be run.

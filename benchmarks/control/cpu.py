@@ -173,7 +173,7 @@ class Sample:
 
 
 class Samples:
-    """Samples of a plane, `SAMPLE_S` apart, while a load runs."""
+    """Measurements of a control plane, taken every `SAMPLE_S` seconds while a load runs."""
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
@@ -182,7 +182,7 @@ class Samples:
     @classmethod
     @contextlib.asynccontextmanager
     async def of(cls, plane: Plane) -> AsyncIterator[Self]:
-        """Takes samples inside the `with` block."""
+        """Yields the samples of a plane, and takes samples until the context ends."""
         samples = cls(plane)
         taking = asyncio.create_task(samples._take())
         try:

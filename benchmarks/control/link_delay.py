@@ -36,8 +36,8 @@ PROMPT = "If the file does not exist,"
 SCHEDULER_PORT = 50052
 PORT_TIMEOUT_S = 30
 LONGEST_PAUSE_S = 1.0
-"""Longest pause between two iterations, in seconds; a longer pause counts as a time without work
-and is ignored."""
+"""Longest time between two iterations that is measured, in seconds. After a longer time, there was
+no work in between."""
 
 
 def set_scheduler(cluster: Cluster, depth: int) -> None:
@@ -62,7 +62,8 @@ def set_threads(cluster: Cluster) -> None:
 
 @contextlib.contextmanager
 def forwarded(cluster: Cluster) -> Iterator[str]:
-    """Yields a local address that is forwarded to the leading scheduler."""
+    """Forwards a local port to the leading scheduler inside the context, and yields the local
+    address."""
     command = ["kubectl", "-n", NAMESPACE, "port-forward", f"pod/{cluster.leader()}"]
     with subprocess.Popen(
         [*command, f":{SCHEDULER_PORT}"], stdout=subprocess.PIPE, text=True

@@ -1,5 +1,4 @@
-"""The description of the model that ranks without a model report, and the duration of an iteration
-on these ranks."""
+"""The description and the iteration time of a model that ranks only pretend to have."""
 
 import os
 

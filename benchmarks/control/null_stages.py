@@ -111,7 +111,7 @@ async def _serve_stage(stack: contextlib.AsyncExitStack) -> str:
 
 
 def main() -> int:
-    """Runs the command and returns the exit status."""
+    """Parses the command line and serves the stages. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n", type=int, required=True, help="number of stages")
     parser.add_argument("--ready-fd", type=int, required=True)

@@ -129,7 +129,7 @@ async def measure(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Runs the command."""
+    """Parses the command line and runs the benchmark."""
     all_names = dict.fromkeys((*get_args(ToolParser)[1:], *get_args(ReasoningParser)[2:]))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

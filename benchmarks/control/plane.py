@@ -164,7 +164,7 @@ async def returns(case: Case, n_iterations: int, batch_size: int) -> Times:
 
 
 async def budget_table(arguments: argparse.Namespace) -> None:
-    """Prints the control round trip beside its budget."""
+    """Prints the control round trip in milliseconds and its budget, for each number of stages."""
     print(f"control round trip, batch {arguments.batch_size}, {arguments.iterations} iterations")
     print(f"{'stages':>7} {'p50 ms':>8} {'p90 ms':>8} {'p99 ms':>8} {'budget ms':>10}")
     for n_stages in arguments.stages:
@@ -198,7 +198,8 @@ async def overlap_table(arguments: argparse.Namespace) -> None:
 
 
 async def comparison_table(arguments: argparse.Namespace) -> None:
-    """Prints control ahead of the data and control in band side by side."""
+    """Prints the times per iteration with control ahead of the data and with control in band, side
+    by side."""
     print(
         f"\nms per iteration, median of {arguments.rounds} rounds in turn; "
         f"compute {arguments.compute_ms} ms per stage"

@@ -104,7 +104,8 @@ class Bench:
 
 
 def order_of(name: str) -> tuple[Order, int]:
-    """Returns the order with a name, and the number of clients that send requests in that order."""
+    """Returns the order of waiting requests that `name` means, and the number of clients that send
+    requests."""
     if name == "fcfs":
         return FirstComeFirstServed(), 1
     return Fair(ageing_s=30.0, now=time.monotonic), N_CLIENTS if name == "fair, many" else 1

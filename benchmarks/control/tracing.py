@@ -88,7 +88,7 @@ class System:
     cpu_s: list[float] = field(default_factory=list)
 
     def cpu_time_s(self) -> float:
-        """Returns the processor time that the system's processes have used so far."""
+        """Returns the processor time, in seconds, that the system's processes have used so far."""
         times = [process.cpu_times() for process in self.processes]
         return float(sum(each.user + each.system for each in times))
 
@@ -97,7 +97,8 @@ class System:
 async def running(
     arguments: argparse.Namespace, environment: Mapping[str, str]
 ) -> AsyncIterator[System]:
-    """Starts a system whose processes have the given OpenTelemetry variables and no others."""
+    """Runs a system inside the context. Its processes have the OpenTelemetry variables (`OTEL_*`)
+    of `environment`, and no other variables of this kind."""
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         del os.environ[name]
     os.environ.update(environment)

@@ -1,5 +1,4 @@
-"""The limits of the device: memory bandwidth, rate of matrix products, and the time of a small
-kernel.
+"""The limits of the device: memory bandwidth, rate of matrix products, time of a small kernel.
 
 A copy reads and writes memory. A sum only reads memory, as attention over many keys does. The
 bandwidths of the two may differ.
@@ -12,7 +11,7 @@ import torch
 from benchmarks.gpu.bench import Bench
 
 COPY, READ, MATRIX, LAUNCH = "copy", "sum", "matrix product", "smallest kernel"
-"""Names of the cases, by which the report finds the limits."""
+"""Names of the measured cases. The report finds the limits by these names."""
 
 
 def measure(bench: Bench) -> None:

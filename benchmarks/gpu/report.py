@@ -1,5 +1,5 @@
-"""The report of the GPU benchmark, as JSON and as a table: each row's time compared with its
-floor."""
+"""The report of the GPU benchmark: each row's time compared with its floor, as JSON and as a
+table."""
 
 import hashlib
 import json

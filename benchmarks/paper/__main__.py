@@ -117,7 +117,8 @@ def _part(found: float | None, reported: float) -> float | None:
 
 
 def main() -> None:
-    """Reads the options and runs."""
+    """Parses the command line, predicts the figures with both fits, and writes the record and the
+    plots."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=700, help="in each trace")
     parser.add_argument("--seed", type=int, default=0)

@@ -16,8 +16,8 @@ step of the ladder:
     chunked          an iteration has a limited number of tokens; long prompts are divided
 
 A further variant, `microbatch`, is the baseline that divides its batch for the pipeline, as
-FasterTransformer does. Both baselines are faster than such engines, because requests that have
-ended are no longer computed.
+FasterTransformer does. Both baselines are faster than FasterTransformer's request-level scheduling,
+because requests that have ended are no longer computed.
 """
 
 import argparse
@@ -66,7 +66,8 @@ LADDER = {
     "overlapped": Variant(("--policy=orca", "--pipeline-depth={one_more}")),
     "chunked": Variant(("--policy=chunked", "--pipeline-depth={one_more}")),
 }
-"""The variants; each has all features of the variant before it, and one more."""
+"""The variants of the ladder by name. Each has all features of the variant before it, and one
+more."""
 
 BESIDE = {
     "microbatch": Variant(

@@ -1,4 +1,4 @@
-"""Compares local systems of ours with other engines, side by side on this machine.
+"""Compares local Orcinus systems with other engines ("peers"), side by side on this machine.
 
     python -m benchmarks.peers.install vllm openvino
     python -m benchmarks.make_model /tmp/llama-125m
@@ -6,11 +6,11 @@
     python -m benchmarks.peers.compare --model /tmp/llama-125m --peers vllm,openvino \\
         --rates 0.5x,0.9x
 
-Ours is the whole service, `services.local`, under load over HTTP. A peer is its engine alone,
-stepped in process, without a server (`benchmarks.peers`). All engines load their model at the start
-and then take turns. A rate is a number of requests per second or, with an `x` behind it, a part of
-our own offline throughput, for which all requests arrive at once. The processor time of the load's
-client counts as ours.
+`ours` in the tables is the whole service, `services.local`, under load over HTTP. A peer is an
+engine alone, stepped in process, without a server (`benchmarks.peers`). All engines load their
+model at the start and then take turns. A rate is a number of requests per second. With an `x`
+behind it, it is a multiple of our own offline throughput, which is measured with requests that all
+arrive at once. The processor time of the load's client counts as ours.
 
 Before the measurements, each engine answers the workload once to warm up. It also answers a part of
 the workload one request at a time, so that tokens can be compared. Greedy decoding is the same

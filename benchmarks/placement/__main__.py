@@ -113,7 +113,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Runs the command."""
+    """Parses the command line, runs all trials, prints the table, and writes the record and the
+    figure."""
     options = parse()
     about = machine.describe()  # first, since written files would make the working tree differ
     to_do = trials(options)

@@ -81,7 +81,8 @@ class SeenBlocks:
         return next((n for n, one in enumerate(hashes) if one not in self._blocks), len(hashes))
 
     def add(self, hashes: Sequence[int]) -> None:
-        """Adds the blocks of a prompt."""
+        """Adds the blocks of a prompt, given by their hashes. Removes the least recently used
+        blocks if there are more than the maximum."""
         for one in reversed(hashes):  # so that the last blocks are forgotten first
             self._blocks[one] = None
             self._blocks.move_to_end(one)

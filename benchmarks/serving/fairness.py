@@ -363,7 +363,7 @@ async def run(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Reads the options and runs."""
+    """Parses the command line and runs the benchmark. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="models/demo")
     parser.add_argument("--rounds", type=int, default=2)

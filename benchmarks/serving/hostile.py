@@ -194,7 +194,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Reads the options and runs."""
+    """Parses the command line and runs the attacks. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, metavar="NAME")
     parser.add_argument("--out", type=Path, help="file for a record, JSON")

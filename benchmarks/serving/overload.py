@@ -393,7 +393,7 @@ def draw(path: Path, results: Sequence[Overloaded], *, on_time_s: float) -> None
 
 
 def main() -> int:
-    """Reads the options and runs."""
+    """Parses the command line and runs the benchmark. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--protocols", nargs="+", default=["http", "grpc"])
     parser.add_argument("--seconds", type=float, default=60.0, help="of the overload")

@@ -206,7 +206,7 @@ def rows(runs: list[Run]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Reads the options and runs."""
+    """Parses the command line and runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", nargs="?", default="models/demo")
     parser.add_argument("--requests", type=int, default=192)

@@ -348,7 +348,7 @@ async def run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Reads the options and runs."""
+    """Parses the command line and runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", nargs="?", default="models/demo")
     parser.add_argument("--users", type=int, default=16)

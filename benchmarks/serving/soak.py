@@ -163,7 +163,7 @@ async def settled_leftovers(system: System) -> dict[str, float]:
 
 
 def main() -> int:
-    """Reads the options and runs."""
+    """Parses the command line and runs the benchmark. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--system", default="", help="more options of services.local")

@@ -164,7 +164,7 @@ async def run(options: argparse.Namespace) -> list[Pair]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the benchmark."""
+    """Parses the command line, runs the benchmark, prints the results, and writes the record."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--users", type=int, default=64, help="users at once; 0 leaves them out")

@@ -3,23 +3,23 @@
     python -m benchmarks.serving.tuner            about an hour and a half on two cores
     python -m benchmarks.serving.tuner --shapes llama-125m --sizes 32 128 --tokens 512 2048
                                                   ten minutes
-    python -m benchmarks.serving.tuner --quick    whether it runs
+    python -m benchmarks.serving.tuner --quick    a test run; its numbers mean little
     python -m benchmarks.serving.tuner --shapes llama-125m --rate 4 --ttft-p99-s 1 \\
-        --tpot-p99-s 0.08 --out … --figure …      the first command under limits of latency
+        --tpot-p99-s 0.08 --out … --figure …      with a rate of arrivals and latency limits
     python -m benchmarks.serving.tuner --machines processor accelerator "large model" \\
         --out … --figure …                        ranks that sleep, with the costs of known machines
 
 For each shape of a model, `python -m services.tune` finds settings on its own workload. Then every
 combination of layout, batch size and batch tokens serves requests over HTTP whose lengths and
 tokens the tuner has not seen. Either all requests arrive at once and output tokens per second are
-measured, or requests arrive at a rate and the requests per second within the limits of latency are
+measured, or requests arrive at a rate and the requests per second within the latency limits are
 measured.
 
 The best settings of the grid, the tuner's choice, the defaults and the settings by hand are then
 run again in turns, in alternating order. A machine that is slower for some minutes slows down a
-whole turn, so ratios are computed within each turn and their median counts. This also keeps the
-luckiest run of the grid from counting as the best. Ranks that sleep (`services/arena/sleeping`)
-have exact times, whatever else runs on the machine.
+whole turn, so ratios are computed within each turn and their median counts. Running the best
+settings again also prevents that one lucky run of the grid counts as the best. Ranks that sleep
+(`services/arena/sleeping`) have exact times, whatever else runs on the machine.
 """
 
 import argparse

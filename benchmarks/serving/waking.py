@@ -1,5 +1,4 @@
-"""`python -m benchmarks.serving.waking`: the time that a model that is asleep takes to its first
-token.
+"""`python -m benchmarks.serving.waking`: the time to the first token of a model that is asleep.
 
 One scheduler, one frontend and a fake Kubernetes API run all the time. The benchmark plays the
 Deployment: when the scheduler requests workers, the benchmark starts their processes. In each round

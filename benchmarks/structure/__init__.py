@@ -1,5 +1,4 @@
-"""The structure of the source tree in numbers, with which trees can be compared, for example before
-and after a redesign.
+"""The structure of the source tree in numbers, with which two versions can be compared.
 
     python -m benchmarks.structure                             the working tree
     python -m benchmarks.structure --rev 71e8561 --rev HEAD    two revisions side by side

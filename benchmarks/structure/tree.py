@@ -1,5 +1,5 @@
-"""Source trees: the text of each file of a git revision or of the working tree, and its
-definitions."""
+"""Source trees, of a git revision or of the working tree: the text and the definitions of each
+file."""
 
 import ast
 import inspect

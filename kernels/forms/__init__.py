@@ -1,1 +1,1 @@
-"""Descriptions of the variants of layers that models use, and of the columns of a batch."""
+"""Descriptions of the variants of layers that models use, and of the per-row data of a batch."""

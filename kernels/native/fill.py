@@ -1,5 +1,4 @@
-"""Fills the C structures of a program's steps with the addresses and numbers that the native
-library needs.
+"""Fills the C structures of a program's steps, which the native library reads.
 
 A structure holds addresses, which do not keep the memory alive. So the caller must keep a reference
 to the step and to the list `kept`. The functions append to this list all structures to which other

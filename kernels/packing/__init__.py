@@ -1,2 +1,1 @@
-"""Chooses the form of a matrix that is fastest on its device. No other package uses all the
-forms."""
+"""Chooses the fastest form of a matrix on its device. No other package uses all the forms."""

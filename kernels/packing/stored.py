@@ -1,5 +1,4 @@
-"""Converts matrices that are packed for the native library to bytes and a description for a file,
-and back.
+"""Converts matrices that are packed for the native library to bytes for a file, and back.
 
 Only matrices that are quantised in groups of inputs can be stored: quantising one costs ten times
 as much as reading its packed form from a file. The bytes depend on `layout()`.

@@ -54,8 +54,8 @@ class Gated:
 
     @classmethod
     def of(cls, weight: GatedMatrix) -> Gated:
-        """Returns the step's description of a gated matrix. It has no gate function if the product
-        itself applies the gate."""
+        """Returns the step's description of a gated matrix. The description has no gate function if
+        the product itself applies the gate."""
         if isinstance(weight, GatedInTwo):
             return cls(weight.weight, weight.bias, GateForm.of(weight.gate))
         return cls(weight, None, None)

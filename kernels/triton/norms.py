@@ -1,11 +1,11 @@
 """Root-mean-square and layer normalisation on a GPU; each row is read once and written once.
 
 A program holds one long row, or several short rows (the heads of queries and keys), in registers.
-The sum and the scaling then need one read of memory: 4 * size bytes per row in bfloat16. The 4 *
-size operations of the root-mean-square norm, or 7 * size of the layer norm, take less time than the
-memory. The weight stays in the cache. Numbers are float32, and the result is rounded once. The
-variance of a layer norm is computed after the mean is subtracted, so that a mean far from zero does
-not reduce the precision.
+So memory is read only once for both the sum and the scaling: 4 * size bytes per row in bfloat16 are
+read or written. The 4 * size operations of the root-mean-square norm, or 7 * size of the layer
+norm, take less time than these accesses. The weight stays in the cache. Numbers are float32, and
+the result is rounded once. The variance of a layer norm is computed after the mean is subtracted,
+so that a mean far from zero does not reduce the precision.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class TensorRows(NamedTuple):
 
 
 def rows_of(x: Tensor) -> TensorRows:
-    """Returns the layout of the rows of `x` [..., size]. If `TensorRows` cannot describe it, `x` is
-    copied first."""
+    """Returns the layout of the rows of `x` [..., size]. If `TensorRows` cannot describe these
+    rows, returns the layout of a contiguous copy."""
     if x.dim() == 2 and x.stride(1) == 1:
         return TensorRows(x, x.shape[0], 1, x.stride(0), 0)
     if x.dim() == 3 and x.stride(2) == 1:

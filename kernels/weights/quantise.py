@@ -1,10 +1,11 @@
 """Symmetric quantisation of a matrix, with a scale for each output or for each group of inputs.
 
 With a scale for each output (`quantised`), the scale is the output's largest absolute weight
-divided by 127. This quantisation is used by all int8 weights whose products also quantise inputs.
-With a scale for each group (`in_groups`), a scale for eight bits is the group's largest absolute
-weight divided by 127. For four bits several scales are tried, and the scale with the smallest sum
-of squared errors is taken. The modules of the packed forms describe the products.
+divided by 127. This quantisation is used by int8 weights on a GPU, and on a CPU if products also
+quantise their inputs. With a scale for each group (`in_groups`), a scale for eight bits is the
+group's largest absolute weight divided by 127. For four bits several scales are tried, and the
+scale with the smallest sum of squared errors is taken. The modules of the packed forms describe the
+products.
 """
 
 import torch

@@ -1,5 +1,4 @@
-"""`python -m benchmarks.paper.beyond`: comparisons that the paper does not have, in virtual
-time."""
+"""`python -m benchmarks.paper.beyond`: comparisons in virtual time that the paper does not have."""
 
 import argparse
 import dataclasses
@@ -101,7 +100,8 @@ def _plain(value: Any) -> Any:
 
 
 def main() -> None:
-    """Reads the options and runs."""
+    """Parses the command line, runs all comparisons, prints the results, and writes the record and
+    the plots."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=300, help="in each trace")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,2 +1,2 @@
-"""Real systems whose ranks compute nothing and sleep for the time of an iteration on a given
+"""Real systems whose ranks compute nothing and sleep for the time of an iteration on some
 machine."""

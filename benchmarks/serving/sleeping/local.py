@@ -1,5 +1,7 @@
-"""`python -m benchmarks.serving.sleeping.local`: a local system whose ranks sleep instead of
-computing."""
+"""`python -m benchmarks.serving.sleeping.local`: a local system whose ranks compute nothing.
+
+In each iteration, a rank sleeps for the time that the iteration would take on a known machine.
+"""
 
 import sys
 

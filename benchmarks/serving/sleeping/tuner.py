@@ -1,5 +1,8 @@
-"""`python -m benchmarks.serving.sleeping.tuner`: the tuner, on systems whose ranks sleep instead of
-computing."""
+"""`python -m benchmarks.serving.sleeping.tuner`: the tuner, for systems whose ranks compute
+nothing.
+
+In each iteration, a rank sleeps for the time that the iteration would take on a known machine.
+"""
 
 import sys
 
