@@ -1,2 +1,2 @@
-"""Programs that measure Orcinus and print tables. A table in the docs is quoted with its
-command."""
+"""Programs that measure Orcinus and print tables. The docs quote such a table together with the
+command that prints it."""

@@ -188,7 +188,8 @@ class ProgramBatch(Protocol):
 
     @property
     def states(self) -> StateSpans | None:
-        """The spans with the rows of their requests' states. None if no layer keeps states."""
+        """The spans of the batch, with the row of each request's state. None if no layer keeps
+        states."""
 
     @property
     def adapters(self) -> BatchAdapters | None:

@@ -36,8 +36,8 @@ PROMPT = "If the file does not exist,"
 SCHEDULER_PORT = 50052
 PORT_TIMEOUT_S = 30
 LONGEST_PAUSE_S = 1.0
-"""Longest time between two iterations that is measured, in seconds. After a longer time, there was
-no work in between."""
+"""Longest measured time between two iterations, in seconds. A longer time means that there was no
+work, and is ignored."""
 
 
 def set_scheduler(cluster: Cluster, depth: int) -> None:

@@ -41,8 +41,8 @@ class Server:
     def __init__(self, address: str, pid: int, options: argparse.Namespace) -> None:
         self._url = f"http://{address}"
         self._clock = (~pid << 3) | 2
-        """Id of the clock that counts the processor time of the frontend's process, made as by
-        `clock_getcpuclockid` of Linux."""
+        """Id of the clock that counts the processor time of the frontend's process, computed as in
+        Linux's `clock_getcpuclockid`."""
         self._options = options
 
     async def us_per_token(self) -> float:

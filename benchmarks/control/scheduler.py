@@ -83,7 +83,8 @@ class Bench:
 
     def iterate(self) -> tuple[float, float]:
         """Selects one batch and applies the result of the oldest batch in flight. Returns the
-        seconds in `select` and in `apply`; the latter is 0 while the pipeline is not yet full."""
+        seconds in `select` and in `apply`. The seconds in `apply` are 0 while too few batches are
+        in flight."""
         start = time.perf_counter()
         batch = self.scheduler.select()
         selected = time.perf_counter()

@@ -119,8 +119,8 @@ def fill_outbox(n_updates: int, n_bytes: int) -> tuple[int, int]:
 
 
 def start() -> tuple[int, int]:
-    """Imports all modules of a scheduler in Kubernetes. Returns 0 and the process's memory
-    afterwards, in bytes."""
+    """Imports all modules of a scheduler in Kubernetes. Returns 0, as the memory before, and the
+    process's memory afterwards, in bytes."""
     import_module("services.scheduler.__main__")
     import_module("services.scheduler.cluster.kubernetes_client")
     return 0, resident_bytes()

@@ -58,8 +58,8 @@ def variants(collector: str) -> dict[str, dict[str, str]]:
 
 
 def collect() -> None:
-    """Receives trace spans over HTTP and counts their bytes until standard input ends. Runs in a
-    process of its own."""
+    """Receives trace spans over gRPC until standard input ends, and then prints the number of
+    received bytes. Prints its address first. Runs in a process of its own."""
     n_bytes = 0
 
     def export(data: bytes, _: grpc.ServicerContext) -> bytes:

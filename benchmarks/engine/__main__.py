@@ -132,8 +132,8 @@ class Batch:
 
 
 def bandwidth() -> float:
-    """Returns the bandwidth of reading memory, in bytes per second. This is the better of two
-    measurements: a sum, and a matrix product with one token."""
+    """Returns the bandwidth of reading memory, in bytes per second. This is the better result of
+    two measurements: the sum of a large array, and matrix products with one token."""
     numbers = torch.ones(BANDWIDTH_BYTES // 4)
     size = 1 << 12
     matrices = [PlainWeight(torch.ones(size, size)) for _ in range(4)]

@@ -116,8 +116,9 @@ def _grid(bench: Bench) -> Iterator[tuple[int, int]]:
 
 
 def compare(tokens: Tokens, steps: Steps, batch: int, context: int) -> Row:
-    """Samples the first tokens of a batch. If the version before has stored tokens of this batch in
-    `tokens`, compares the two; else stores the tokens there. Returns a row with the result.
+    """Samples the first tokens of a batch. The first version that runs a batch stores its tokens in
+    `tokens`; the next version compares its tokens with the stored ones. Returns a row with the
+    result.
 
     Raises:
         ArithmeticError: there are logits that are not finite.

@@ -69,8 +69,8 @@ def _shares(axes: Axes, rows: Sequence[Row], title: str) -> None:
 
 
 def _steps(axes: Axes, rows: Sequence[Row]) -> None:
-    """Draws the milliseconds of a decode iteration over the batch size, with a line for each
-    context."""
+    """Draws the milliseconds of a decode iteration over the batch size: a line for each context
+    with its floor, and markers for other versions."""
     decodes = [row for row in rows if "batch" in row]
     contexts = sorted({row["context"] for row in decodes})
     styles = {

@@ -47,7 +47,8 @@ def measure(bench: Bench) -> None:
 
 
 def token_cases(bench: Bench, n: int) -> Iterator[Case]:
-    """Yields a case for each operation between the matrix products of a layer, over `n` tokens."""
+    """Yields a case for the embedding, and one for each operation between the matrix products of a
+    layer, over `n` tokens."""
     shape, size = bench.scale.model, bench.dtype.itemsize
     table = torch.empty(
         (shape.vocab_size // N_RANKS, shape.hidden), dtype=bench.dtype, device=bench.device

@@ -161,7 +161,7 @@ def worst(comparisons: Sequence[Comparison], which: str, figure: str) -> float:
 
 
 def draw(path: Path, found: dict[Case, list[Comparison]], *, title: str) -> None:
-    """Draws measured and predicted throughput and median latency over the rate."""
+    """Draws measured and predicted throughput and median latency over the rate of arrivals."""
     figure = Figure(figsize=(10, 5), layout="constrained")
     throughput, latency = figure.subplots(1, 2)
     for index, (case, comparisons) in enumerate(found.items()):

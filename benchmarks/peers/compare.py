@@ -112,8 +112,8 @@ async def our_capacity(
 
 
 def agreement(mine: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
-    """Returns the share of tokens that come before the first difference between the two answers to
-    their request."""
+    """Returns the share of all tokens that come before the first difference between the two answers
+    to the same request."""
     n_same = sum(
         next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), len(x))
         for x, y in zip(mine, theirs, strict=True)

@@ -155,8 +155,8 @@ def attack_system(
 
 
 def measure(pods: Pods, attack: Attack, witness: Helper, neighbour: Target) -> dict[str, Any]:
-    """Measures the honest streams undisturbed, beside and under one attack. Prints and returns the
-    result."""
+    """Measures the honest streams in three phases: undisturbed, during an attack on another
+    frontend, and during the same attack on their own frontend. Prints and returns the result."""
     undisturbed = pods.undisturbed(witness, for_s=UNDISTURBED_S)
     with hostile_pods.attacker_of(neighbour) as attacker:
         beside = pods.beside(attack, attacker, witness, for_s=ATTACK_S)

@@ -44,7 +44,7 @@ MAX_GROWTH = 0.02
 AWAY = 0.33
 """Share of requests that their clients may abandon."""
 TOO_LONG = 0.05
-"""Share of requests that ask for more tokens than the model's context allows."""
+"""Share of requests that set a larger number of tokens than the model's context allows."""
 
 Memory = dict[psutil.Process, list[tuple[float, int]]]
 """Memory samples of each process: time in seconds, and resident memory in bytes."""

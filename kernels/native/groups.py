@@ -2,9 +2,9 @@
 
 `src/groups.h` describes the layout in memory. Weights are read from memory only once, in their
 quantised form. A product either converts each word of quantised weights to floats in registers, or
-rounds inputs to int8 and sums products of whole numbers (`src/rounded_inputs.h`); the form of the
-matrix says which. Every build of the library has both products, and the sums of whole numbers are
-equal in all builds.
+rounds inputs to int8 and sums products of whole numbers (`src/rounded_inputs.h`). The form of the
+matrix determines which of the two is done. Every build of the library has both products, and the
+sums of whole numbers are equal in all builds.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def native_ops() -> Ops | None:
 
 
 def ops_of(library: ctypes.CDLL) -> Ops:
-    """Returns the operations of one build of the library, with PyTorch's operations where it has
-    none."""
+    """Returns the operations of one build of the library. An operation that is missing in the build
+    is PyTorch's."""
     greedy = NativeGreedy(library)
     return Ops.of(
         NativeAttention(library),

@@ -35,7 +35,7 @@ _LOG2_E = tl.constexpr(math.log2(math.e))
 def sink_weights(sinks, peaks):
     """Returns the weights of sinks, relative to the weight 1 of the key with the score `peaks`.
 
-    Weights are limited to 2^126. Beside such a weight, the weights of keys are negligible anyway.
+    Weights are limited to 2^126. Compared with such a weight, the weights of keys are negligible.
     """
     return tl.exp2(tl.minimum(tl.load(sinks) * _LOG2_E - peaks, 126.0))
 

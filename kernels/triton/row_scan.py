@@ -1,7 +1,7 @@
 """Reads a whole row of logits: once for the largest logits, and once more to gather candidates.
 
-The lanes of a program take the logits of a row in turn. The largest logits of the lanes give a
-bound that a wanted number of logits of the row is certain to reach and that few others reach.
+The lanes of a program read the logits of a row in turn. The largest logit of each lane gives a
+bound: at least the wanted number of the row's logits reach this bound, and few others do.
 """
 
 from __future__ import annotations

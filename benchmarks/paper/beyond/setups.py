@@ -46,7 +46,8 @@ class RequestLevel:
         """Returns a new scheduler for a model.
 
         Raises:
-            ValueError: the K/V memory beside the model's weights is too small for the batches.
+            ValueError: the K/V memory that the model's weights leave free is too small for the
+                batches.
         """
         return FasterTransformer(
             n_slots=model.n_slots,
