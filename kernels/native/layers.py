@@ -50,8 +50,8 @@ _NO_LIMIT = 2**63 - 1
 
 
 def run_program(library: ctypes.CDLL, program: Program, ops: Ops, /) -> ProgramRunner:
-    """Returns the fastest runner of a program: one build of the library if it can run the program,
-    otherwise the interpreter. `kernels.ops.RunProgram` describes the errors."""
+    """Returns the fastest runner of a program: a `NativeProgram` if the library can run the
+    program, otherwise the interpreter. `kernels.ops.RunProgram` describes the errors."""
     if is_native(program):
         return NativeProgram(library, program, ops)
     return Interpreter(program, ops)

@@ -25,7 +25,7 @@ LONGER = 5
 BOUNDED_BATCHES = (32, 256)
 OVERLOAD = 1.2
 """Rate of arrivals at which orders of admission are compared, as a multiple of the highest
-throughput of `orca(32)`."""
+throughput of Orca with batches of up to 32 requests."""
 
 
 def limits(gpu: Gpu, load: Load) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from simulator.workload import Lengths
 
 PACE_PART = 0.8
 """Rate of arrivals at which times between tokens are compared, as a share of the highest throughput
-of `orca(32)`."""
+of Orca with batches of up to 32 requests."""
 CHUNKS = (512, 256, 128)
 CONTEXTS = (640, 2048)
 """Sequence lengths in tokens that clients set: the longest request of the paper's trace, and the

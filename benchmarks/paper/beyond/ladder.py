@@ -106,7 +106,8 @@ def added_alone(engines: Mapping[str, Gpu]) -> list[Rung]:
 
 
 def removed_alone(engines: Mapping[str, Gpu]) -> list[Rung]:
-    """Returns variants of `orca(32)`, each with one of Orca's ideas left out."""
+    """Returns variants of Orca with batches of up to 32 requests, each with one of Orca's ideas
+    left out."""
     ft, orca = engines["ft"], engines["orca"]
     batches = Kinder(Prompts.OWN, is_continuous=True, leaves=True, allocates_own=True, n_batches=2)
     return [
