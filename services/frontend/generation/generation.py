@@ -75,7 +75,6 @@ class Generation:
         "_checks",
         "_expiry",
         "_inbox",
-        "_is_closed",
         "_n_prompt_tokens",
         "_outlet",
         "_pipeline_model",
@@ -142,7 +141,6 @@ class Generation:
         self._receipts = make_receipts and make_receipts(self._answers, self.request_id, self.keep)
         self._tokenizer = tokenizer
         self._until = until
-        self._is_closed = False
         self._resources = resources
         self.is_resumed = resumption is not None
         """Whether this call resumes a broken stream. The client then has a part of the answers
@@ -265,9 +263,7 @@ class Generation:
     def keep(self, n_bytes: int) -> None:
         """Takes `n_bytes` of the memory budget for output that is kept, until the call ends or a
         negative number gives them back. Raises PoolFull if the budget has no room. Has no effect
-        once the call is closed, since a thread may still write an answer then."""
-        if self._is_closed:
-            return
+        once the call has ended, since a thread may still write an answer then."""
         if n_bytes < 0:
             self._resources.share.shrink(-n_bytes)
         else:
@@ -365,7 +361,6 @@ class Generation:
 
     def close(self) -> None:
         """Cancels the answers that still run. A second call has no effect."""
-        self._is_closed = True
         if self._expiry is not None:
             self._expiry.cancel()
         self._submissions.close()

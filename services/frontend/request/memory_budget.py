@@ -3,9 +3,10 @@
 Code that holds data for a client takes a share of the budget for as long as it holds the data: a
 body that is being received, a running request, a text that is being tokenized, or output that is
 not read. The share grows with the data, and ends when the data is freed, which may be after the
-client has disconnected.
+client has disconnected. Threads that write answers change shares, too.
 """
 
+from threading import Lock
 from types import TracebackType
 from typing import Self
 
@@ -19,6 +20,8 @@ class MemoryBudget:
 
     def __init__(self, max_bytes: int, *, refusals: Refusals | None = None) -> None:
         self.max_bytes = max_bytes
+        self.lock = Lock()
+        """Lock that is held while the bytes of the budget and of its shares change."""
         self.n_bytes = 0
         """Bytes that all shares take together."""
         self._refusals = Refusals() if refusals is None else refusals
@@ -44,11 +47,12 @@ class MemoryBudget:
 
 
 class Share:
-    """A part of a budget, which is taken until the share is closed. Closing it a second time has no
-    effect."""
+    """A part of a budget. A closed share is empty, and may grow again. A share of a `with` block
+    ends with the block: calls that threads make later have no effect."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
+        self._has_ended = False
         self.n_bytes = 0
         """Bytes that this share takes."""
 
@@ -59,15 +63,19 @@ class Share:
             PoolFull: the budget has fewer bytes left. The size of the share is not changed.
         """
         budget = self._budget
-        if budget.n_bytes > self.n_bytes and not budget.has_room(n_bytes + leaving):
-            raise budget.refuse()
-        budget.n_bytes += n_bytes
-        self.n_bytes += n_bytes
+        with budget.lock:
+            if self._has_ended:
+                return
+            if budget.n_bytes > self.n_bytes and not budget.has_room(n_bytes + leaving):
+                raise budget.refuse()
+            budget.n_bytes += n_bytes
+            self.n_bytes += n_bytes
 
     def shrink(self, n_bytes: int) -> None:
         """Gives `n_bytes` bytes of the share back to the budget."""
-        self._budget.n_bytes -= n_bytes
-        self.n_bytes -= n_bytes
+        with self._budget.lock:
+            if not self._has_ended:
+                self._give_back(n_bytes)
 
     @property
     def max_bytes(self) -> int:
@@ -77,13 +85,19 @@ class Share:
     def split(self, n_bytes: int) -> "Share":
         """Moves `n_bytes` bytes of this share to a new share, which must be closed separately."""
         part = Share(self._budget)
-        part.n_bytes = n_bytes
-        self.n_bytes -= n_bytes
+        with self._budget.lock:
+            part.n_bytes = n_bytes
+            self.n_bytes -= n_bytes
         return part
 
     def close(self) -> None:
         """Gives all bytes of the share back to the budget."""
-        self.shrink(self.n_bytes)
+        with self._budget.lock:
+            self._give_back(self.n_bytes)
+
+    def _give_back(self, n_bytes: int) -> None:
+        self._budget.n_bytes -= n_bytes
+        self.n_bytes -= n_bytes
 
     def __enter__(self) -> Self:
         return self
@@ -94,4 +108,6 @@ class Share:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        with self._budget.lock:
+            self._give_back(self.n_bytes)
+            self._has_ended = True

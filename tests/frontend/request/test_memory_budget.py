@@ -1,9 +1,11 @@
 """Clients' data takes no more memory together than it may."""
 
+from threading import Thread
+
 import pytest
 
 from services.common.errors import PoolFull
-from services.frontend.request.memory_budget import MemoryBudget
+from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.refusals import Refusal, Refusals
 
 
@@ -32,3 +34,30 @@ def test_a_share_that_is_alone_may_take_more() -> None:
     share.close()
     share.close()
     assert budget.n_bytes == 0
+
+
+def test_a_share_of_a_block_that_is_over_takes_and_gives_back_nothing() -> None:
+    budget = MemoryBudget(100)
+    with budget.share(10) as share:
+        part = share.split(4)
+    share.grow(50)
+    share.shrink(5)
+    assert (share.n_bytes, budget.n_bytes) == (0, 4)
+    part.close()
+    assert budget.n_bytes == 0
+
+
+def test_a_share_that_ends_while_a_thread_makes_it_grow_leaves_nothing_behind() -> None:
+    class Watched(MemoryBudget):
+        def has_room(self, n_bytes: int) -> bool:
+            ending.start()
+            ending.join(0.05)  # without the lock, the share would have ended now
+            return super().has_room(n_bytes)
+
+    budget = Watched(100)
+    other, share = Share(budget), Share(budget)
+    other.grow(10)
+    ending = Thread(target=share.__exit__, args=(None, None, None))
+    share.grow(20)
+    ending.join()
+    assert (share.n_bytes, budget.n_bytes) == (0, 10)
