@@ -43,7 +43,7 @@ UNITS: Mapping[str, str] = {
     r"stages|stage_index": "stages",
     r"tp|tp_size|max_ranks": "ranks",
     r"n_threads|threads": "threads",
-    r"max_frontends": "frontends",
+    r"frontends": "frontends",
     r"max_connections": "connections",
     r"max_headers": "headers",
     r"max_in_flight|max_answers_at_once": "answers",

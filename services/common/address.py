@@ -149,8 +149,10 @@ def places(address: Address) -> list[Address]:
     return [Address(host, port) for host in hosts]
 
 
-def listen(address: str, *, backlog: int = 128) -> list[socket.socket]:
-    """Returns sockets that listen on `host:port`, all on one port. Port 0 takes a free one.
+def listen(address: str, *, backlog: int = 128, is_shared: bool = False) -> list[socket.socket]:
+    """Returns sockets that listen on `host:port`, all on one port. Port 0 takes a free one. If
+    `is_shared`, other processes of the same user may listen on the port, too, if they share it: the
+    kernel gives each new connection to one of them.
 
     Raises:
         OSError: the address is in use, or is not one of this machine's.
@@ -159,7 +161,8 @@ def listen(address: str, *, backlog: int = 128) -> list[socket.socket]:
     with contextlib.ExitStack() as opened:
         try:
             listeners = [
-                opened.enter_context(_listener(place, backlog)) for place in places(parse(address))
+                opened.enter_context(_listener(place, backlog, is_shared=is_shared))
+                for place in places(parse(address))
             ]
         except OSError as error:
             raise OSError(f"cannot listen on {address}: {reason_of(error)}") from error
@@ -280,11 +283,12 @@ def _is_free(place: Address) -> bool:
     return True
 
 
-def _listener(place: Address, backlog: int) -> socket.socket:
+def _listener(place: Address, backlog: int, *, is_shared: bool = False) -> socket.socket:
     return socket.create_server(
         (place.host, place.port),
         family=_family(place.host),
         backlog=backlog,
+        reuse_port=is_shared,
         dualstack_ipv6=place.host == EVERY_IPV6,
     )
 

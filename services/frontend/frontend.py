@@ -135,7 +135,9 @@ class Frontend:
         """Returns the HTTP server and its address."""
         settings = self._settings
         https = tls.server_context(settings.public_tls_dir)
-        listeners = address.listen(settings.http_address, backlog=BACKLOG)
+        listeners = address.listen(
+            settings.http_address, backlog=BACKLOG, is_shared=settings.share_ports
+        )
         for listener in listeners:
             notice_silence(listener, settings.client_silence_limit_s)
         unix_listener = None
@@ -197,6 +199,7 @@ class Frontend:
                     silence_limit_s=settings.client_silence_limit_s,
                 ),
                 ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.so_reuseport", int(settings.share_ports)),
                 *_renewal(settings.linger_s),
             ]
         )

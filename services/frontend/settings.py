@@ -126,6 +126,11 @@ class FrontendSettings(ServerSettings):
     """Address, host:port, where the gRPC API listens. The default is reachable from this machine
     only."""
 
+    share_ports: bool = False
+    """Whether other frontends of the same user on this machine may listen at `http_address` and
+    `grpc_address`, too, if they have this setting. The kernel gives each new connection to one of
+    them. So when one frontend ends, clients that connect again reach another one at once."""
+
     grpc_socket: Path | None = None
     """Path of a Unix socket on which the gRPC API is served too, under the rules of `http_socket`.
     All clients of the socket together have the limits of one connection, and a client that sends

@@ -1,18 +1,18 @@
 """Starts the services of a local system, and stops them in reverse order.
 
 The workers start first, then the scheduler of each model, which needs the addresses of the model's
-workers, and then the one frontend, which needs the schedulers' addresses. A service reports its
-address before it is ready, so that the services load side by side. Spare workers start once all
-services serve, so that they delay no other start. From then on, a service that dies or hangs is
-started again. If a service of one of several models cannot be started any more, the other models
-are still served.
+workers, and then a frontend, which needs the schedulers' addresses. A service reports its address
+before it is ready, so that the services load side by side. Further frontends, which share the ports
+of the first one, and spare workers start once all services serve, so that they delay no other
+start. From then on, a service that dies or hangs is started again. If a service of one of several
+models cannot be started any more, the other models are still served.
 """
 
 import asyncio
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
@@ -30,7 +30,8 @@ HEAD_START_S = 1.0
 loads the weights of the lost worker meanwhile, and has the processors for itself.
 """
 ADDRESS_LIMIT_S = 10.0
-"""Seconds for which the addresses of the spare workers' metrics are waited for."""
+"""Seconds for which the addresses of the metrics of spare workers and further frontends are waited
+for."""
 OnProgress = Callable[[int, int, int], None]
 """A function of a worker's index, its loaded bytes and its total bytes."""
 
@@ -70,6 +71,7 @@ class Launcher:
         self._has_started = False
         self._lost_models: set[int] = set()
         self._n_lost_workers: Counter[int] = Counter()  # by model
+        self._n_lost_frontends = 0
         self._memory: MemoryDirectory | None = None
 
     async def __aenter__(self) -> Self:
@@ -117,10 +119,27 @@ class Launcher:
         if not settings.fail_fast:
             for service in (service for wave in self._waves for service in wave):
                 service.begin_restarts()
+        frontends = [frontend, *await self._start_further_frontends(addresses, frontend)]
         workers.update(await self._start_spares(ports, on_progress))
         if settings.metrics:
-            await _until_known(workers.values())
-        return self._addresses(workers, schedulers, frontend)
+            await _until_known(
+                *(worker.wait_for("address") for worker in workers.values()),
+                *(it.wait_for("http") for it in frontends),
+            )
+        return self._addresses(workers, schedulers, frontends)
+
+    async def _start_further_frontends(
+        self, schedulers: Sequence[str], first: Child
+    ) -> list[Child]:
+        """Starts the frontends beside the first one, and returns them. A frontend that cannot be
+        started is left out, since the system serves without."""
+        found = []
+        for number in range(2, self._settings.n_frontends + 1):
+            try:
+                found.append(await self._start_frontend(schedulers, number=number, beside=first))
+            except OSError as error:
+                _complain(f"frontend {number} cannot be started: {error}")
+        return found
 
     async def _start_spares(
         self, ports: Mapping[int, socket.socket], on_progress: OnProgress
@@ -141,14 +160,18 @@ class Launcher:
         return Address(self._host, port.getsockname()[1])
 
     def _addresses(
-        self, workers: Mapping[int, Child], schedulers: Sequence[Child], frontend: Child
+        self,
+        workers: Mapping[int, Child],
+        schedulers: Sequence[Child],
+        frontends: Sequence[Child],
     ) -> LocalAddresses:
         """Returns what the services have reported. `workers` are keyed by their index."""
         metrics = {
             child.name: child.said["metrics"]
-            for child in (*workers.values(), *schedulers, frontend)
+            for child in (*workers.values(), *schedulers, *frontends)
             if child.said.get("metrics") is not None
         }
+        frontend = frontends[0]
         http, grpc = (str(reachable(parse(frontend.said[api]))) for api in ("http", "grpc"))
         names, n_each = self._settings.model_names, self._settings.n_workers_each
         reports = {
@@ -224,6 +247,15 @@ class Launcher:
         else:
             self._lose_model(model, reason)
 
+    def _lose_frontend(self, reason: str) -> None:
+        """Notes that a frontend is not restarted. The models are served as long as another frontend
+        is left."""
+        self._n_lost_frontends += 1
+        if self._has_started and self._n_lost_frontends < self._settings.n_frontends:
+            _complain(f"{reason}; there is one frontend less")
+        else:
+            self._note_death(reason)
+
     async def _start_worker(
         self, index: int, on_progress: OnProgress, *, address: Address | None = None
     ) -> Child:
@@ -269,14 +301,22 @@ class Launcher:
         """
         return service_options.of_scheduler(self._settings, workers, host=self._host)
 
-    async def _start_frontend(self, schedulers: Sequence[str]) -> Child:
+    async def _start_frontend(
+        self, schedulers: Sequence[str], *, number: int = 1, beside: Child | None = None
+    ) -> Child:
+        """Starts the frontend with a number, from 1 on. With `beside`, the frontend shares the
+        ports of that frontend."""
+        options = self.frontend_options(*schedulers)
+        if beside is not None:
+            options |= {f"{api}-address": beside.said[api] for api in ("http", "grpc")}
         return await self._start(
             2,
-            "frontend",
+            "frontend" if number == 1 else f"frontend {number}",
             "services.frontend",
-            self.frontend_options(*schedulers),
+            options,
             ready_keys=("http",),
-            has_spare=self._settings.has_spares,
+            has_spare=self._settings.has_spares and self._settings.n_frontends == 1,
+            give_up=self._lose_frontend,
         )
 
     def frontend_options(self, *schedulers: str) -> dict[str, object]:
@@ -287,9 +327,9 @@ class Launcher:
         return service_options.of_frontend(self._settings, schedulers)
 
 
-async def _until_known(workers: Iterable[Child]) -> None:
-    """Waits for a while until the workers have reported their addresses. Some may have died."""
-    waiting = [asyncio.create_task(worker.wait_for("address")) for worker in workers]
+async def _until_known(*addresses: Coroutine[Any, Any, object]) -> None:
+    """Waits for a while until the services have reported their addresses. Some may have died."""
+    waiting = [asyncio.create_task(address) for address in addresses]
     await asyncio.wait(waiting, timeout=ADDRESS_LIMIT_S)
     for task in waiting:
         task.cancel()

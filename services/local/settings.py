@@ -10,6 +10,7 @@ from pydantic_settings import NoDecode
 
 from services.common.address import LOCALHOST
 from services.common.by_model import ByModel, names_in
+from services.common.cpus import usable_cpus
 from services.common.gguf.header import model_name
 from services.common.settings import Host, ModelNames, ServiceSettings
 
@@ -63,6 +64,12 @@ class LocalSettings(ServiceSettings):
     process. A spare worker takes about 200 MiB, and 160 MiB more for each further rank of a stage;
     the other spares take 40 MiB each. When not set, there is one; with `fail_fast` or on a GPU
     there is none."""
+
+    frontends: int | None = Field(default=None, ge=1, le=16)
+    """Number of frontends. All serve the same ports: when one is lost, clients that connect again
+    reach another one at once. With several, frontends have no spare. Limits of API keys and of
+    `max_in_flight` count for each frontend on its own. When not set, there are 2 if this machine
+    has more than two processors and the services are started again, and otherwise 1."""
 
     tp: int = Field(default=1, ge=1)
     """Ranks that share each layer of a stage (tensor parallelism)."""
@@ -209,6 +216,13 @@ class LocalSettings(ServiceSettings):
     def has_spares(self) -> bool:
         """Whether each model has spare workers."""
         return self.n_spares_each > 0
+
+    @property
+    def n_frontends(self) -> int:
+        """Number of frontends."""
+        if self.frontends is not None:
+            return self.frontends
+        return 2 if usable_cpus() > 2 and not self.fail_fast else 1
 
     @property
     def has_fixed_stages(self) -> bool:

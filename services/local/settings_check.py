@@ -16,6 +16,8 @@ from services.local.settings import LocalSettings
 
 MAX_CONFIG_BYTES = 2**20
 ADAPTER_CONFIG = "adapter_config.json"
+OF_ONE_FRONTEND = {"http-socket", "grpc-socket", "health-address", "metrics-address"}
+"""Settings of a frontend that no two frontends can share."""
 LAYER_KEYS = ("num_hidden_layers", "n_layer")
 """Keys of `config.json` that may hold the number of layers. GPT-2 uses the second one."""
 
@@ -33,17 +35,31 @@ def trouble_with(settings: LocalSettings) -> str:
     for name, directory in settings.adapters:
         if not (directory / ADAPTER_CONFIG).is_file():
             return f"adapters: no {ADAPTER_CONFIG} in {directory}, which is to be {name}"
-    if settings.receipts != "off":
-        if settings.receipt_keys_file is None:
-            return f"receipt_keys_file: must be given with receipts={settings.receipts}"
-        if not settings.receipt_keys_file.is_file():
-            return f"receipt_keys_file: there is no file {settings.receipt_keys_file}"
+    own = {name.replace("_", "-") for name, _ in settings.frontend} & OF_ONE_FRONTEND
+    if own and settings.n_frontends > 1:
+        return f"frontend: {min(own)} is for one frontend, and frontends is {settings.n_frontends}"
+    return _trouble_with_receipts(settings) or _trouble_with_pipelines(settings)
+
+
+def _trouble_with_pipelines(settings: LocalSettings) -> str:
+    """Returns why the scheduler cannot have the pipelines of the settings. The result is empty if
+    no problem is found."""
     limit = dict(settings.scheduler).get("max-pipelines", "")
     if limit.isdecimal() and int(limit) < settings.pipelines:
         return (
             f"pipelines: {settings.pipelines} are more than max_pipelines={limit} of the scheduler"
         )
     return ""
+
+
+def _trouble_with_receipts(settings: LocalSettings) -> str:
+    """Returns why receipts cannot be signed. The result is empty if no problem is found."""
+    file = settings.receipt_keys_file
+    if settings.receipts == "off" or (file is not None and file.is_file()):
+        return ""
+    if file is None:
+        return f"receipt_keys_file: must be given with receipts={settings.receipts}"
+    return f"receipt_keys_file: there is no file {file}"
 
 
 def _trouble_with_model(model: Path, n_stages: int) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from services.common.address import Address, parse
 from services.local import __main__ as local
@@ -84,6 +85,7 @@ class LinkedLauncher(Launcher):
     def __init__(self, settings: LocalSettings) -> None:
         super().__init__(settings)
         self._links: dict[str, Link] = {}
+        self._linked: dict[str, str] = {}
         self._orders: asyncio.Server
 
     async def start(self, on_progress: OnProgress) -> LocalAddresses:
@@ -97,13 +99,16 @@ class LinkedLauncher(Launcher):
         ]
         return await super()._start_scheduler(model, linked)
 
-    async def _start_frontend(self, schedulers: Sequence[str]) -> Child:
+    async def _start_frontend(self, schedulers: Sequence[str], **others: Any) -> Child:
         [scheduler] = schedulers  # the links are named for one model
-        return await super()._start_frontend([await self._link("scheduler", scheduler)])
+        return await super()._start_frontend([await self._link("scheduler", scheduler)], **others)
 
     async def _link(self, name: str, target: str) -> str:
-        self._links[name] = Link(target)
-        return await self._links[name].listen()
+        """Returns the address of the link with a name, which all frontends share."""
+        if name not in self._links:
+            self._links[name] = Link(target)
+            self._linked[name] = await self._links[name].listen()
+        return self._linked[name]
 
     async def _obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carries out one order, and reports when this is done."""

@@ -42,6 +42,11 @@ class Shape:
     tp_size: int
     n_spares: int = 0
 
+    @property
+    def n_frontends(self) -> int:
+        """Number of frontends."""
+        return 2 if self.n_spares else 1
+
     def n_of(self, role: Role) -> int:
         """Returns how many members have a role, spares included."""
         n_workers = self.n_pipelines * self.n_stages + self.n_spares
@@ -50,8 +55,10 @@ class Shape:
                 return n_workers * self.tp_size
             case "controller" | "link to worker":
                 return n_workers
-            case "scheduler" | "frontend":
+            case "scheduler":
                 return 2 if self.n_spares else 1
+            case "frontend":
+                return self.n_frontends
             case _:
                 return 1
 
@@ -122,6 +129,10 @@ class Tree:
             )
         return False
 
+    def _named(self, service: str) -> list[str]:
+        """Returns the names of the services of one kind: `frontend` and `frontend 2`."""
+        return [name for name in self._metrics if name.split()[0] == service]
+
     def leftovers(self) -> dict[str, float]:
         """Returns the numbers of resources that are still reserved or in flight, by the names of
         their metrics."""
@@ -138,8 +149,12 @@ class Tree:
                 "orcinus_frontend_answers_held",
             ),
         }.items():
-            samples = self.scrape(service)
-            found |= {name: samples.sum(name) if samples else float("nan") for name in names}
+            for each in self._named(service):
+                samples = self.scrape(each)
+                found |= {
+                    f"{each}: {name}": samples.sum(name) if samples else float("nan")
+                    for name in names
+                }
         return {name: value for name, value in found.items() if value != 0}
 
 
@@ -169,6 +184,7 @@ def growing(model: Path, shape: Shape, directory: Path) -> Iterator[Tree]:
         stages=shape.n_stages,
         tp=shape.tp_size,
         spares=shape.n_spares,
+        frontends=shape.n_frontends,
         fail_fast=False,
         metrics=True,
         max_batch_size=32,

@@ -244,3 +244,35 @@ async def test_a_model_that_is_lost_for_good_ends_the_others_only_if_asked(
         launcher._lose_model(0, "a: stage 0 hung")
         assert launcher.death.done()
     assert "b: stage 0 hung; b is not served any more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "n_usable", "expected"),
+    [
+        ([], 2, 1),
+        ([], 3, 2),
+        (["--fail-fast"], 3, 1),
+        (["--frontends=1"], 3, 1),
+        (["--frontends=3"], 2, 3),
+    ],
+)
+async def test_frontends_share_their_ports_where_there_are_several(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], n_usable: int, expected: int
+) -> None:
+    monkeypatch.setattr("services.local.settings.usable_cpus", lambda: n_usable)
+    settings = LocalSettings.load("local", ["--model=model", *arguments])
+    assert settings.n_frontends == expected
+    shares = Launcher(settings).frontend_options("127.0.0.1:5")["share-ports"]
+    assert shares is (True if expected > 1 else None)
+
+
+async def test_only_the_loss_of_all_frontends_ends_a_system(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    launcher = Launcher(LocalSettings.load("local", ["--model=/a", "--frontends=2"]))
+    launcher._has_started = True
+    launcher._lose_frontend("frontend 2 hung after 5 restarts")
+    assert not launcher.death.done()
+    assert "after 5 restarts; there is one frontend less" in capsys.readouterr().err
+    launcher._lose_frontend("frontend hung after 5 restarts")
+    assert launcher.death.result() == "frontend hung after 5 restarts"

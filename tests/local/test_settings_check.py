@@ -37,6 +37,13 @@ def test_more_pipelines_than_the_scheduler_may_form_are_refused(model: Path) -> 
     assert trouble_with(few.model_copy(update={"pipelines": 1})) == ""
 
 
+def test_what_two_frontends_cannot_share_is_refused(model: Path) -> None:
+    given = [f"--model={model}", "--frontend=grpc_socket=/run/s"]
+    assert trouble_with(LocalSettings.load("local", [*given, "--frontends=1"])) == ""
+    expected = "frontend: grpc-socket is for one frontend, and frontends is 2"
+    assert trouble_with(LocalSettings.load("local", [*given, "--frontends=2"])) == expected
+
+
 def test_adapters_that_are_missing_or_ambiguous_are_refused(model: Path) -> None:
     adapters = (("law", model / "law"),)
     settings = LocalSettings(model=for_all(model), adapters=adapters)

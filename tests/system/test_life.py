@@ -166,6 +166,26 @@ def answer_if_any(stack: Stack, question: dict[str, object]) -> dict[str, object
 
 
 @pytest.mark.thorough
+def test_no_call_fails_while_one_of_two_frontends_is_lost(model: Path) -> None:
+    with serving(model, fail_fast=False, frontends=2, spares=0, metrics=True) as stack:
+        [lost, other] = stack.pids("services.frontend")
+        stack.kill("services.frontend", 0)
+        psutil.Process(lost).wait(MAX_S)
+        for _ in range(10):
+            assert stack.complete([5, 6], max_tokens=3, ignore_eos=True)["token_ids"]
+        deadline = time.monotonic() + MAX_BACK_S
+        frontends: set[int] = set()
+        while len(frontends) < 2:
+            assert time.monotonic() < deadline, "".join(stack.output)
+            time.sleep(0.1)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                stack.look_at_tree()
+                frontends = set(stack.pids("services.frontend"))
+        assert other in frontends
+        assert lost not in frontends
+
+
+@pytest.mark.thorough
 def test_a_stop_lets_running_requests_finish_and_refuses_new_ones(healing: Stack) -> None:
     with ThreadPoolExecutor(2) as threads:
         with healing.iterations() as watch:
