@@ -59,13 +59,13 @@ def create_app(api: Api) -> "App":
 
 class App:
     """Routes requests to handlers. If a handler raises an error before the answer has begun, the
-    error becomes the answer, in the dialect of the route."""
+    error becomes the answer, in the form of the route's protocol (its dialect)."""
 
     def __init__(self, api: Api, routes: Sequence[Route]) -> None:
         """Prepares the routes. The first route in `routes` that matches a request answers it."""
         self.routes = [_entry(api, route) for route in routes]
         self._dialects = {route.path: route.dialect for route in routes if route.dialect}
-        """Error dialect of each path, for the paths whose errors do not have the form of OpenAI's
+        """Form of errors (dialect) of each path whose errors do not have the form of OpenAI's
         API."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,9 +114,9 @@ class App:
         raise HTTPException(405, headers={"Allow": ", ".join(others[0].methods or ())})
 
     def _dialect(self, scope: Scope) -> Dialect:
-        """Returns the dialect in which errors of a request are written. If the path is not served,
-        the dialect of a served path above it is used. If there is no such path, the protocol whose
-        version header the request has decides. Otherwise the dialect is OpenAI's."""
+        """Returns the dialect of a request: the form in which its errors are written. For a path
+        that no route serves, this is the dialect of a served path above it, or else of the protocol
+        whose version header the request has, or else OpenAI's."""
         if (route := scope.get("route")) is not None:
             return self._dialects.get(route.path, openai_errors.DIALECT)
         names = {name.decode("latin-1") for name, _ in scope["headers"]}
@@ -126,8 +126,8 @@ class App:
         return openai_errors.DIALECT
 
     def _name_request(self, start: Message, scope: Scope) -> None:
-        """Adds the id of a request to the start of the answer, in the header that the request's
-        dialect uses for ids. If the dialect has no such header, nothing is added."""
+        """Adds the id of a request to the headers of its answer, in the header that the request's
+        dialect uses for ids. Does nothing if the dialect has no such header."""
         call, header = current_call(), self._dialect(scope).id_header
         if call is not None and header:
             start["headers"] = [*start["headers"], (header.encode(), call.shown_id.encode())]

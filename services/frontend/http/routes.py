@@ -213,4 +213,5 @@ def served_routes(
 
 
 ROUTES = served_routes(has_page=False, has_metrics=False)
-"""Routes that every server has, without the page and the metrics."""
+"""Routes that every server has, without the routes of the page, of the metrics and of the
+receipts."""

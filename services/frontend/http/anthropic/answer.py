@@ -10,7 +10,7 @@ from services.frontend.http.protocol.orcinus_note import OrcinusNote
 
 @answer_object
 class AnthropicText(TypedDict):
-    """A text of the model."""
+    """A block of text that the model generated."""
 
     type: Literal["text"]
     """Always `text`."""
@@ -33,7 +33,7 @@ class AnthropicThinking(TypedDict):
 
 @answer_object
 class AnthropicToolUse(TypedDict):
-    """A call of a tool."""
+    """A call of a tool by the model."""
 
     type: Literal["tool_use"]
     """Always `tool_use`."""
@@ -68,7 +68,7 @@ class AnthropicMessage(TypedDict):
     """The answer of POST /v1/messages."""
 
     id: str
-    """`msg_` and the id of the request."""
+    """Id of the message: `msg_` and the id of the request."""
     type: Literal["message"]
     """Always `message`."""
     role: Literal["assistant"]
@@ -84,8 +84,9 @@ class AnthropicMessage(TypedDict):
     usage: AnthropicUsage
     """Numbers of tokens of the prompt and of the answer."""
     orcinus: NotRequired[OrcinusNote]
-    """Whether the values of the answer match their JSON schemas. Present only if a keyword of a
-    schema is not enforced. In a stream the event `message_delta` has this field."""
+    """Whether the JSON in the answer matches its schemas, and the keywords of the schemas that are
+    not enforced. Present only if there is such a keyword. In a stream the event `message_delta` has
+    this field."""
     receipt: NotRequired[dict[str, Any]]
     """Receipt of the answer (`docs/receipts.md`). Present only with `receipt`. In a stream the
     event `message_delta` has this field."""

@@ -1,7 +1,7 @@
 """The blocks of a turn's content in Anthropic's protocol.
 
-Blocks of other types are left out of the prompt, unless text of the user would be lost
-(`unknown_items.py`).
+Blocks of other types are left out of the prompt. If such a block may hold text of the user, the
+request is refused instead (`unknown_items.py`).
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class TextBlock(Block):
     """A block of text."""
 
     type: Literal["text"]
-    """Kind of the block."""
+    """Always `text`."""
     text: str
     """Text of the block; several blocks are joined by line ends."""
     citations: Any = None
@@ -56,7 +56,7 @@ class PlainTextSource(ExactModel):
     """The text of a document."""
 
     type: Literal["text"]
-    """Kind of the source."""
+    """Always `text`."""
     media_type: str | None = None
     """Does nothing: the text is read as plain text."""
     data: str
@@ -72,7 +72,7 @@ class ContentSource(ExactModel):
     """The text of a document, in blocks."""
 
     type: Literal["content"]
-    """Kind of the source."""
+    """Always `content`."""
     content: Text
     """Text of the document, as a text or in blocks."""
 
@@ -83,10 +83,11 @@ class ContentSource(ExactModel):
 
 
 class DocumentBlock(Block):
-    """A document of plain text. Documents of other kinds are refused."""
+    """A document of plain text. Documents of other kinds are refused in a turn of the user, and
+    replaced by a note in the result of a tool."""
 
     type: Literal["document"]
-    """Kind of the block."""
+    """Always `document`."""
     source: Annotated[
         Annotated[PlainTextSource, Tag("text")]
         | Annotated[ContentSource, Tag("content")]
@@ -111,7 +112,7 @@ class SearchResultBlock(Block):
     """A result of a search."""
 
     type: Literal["search_result"]
-    """Kind of the block."""
+    """Always `search_result`."""
     source: str
     """Address of the result."""
     title: str
@@ -131,7 +132,7 @@ class ThinkingBlock(Block):
     """Reasoning of the assistant, which a client sends back unchanged."""
 
     type: Literal["thinking"]
-    """Kind of the block."""
+    """Always `thinking`."""
     thinking: str
     """Reasoning of the assistant before a text or a call."""
     signature: str | None = None
@@ -143,8 +144,8 @@ class RedactedThinkingBlock(Block):
     the prompt."""
 
     type: Literal["redacted_thinking"]
-    """Kind of the block. A block of this kind is left out of the prompt, since only the server that
-    wrote it can read it."""
+    """Always `redacted_thinking`. The block is left out of the prompt, since only the server that
+    wrote the block can read it."""
     data: Any = None
     """Does nothing."""
 
@@ -153,7 +154,7 @@ class CompactionBlock(Block):
     """A summary of earlier turns by the assistant."""
 
     type: Literal["compaction"]
-    """Kind of the block."""
+    """Always `compaction`."""
     content: str | None = None
     """Text of the summary. A block without text is left out of the prompt."""
     encrypted_content: Any = None
@@ -168,7 +169,7 @@ class ToolUseBlock(Block):
     """A call of a tool by the assistant."""
 
     type: Literal["tool_use"]
-    """Kind of the block."""
+    """Always `tool_use`."""
     id: str
     """Id of the call. The block with the call's result repeats the id."""
     name: ToolName
@@ -185,10 +186,10 @@ class ToolReferenceBlock(Block):
     """A tool that a search for tools has found."""
 
     type: Literal["tool_reference"]
-    """Kind of the block."""
+    """Always `tool_reference`."""
     tool_name: str
-    """Name of the tool that was found, which the model reads. The model sees all tools of `tools`
-    from the beginning, also those that no search has found."""
+    """Name of the found tool, which the model reads. The model sees all tools of `tools` from the
+    beginning, even if no search has found them."""
 
     @property
     def text(self) -> str:
@@ -197,8 +198,8 @@ class ToolReferenceBlock(Block):
 
 
 def _tag_of_result_part(part: Mapping[str, Any]) -> str:
-    """Returns the tag of a part of a tool's result. Documents other than plain texts get the tag of
-    parts that are left out."""
+    """Returns the tag of a part of a tool's result whose type alone does not decide: `document` for
+    a document of plain text, else `LEFT_OUT`."""
     source = part.get("source")
     kind = source.get("type") if isinstance(source, Mapping) else None
     is_read = part.get("type") == "document" and kind in ("text", "content")
@@ -222,18 +223,18 @@ ResultParts = TypeAliasType(
 
 
 class ToolResultBlock(Block):
-    """The result of a call."""
+    """The result of a call of a tool."""
 
     type: Literal["tool_result"]
-    """Kind of the block."""
+    """Always `tool_result`."""
     tool_use_id: str
-    """Id of the call, which must be an earlier block."""
+    """Id of the call whose result this is. The call must be an earlier block."""
     content: (
         Annotated[Annotated[str, Tag("text")] | Annotated[ResultParts, Tag("list")], TEXT_OR_LIST]
         | None
     ) = None
     """Result of the call, as a text or in blocks; empty by default. An image, or a block of another
-    type that is not served, is replaced by a note with the type of the block."""
+    unsupported type, is replaced by a note with the type of the block."""
     is_error: bool | None = None
     """Does nothing: the text of the result says what has failed."""
     toolset_name: str | None = None
@@ -249,7 +250,7 @@ class ToolDefinition(ExactModel):
     """A definition of a tool that is not in `tools`."""
 
     type: Literal["tool_definition"]
-    """Kind of the change."""
+    """Always `tool_definition`."""
     definition: MessagesTool
     """Definition of the tool."""
 
@@ -258,32 +259,32 @@ class ReferencedTool(ExactModel):
     """A reference to a tool by its name."""
 
     type: Literal["tool_reference"]
-    """Kind of the change."""
+    """Always `tool_reference`."""
     name: str
     """Name of the tool."""
 
 
 class ToolAdditionBlock(Block):
-    """A tool that the model may call from now on."""
+    """A change of the tools: adds a tool that the model may call."""
 
     type: Literal["tool_addition"]
-    """Kind of the block."""
+    """Always `tool_addition`."""
     tool: Annotated[
         Annotated[ToolDefinition, Tag("definition")]
         | Annotated[ReferencedTool, Tag("reference")]
         | LeftOut,
         by_type({"tool_definition": "definition", "tool_reference": "reference"}, others=LEFT_OUT),
     ]
-    """The tool, or the name of a tool that was removed."""
+    """Definition of the added tool, or a reference to a tool that was removed."""
 
 
 class ToolRemovalBlock(Block):
-    """A tool that the model may not call any more."""
+    """A change of the tools: removes a tool, which the model may no longer call."""
 
     type: Literal["tool_removal"]
-    """Kind of the block."""
+    """Always `tool_removal`."""
     tool: Annotated[
         Annotated[ReferencedTool, Tag("reference")] | LeftOut,
         by_type({"tool_reference": "reference"}, others=LEFT_OUT),
     ]
-    """The name of the tool."""
+    """Reference to the removed tool."""

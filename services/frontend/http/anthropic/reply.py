@@ -98,7 +98,8 @@ class MessagesReply(MessageReply):
         return self._generation.request_id
 
     def _omits(self, item: Item) -> bool:
-        """Returns whether the text of an item is left out."""
+        """Returns whether the answer leaves out the text of an item: that of reasoning with
+        `ThinkingDisplay.OMITTED`."""
         is_reasoning = item.kind is ItemKind.REASONING
         return is_reasoning and self._thinking is ThinkingDisplay.OMITTED
 
@@ -118,8 +119,9 @@ class MessagesReply(MessageReply):
                 }
 
     def _whole_block(self, item: Item, text: str, n_items: int) -> Block:
-        """Returns the block of an item with its whole text. A call whose arguments cannot be read
-        as an object is a block of text. So is a call that the model itself has left incomplete."""
+        """Returns the block of an item with the whole text of the item. A call becomes a block of
+        text if its arguments cannot be read as an object, or if the model stopped before they were
+        complete."""
         block = self._block(item, text)
         if block["type"] != "tool_use":
             return block
@@ -153,8 +155,9 @@ class MessagesReply(MessageReply):
         }
 
     def _stop(self, *, has_calls: bool) -> tuple[StopReason, str | None]:
-        """Returns the reason why the answer ended, and the stop sequence that ended the answer, or
-        None. If a stop sequence ended the answer within a call, the reason is not `tool_use`."""
+        """Returns the reason why the answer ended, and the stop sequence that ended it, or None. If
+        a stop sequence ended the answer within a call, the reason is `stop_sequence`, not
+        `tool_use`."""
         if self._reason is FinishReason.LENGTH:
             return "max_tokens", None
         if has_calls and not self._items.ends_in_call:
@@ -174,8 +177,8 @@ class MessagesReply(MessageReply):
 
 
 _UNSIGNED: dict[ItemKind, Mapping[str, object]] = {ItemKind.REASONING: {"signature": ""}}
-"""Fields whose value in a block that has just begun differs from the complete block, keyed by kind
-of item."""
+"""Fields that have another value at the start of a block than in the complete block, keyed by kind
+of item: a block of reasoning begins with an empty signature."""
 
 
 def _event(name: str, item: Item, fields: Mapping[str, object]) -> Event:

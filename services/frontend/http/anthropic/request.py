@@ -39,7 +39,8 @@ class ThinkingOptions(ExactModel):
     budget_tokens: int | None = None
     """Does nothing."""
     display: str | None = None
-    """With `omitted` the answer has blocks of reasoning without their text."""
+    """`omitted`: the answer has blocks of reasoning without the text of the reasoning. Other values
+    do nothing."""
     block_binding: Any = None
     """Does nothing."""
 
@@ -54,7 +55,7 @@ class JsonSchemaOutput(ExactModel):
 
 
 class OutputConfig(ExactModel):
-    """The effort and the format of the answer."""
+    """The effort of the reasoning and the format of the answer."""
 
     effort: str | None = None
     """Value of the chat template's variable `reasoning_effort`, such as `low` or `high`."""
@@ -94,7 +95,7 @@ class CountBody(UnusedFields, ConversationBody):
     thinking: ThinkingOptions | None = None
     """Whether the model reasons before the answer."""
     output_config: OutputConfig | None = None
-    """Effort and format of the answer."""
+    """Effort of the reasoning and format of the answer."""
     older_format: Annotated[JsonSchemaOutput | None, Field(alias="output_format")] = None
     """Older name of `output_config.format`."""
 
@@ -149,7 +150,8 @@ class MessagesBody(CountBody, GeneratingBody):
 
     @property
     def _format(self) -> tuple[str, JsonSchemaOutput | None]:
-        """Name of the field that sets the format of the answer, and the format."""
+        """Name of the body's field for the format of the answer, and the format, or None if the
+        body has none."""
         if self.output_config is not None and self.output_config.format is not None:
             return "output_config.format", self.output_config.format
         return "output_format", self.older_format

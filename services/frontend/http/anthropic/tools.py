@@ -29,7 +29,7 @@ class CustomTool(ClientTool):
     """A tool that the client runs."""
 
     type: Literal["custom"] | None = None
-    """Kind of the tool; may be left out."""
+    """Always `custom`; may be left out."""
     name: ToolName
     """Name of the tool."""
     description: str | None = None
@@ -115,7 +115,8 @@ MODES: dict[str, Literal["auto", "required", "none"]] = {
 
 
 def tool_choice_of(choice: "Choice | None") -> ToolChoice:
-    """Returns the choice of tools in the form that all protocols share."""
+    """Converts a choice of tools to the form that all protocols share. None becomes the default,
+    with which the model decides."""
     match choice:
         case AnyChoice(type=kind, disable_parallel_tool_use=is_single):
             return ToolChoice(mode=MODES[kind], allows_parallel=not is_single)

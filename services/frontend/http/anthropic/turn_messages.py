@@ -30,8 +30,8 @@ from services.frontend.request.conversation import ChatMessage, EarlierCall
 
 
 def messages_of(turns: Sequence[Turn]) -> Iterator[ChatMessage]:
-    """Yields the messages for the turns. If the last turn is an assistant's turn without text, it
-    is left out, since there is nothing to continue.
+    """Yields the messages that the turns become. If the last turn is the assistant's and has no
+    text, the turn is left out, since there is nothing to continue.
 
     Raises:
         InvalidRequest: a result has the id of no earlier call, or the last turn is an assistant's
@@ -54,8 +54,9 @@ def messages_of(turns: Sequence[Turn]) -> Iterator[ChatMessage]:
 
 
 def tools_after(turns: Sequence[Turn], tools: Mapping[str, ClientTool]) -> dict[str, ClientTool]:
-    """Returns the tools that the model may call after these turns, keyed by their path in the body.
-    Turns can add tools to `tools` and remove tools."""
+    """Returns the tools that the model may call after the turns, keyed by path in the body. These
+    are the tools of the body's field `tools`, changed by the blocks of the turns that add and
+    remove tools."""
     defined: dict[str, tuple[str, ClientTool]] = {}
     removed: set[str] = set()
     for index, turn in enumerate(turns):
@@ -140,7 +141,8 @@ def _user_messages(turn: UserTurn, call_ids: set[str], field: str) -> Iterator[C
 
 
 def _system_messages(turn: SystemTurn) -> Iterator[ChatMessage]:
-    """Yields the message of a turn of the system, if the turn has text."""
+    """Yields the message that a turn of the system becomes. Yields nothing if the turn is a list of
+    blocks without text."""
     if isinstance(turn.content, str):
         yield ChatMessage("system", turn.content)
         return
