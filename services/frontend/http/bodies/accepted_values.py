@@ -1,5 +1,5 @@
-"""Fields of a body that the server knows but does not serve. Such a field is accepted only with a
-value that changes nothing."""
+"""Fields of a body that the server knows but does not support. Such a field is accepted only with a
+value that has no effect."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +10,9 @@ from pydantic_core import core_schema
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """Annotation of a field that accepts only None and values that change nothing. The annotation
-    is checked before the type of the field: a value that is refused anyway may be long, and
-    checking its type would look at each item."""
+    """Annotation of a field that accepts only None and values that have no effect. The value is
+    checked before its type is: a refused value may be a long list, and checking its type would look
+    at each item."""
 
     neutral: tuple[object, ...]
 
@@ -37,5 +37,5 @@ class Only:
 
 
 def only(*neutral: object) -> Only:
-    """Returns the annotation of a field whose only accepted values are None and the given ones."""
+    """Returns the annotation of a field that accepts only None and the values `neutral`."""
     return Only(neutral)

@@ -1,7 +1,7 @@
-"""Fields that official clients send of their own accord, and that change nothing here. The fields
-are read and ignored. They are named neither in answers nor in the log, and are accepted even if the
-server refuses unknown fields, since users cannot stop their clients from sending them. Fields that
-the bodies themselves declare are not in the list."""
+"""Fields that official clients send by themselves, and that have no effect here. The server ignores
+these fields. It names them neither in answers nor in the log, and accepts them even if it refuses
+unknown fields, since users cannot stop their clients from sending them. Fields that the models of
+bodies declare are not in the list."""
 
 from collections.abc import Mapping
 
@@ -88,7 +88,7 @@ FIELDS_OF_CLIENTS: Mapping[str, tuple[str, ...]] = {
     "LiteLLM": ("litellm_metadata", "messages.thinking_blocks"),
 }
 """Paths of the ignored fields, keyed by the client that sends them. Paths leave out positions in
-lists."""
+lists: `messages.id`."""
 
 CLIENT_FIELDS = frozenset(path for paths in FIELDS_OF_CLIENTS.values() for path in paths)
 """Paths of the ignored fields of all clients."""

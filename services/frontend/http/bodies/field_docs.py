@@ -16,8 +16,8 @@ from pathlib import Path
 
 
 def field_docs(kind: type) -> Mapping[str, str]:
-    """Returns the descriptions of the fields that a class declares itself, keyed by the name of the
-    field."""
+    """Returns the docstrings of the fields that a class itself declares, keyed by the name of the
+    field. Inherited fields are left out, and line ends become spaces."""
     file = sys.modules[kind.__module__].__file__
     return {} if file is None else _of_module(file).get(kind.__name__, {})
 

@@ -1,8 +1,8 @@
 """Objects of several kinds in one field of a body. A field of the object, such as `type`, names the
 kind and so chooses the model.
 
-The error for an object of a kind that is not served names the kind. Without this module, the error
-would name a field that is missing for another kind.
+The error for an object of an unsupported kind names the kind. The error of a plain union would name
+a field that another kind requires.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH
 
 class ExactModel(BaseModel):
     """Base class of the objects in a body. Values are not converted to the type of the field.
-    Unknown fields are forbidden here, since the reader of bodies removes unknown fields."""
+    Unknown fields are forbidden, except in `parse_body`, which accepts and then removes them."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -27,7 +27,7 @@ def _refuse(name: str) -> str:
 
 
 class Unknown(ExactModel):
-    """Base class of objects of a kind that is not served."""
+    """Base class of objects of a kind that the server does not support."""
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -37,13 +37,14 @@ class Unknown(ExactModel):
 
 
 class UnknownKind(Unknown):
-    """An object of a type that is not served. Reading such an object raises an error."""
+    """An object of a type that the server does not support. Reading such an object raises an
+    error."""
 
     type: Annotated[str, AfterValidator(_refuse)]
 
 
 class LeftOutItem(Unknown):
-    """An item of a list that has a type which is not served. The item is left out of the prompt,
+    """An item of a list whose type the server does not support. The item is left out of the prompt,
     and the reader of bodies reports it like an unknown field."""
 
     type: str

@@ -33,13 +33,13 @@ TOKEN_NAME = "^(0|[1-9][0-9]{0,8})$"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Within:
-    """Annotation of a field whose values are limited by the keywords of a JSON schema. The limits
-    do not apply to null."""
+    """Annotation that adds keywords of a JSON schema, such as `minimum`, to the documentation of a
+    field. The keywords do not apply to null."""
 
     keywords: Mapping[str, Any]
     option: str | None = None
-    """Name of the option of `SamplingParams` for which the field stands. The description of the
-    field is the description of the option."""
+    """Name of the option of `SamplingParams` that the field sets, or None. The field gets the
+    description of the option."""
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler

@@ -16,7 +16,7 @@ from services.frontend.http.bodies.whole_numbers import MAX_READINGS, make_whole
 Body = TypeVar("Body", bound=BaseModel)
 
 MAX_UNKNOWN = 16
-"""Largest number of unknown fields and items of a body that are reported."""
+"""Largest number of unknown fields and left-out items of one body that are reported."""
 
 OnUnknown = Callable[[tuple[str, ...]], None]
 """Type of a function that takes the paths of a body's unknown fields and of items that are left
@@ -30,7 +30,8 @@ def parse_body(kind: type[Body], data: bytes, on_unknown: OnUnknown = lambda _: 
     may raise an error.
 
     Raises:
-        InvalidRequest: the body is not JSON in UTF-8, or a field is missing or of the wrong type.
+        InvalidRequest: the body is not a JSON object in UTF-8, or a field is missing
+        or of the wrong type.
     """
     try:
         value = pydantic_core.from_json(data)
@@ -73,8 +74,8 @@ def _take_unknown(value: object, path: str, found: dict[str, None]) -> None:
 
 
 def _note(names: Iterable[str], path: str, found: dict[str, None]) -> None:
-    """Adds the path of each name, which lies below `path`, to `found`, up to `MAX_UNKNOWN` paths in
-    all."""
+    """Adds `path` followed by each name to `found`. Leaves out paths in `CLIENT_FIELDS`, and adds
+    nothing once `found` has `MAX_UNKNOWN` paths."""
     paths = (f"{path}{name[:MAX_NAME_LENGTH]}" for name in names)
     for unknown in islice((one for one in paths if one not in CLIENT_FIELDS), MAX_UNKNOWN):
         if len(found) < MAX_UNKNOWN:

@@ -27,8 +27,8 @@ KINDS = {
     "literal_error": "{expected}",
     "enum": "{expected}",
 }
-"""Maps each type of pydantic's errors to a description of the value that the field must have. If a
-field allows several types, pydantic reports an error for each type."""
+"""Maps the types of pydantic's errors that concern the type of a value to descriptions of the
+values that are allowed."""
 
 SENTENCES = {
     "missing": "must be given",
@@ -45,7 +45,8 @@ SENTENCES = {
     "union_tag_invalid": "must have one of the types {expected_tags}",
     "union_tag_not_found": "must be an object with a type",
 }
-"""Message for each type of pydantic's errors that does not concern the type of the value."""
+"""Maps the types of pydantic's errors that do not concern the type of a value to messages. Names in
+braces are replaced by values from the context of the error."""
 
 OTHER = "is of a wrong type"
 
@@ -95,8 +96,9 @@ def places_of(
 ) -> tuple[int | str, ...]:
     """Returns the names of fields and the positions in lists that lead to a value of the body.
 
-    Pydantic puts the names of union members between the names of fields. Only names that exist in
-    the body are kept. With `is_missing`, the last name is kept even if the body lacks it.
+    `location` is the location in an error of pydantic, which has names of union members between the
+    names of fields. Only names that exist in the body are kept. With `is_missing`, the last name is
+    kept even if the body lacks it.
     """
     path: list[int | str] = []
     value = body

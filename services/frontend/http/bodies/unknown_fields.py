@@ -38,8 +38,8 @@ class UnknownFields:
         self._logged: set[str] = set()
 
     def found(self, request: Request, paths: tuple[str, ...]) -> None:
-        """Logs the unknown fields of a request's body, and stores the names with the request, for
-        `mark`.
+        """Logs the unknown fields of a request's body, and stores their names in the request's
+        scope, where `mark` finds them.
 
         Raises:
             InvalidRequest: unknown fields are refused.

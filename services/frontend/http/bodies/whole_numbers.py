@@ -1,6 +1,6 @@
-"""Whole numbers that clients write with a fraction of zero: `3.0` is an integer in JSON Schema.
-Bodies are read strictly, so that such a number is an error at first. If pydantic reports that the
-field needs an integer, the number is replaced by an integer, and the body is read again."""
+"""Accepts whole numbers that clients write with a fraction of zero: `3.0` is an integer in JSON
+Schema. Pydantic reads bodies strictly and reports an error for such a number. The number is then
+replaced by an integer, and the body is read again."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ ERRORS = ("int_type", "int_from_float")
 """Types of the errors that pydantic reports where a value is not an integer."""
 
 MAX_WHOLE = 2.0**63
-"""Smallest size of a number that stays a float. Smaller floats with a fraction of zero are replaced
-by integers."""
+"""Floats of at least this absolute value are not replaced by integers, even if their fraction is
+zero."""
 
 MAX_READINGS = 8
 """Largest number of times that a body is read. After each reading, all floats in a list with an

@@ -57,7 +57,8 @@ def schema_of(kind: type) -> dict[str, str]:
 
 
 def error_name(status: int, dialect: Dialect) -> str:
-    """Returns the name of the error response for a status."""
+    """Returns the name of the error response for a status: the prefix of the dialect, `Error` and
+    the status."""
     return f"{dialect.prefix}Error{status}"
 
 

@@ -61,8 +61,9 @@ def document(
 
 @cache
 def _schemas(routes: tuple[Route, ...], *, refuses_unknown: bool) -> Schemas:
-    """Returns the schemas of all bodies and answers. The schemas take long to make, so the result
-    is cached and must not be changed."""
+    """Returns the schemas of all bodies and answers of the routes, keyed by name. If
+    `refuses_unknown` is false, the schemas of bodies allow additional fields. The schemas take long
+    to make, so the result is cached and must not be changed."""
     schemas = _schemas_of(route.body for route in routes)
     if not refuses_unknown:
         for schema in schemas.values():

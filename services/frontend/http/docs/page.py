@@ -1,4 +1,4 @@
-"""Renders the OpenAPI document as a page: one HTML text without scripts, made once at start.
+"""Renders the OpenAPI document as a page: one HTML text without scripts.
 
 The pages of well-known tools load megabytes of JavaScript from other servers. This page loads
 nothing, and a content security policy forbids the browser to load anything.
@@ -43,7 +43,7 @@ _BOUNDS = {
 
 
 def render(document: dict[str, Any]) -> str:
-    """Returns the page of an OpenAPI document."""
+    """Returns the HTML page that shows an OpenAPI document."""
     info = document["info"]
     title = escape(f"{info['title']} API")
     paths = "".join(
@@ -100,8 +100,9 @@ def _schema(name: str, schema: dict[str, Any]) -> str:
 
 
 def schema_table(schema: dict[str, Any]) -> str:
-    """Returns a table of a schema's fields, or its type if it has none, in HTML. Required fields
-    have a star, and types that have a name link to the anchor of that name."""
+    """Returns a table of a schema's fields in HTML, or the type of the schema if the schema has no
+    fields. Required fields have a star, and types that have a name link to the anchor of that
+    name."""
     required = schema.get("required", ())
     rows = [
         (
