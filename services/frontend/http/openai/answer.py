@@ -110,7 +110,7 @@ class Completion(TypedDict):
     With `include_usage` the last chunk has the usage and no choices."""
 
     id: str
-    """`cmpl-` and the id of the request."""
+    """Id of the completion: `cmpl-` and the id of the request."""
     object: Literal["text_completion"]
     """Always `text_completion`."""
     created: int
@@ -122,11 +122,12 @@ class Completion(TypedDict):
     usage: NotRequired[Usage | None]
     """Numbers of tokens of the prompts and of the answers."""
     seed: NotRequired[int]
-    """Seed of the request: the client's, or one that the server drew at random. In a stream, only
-    the first chunk has the seed."""
+    """Seed of the request: the client's seed, or a random one that the server chose. In a stream,
+    only the first chunk has the seed."""
     orcinus: NotRequired[OrcinusNote]
-    """Whether the values of the answer match their JSON schemas. Present only if a keyword of a
-    schema is not enforced. In a stream, the chunk that ends an answer has this field."""
+    """Whether the JSON in the answer matches its schemas, and the keywords of the schemas that are
+    not enforced. Present only if there is such a keyword. In a stream, the chunk that ends an
+    answer has this field."""
 
 
 @answer_object
@@ -201,7 +202,7 @@ class ChatCompletion(TypedDict):
     """The answers to POST /v1/chat/completions."""
 
     id: str
-    """`chatcmpl-` and the id of the request."""
+    """Id of the answers: `chatcmpl-` and the id of the request."""
     object: Literal["chat.completion"]
     """Always `chat.completion`."""
     created: int
@@ -218,8 +219,8 @@ class ChatCompletion(TypedDict):
     """Log-probabilities of the prompt: for each token an object of `PromptLogprob` keyed by token
     id, and null for the first token. Present only with `prompt_logprobs`."""
     orcinus: NotRequired[OrcinusNote]
-    """Whether the values of the answer match their JSON schemas. Present only if a keyword of a
-    schema is not enforced."""
+    """Whether the JSON in the answer matches its schemas, and the keywords of the schemas that are
+    not enforced. Present only if there is such a keyword."""
 
 
 @answer_object
@@ -290,7 +291,7 @@ class ChatChunk(TypedDict):
     the usage and no choices."""
 
     id: str
-    """`chatcmpl-` and the id of the request."""
+    """Id of the answers: `chatcmpl-` and the id of the request."""
     object: Literal["chat.completion.chunk"]
     """Always `chat.completion.chunk`."""
     created: int
@@ -303,8 +304,9 @@ class ChatChunk(TypedDict):
     """Numbers of tokens of the prompts and of the answers, with `include_usage`. Only the last
     chunk has the numbers, and other chunks have null, unless `continuous_usage_stats` is true."""
     seed: NotRequired[int]
-    """Seed of the request: the client's, or one that the server drew at random. Present only in the
-    first chunk."""
+    """Seed of the request: the client's seed, or a random one that the server chose. Present only
+    in the first chunk."""
     orcinus: NotRequired[OrcinusNote]
-    """Whether the values of the answer match their JSON schemas. Present only if a keyword of a
-    schema is not enforced, in the chunk that ends an answer."""
+    """Whether the JSON in the answer matches its schemas, and the keywords of the schemas that are
+    not enforced. Present only if there is such a keyword. Only the chunk that ends an answer has
+    this field."""

@@ -1,6 +1,6 @@
 """A message of a conversation, as clients of OpenAI and of other servers send it. Clients send an
-assistant's message back with all fields that some server wrote into it. Unknown fields are
-therefore ignored, and named in a header of the answer and in the log."""
+assistant's message back with all fields that the server which wrote the message had added. Unknown
+fields are therefore ignored, and named in a header of the answer and in the log."""
 
 from typing import Annotated, Any, Literal
 
@@ -32,7 +32,7 @@ class ContentPart(ExactModel):
     """A text as a part of a message's content."""
 
     type: Literal["text"]
-    """Kind of the part."""
+    """Always `text`."""
     text: str
     """Text of the part; several parts are joined by line ends."""
 
@@ -62,8 +62,8 @@ MadeContentParts = TypeAliasType(
 MadeContent = Annotated[
     Annotated[str, Tag("text")] | Annotated[MadeContentParts, Tag("list")], TEXT_OR_LIST
 ]
-"""A text of a model or a tool, whole or in parts. Parts of other types are left out, since they
-hold no text of the user."""
+"""Type of a text that a model or a tool has written: one string or a list of parts. Parts of
+unsupported types are left out, since they hold no text of the user."""
 
 
 class AssistantFunction(ExactModel):
@@ -81,12 +81,12 @@ class AssistantCall(ExactModel):
     id: str | None = None
     """Id of the call."""
     type: Literal["function"] | None = None
-    """Kind of the call."""
+    """Always `function`; may be left out."""
     function: AssistantFunction
     """The called function and the arguments."""
 
     def to_call(self) -> EarlierCall:
-        """Returns the call."""
+        """Returns the call in the form that all protocols share."""
         arguments = self.function.arguments
         if isinstance(arguments, dict):
             arguments = json_text(arguments)
@@ -111,7 +111,7 @@ class MessageFields(ExactModel):
     tool_calls: AssistantCalls | None = None
     """Calls that the assistant made in this turn, in their order."""
     tool_call_id: str | None = None
-    """Id of the call whose result this turn is."""
+    """Id of the call whose result this message is."""
     reasoning_content: str | None = None
     """Reasoning of the assistant before the text of the message."""
     reasoning: str | None = None
@@ -121,14 +121,14 @@ class MessageFields(ExactModel):
     provider_specific_fields: Any = None
     """Does nothing: clients send the field back with messages of the assistant."""
     audio: Annotated[dict[str, Any] | None, only()] = None
-    """Not served."""
+    """Not supported: must be null."""
     function_call: AssistantFunction | None = None
     """OpenAI's older form of `tool_calls`, which can have only one call. The result of the call is
     in the next message, which has the role `function`."""
 
     def with_content(self, content: str | None) -> ChatMessage:
-        """Returns the turn with a content, in the form that chat templates read. A message of the
-        older role `function` becomes one of the role `tool`."""
+        """Returns the message in the form that chat templates read, with `content`, or with the
+        refusal if `content` is None. The older role `function` becomes `tool`."""
         is_function = self.role == "function"
         return ChatMessage(
             "tool" if is_function else self.role,
@@ -152,16 +152,17 @@ MADE_ROLES = ("assistant", "tool", "function")
 
 
 class AskedMessage(MessageFields):
-    """A turn of the user, of the system, or of another role."""
+    """A message of the user, of the system, or of another role that neither a model nor a tool
+    has."""
 
     role: Annotated[str, Field(json_schema_extra={"not": {"enum": list(MADE_ROLES)}})]
-    """Role of the speaker, one that the chat template knows. `developer` is read as `system` if the
-    template does not know `developer`."""
+    """Role of the speaker. The chat template must support the role. `developer` is read as `system`
+    if the template does not support `developer`."""
     content: Content
-    """Content of the message, as a text or in parts. A note stands in the place of a picture."""
+    """Content of the message, as a text or in parts. A picture is replaced by a note."""
 
     def to_message(self) -> ChatMessage:
-        """Returns the turn in the form that chat templates read."""
+        """Returns the message in the form that chat templates read."""
         return self.with_content(joined(self.content))
 
 
@@ -172,19 +173,19 @@ def _check_content(content: object, message: ValidationInfo) -> object:
 
 
 class MadeMessage(MessageFields):
-    """A turn of the assistant, or the result of a tool."""
+    """A message of the assistant, or the result of a tool."""
 
     role: Literal["assistant", "tool", "function"]
     """`assistant`, `tool`, or OpenAI's older spelling `function` of `tool`."""
     content: Annotated[
         MadeContent | None, AfterValidator(_check_content), Field(validate_default=True)
     ] = None
-    """Content of the message, as a text or in parts. Parts of other types are left out; in the
-    result of a tool, a note stands in their place. An assistant's message may have null or no
-    content."""
+    """Content of the message, as a text or in parts. A picture is replaced by a note. Other parts
+    that are no text are left out of an assistant's message, and replaced by a note in the result of
+    a tool. An assistant's message may have null or no content."""
 
     def to_message(self) -> ChatMessage:
-        """Returns the turn in the form that chat templates read."""
+        """Returns the message in the form that chat templates read."""
         if self.content is None:
             return self.with_content(None)
         is_result = self.role != "assistant"

@@ -46,7 +46,8 @@ class ChatReply(GenerationReply):
         super().__init__(generation, options)
         self._readers: dict[int, MessageReader] = {}
         self._sources: dict[int, TextLogprobs] = {}
-        """Log-probabilities of the contents of answers, by the index of the answer."""
+        """Finds the log-probabilities of the content of each answer, keyed by the index of the
+        answer."""
         self._thought_starts: dict[int, bytes] = {}  # start of chunks with only reasoning, by index
 
     def text_event(self, index: int, text: str) -> Event | None:
@@ -62,7 +63,8 @@ class ChatReply(GenerationReply):
         return self._text_chunk(self._words_start(index, words), words.text)
 
     def _words_start(self, index: int, words: Words) -> bytes:
-        """Returns the start of a chunk that has only new text or only new reasoning."""
+        """Returns the beginning of an event whose chunk has only new text or only new reasoning, up
+        to that text."""
         if not words.is_reasoning:
             return self._text_starts[index]
         start = self._thought_starts.get(index)
@@ -71,7 +73,8 @@ class ChatReply(GenerationReply):
         return start
 
     def _delta_event(self, index: int, new: MessageDelta, reader: MessageReader) -> Event:
-        """Returns the event of a chunk in the middle of an answer."""
+        """Returns the event of a chunk that adds `new` in the middle of an answer. The event has no
+        id, and the chunk no log-probabilities."""
         choice = self._chunk_choice(Piece(index), _delta(new), reader)
         return framed(b"%b[%b]%b" % (self._chunk_start, to_json(choice), self._chunk_end))
 
@@ -143,9 +146,9 @@ class ChatReply(GenerationReply):
     def _logprobs(
         self, piece: Piece, said: MessageDelta, reader: MessageReader
     ) -> ChatLogprobs | None:
-        """Returns the log-probabilities of what a piece adds to the content, or None if it adds no
-        tokens. If the client sees all tokens of the answer, or if the format of the answer is not
-        known, all tokens count as content."""
+        """Returns the log-probabilities of the tokens that a piece adds to the content. Returns
+        None if the piece adds none, or if the request has no `logprobs`. If the client sees all
+        tokens of the answer, or if the whole answer is content, all tokens count as content."""
         scores, generation = piece.scores, self._generation
         if not self._wants_logprobs:
             return None
@@ -193,8 +196,8 @@ class ChatReply(GenerationReply):
         return self._mode(index) in ("named", "required")
 
     def _mode(self, index: int) -> str:
-        """Returns the mode of the tool choice, which says whether the answer `index` must have a
-        call."""
+        """Returns the mode of the tool choice of the answer `index`, such as `auto` or `required`.
+        Returns `none` if the prompt is not a conversation."""
         prompt = self._generation.prompt_of(index).prompt
         return prompt.tool_choice.mode if isinstance(prompt, Conversation) else "none"
 

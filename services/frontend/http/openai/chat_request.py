@@ -30,19 +30,19 @@ class ChatBody(ToolFields, GenerationBody):
     top_logprobs: Annotated[int | None, N_LOGPROBS] = None
     """Number of the most likely tokens to show at each position; only with `logprobs`."""
     functions: Annotated[list[Any] | None, only([])] = None
-    """OpenAI's older spelling of tools; not served."""
+    """OpenAI's older form of `tools`. Not supported: must be empty or null."""
     function_call: Annotated[str | dict[str, Any] | None, only("none", "auto")] = None
-    """OpenAI's older spelling of `tool_choice`; not served."""
+    """OpenAI's older form of `tool_choice`. Does nothing: must be `none`, `auto` or null."""
     modalities: Annotated[list[str] | None, only(["text"])] = None
-    """Kinds of output. Only `text` is served."""
+    """Kinds of output. Only `text` is supported."""
     audio: Annotated[dict[str, Any] | None, only()] = None
-    """Not served."""
+    """Not supported: must be null."""
     prediction: Annotated[dict[str, Any] | None, only()] = None
-    """Not served."""
+    """Not supported: must be null."""
     echo: Annotated[bool | None, only(False)] = None
-    """Not served for conversations."""
+    """Not supported for conversations: must be false or null."""
     web_search_options: Annotated[dict[str, Any] | None, only()] = None
-    """Not served."""
+    """Not supported: must be null."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat template, such as `{"enable_thinking": false}`; 16 KiB of JSON at
     most. `messages`, `tools` and `add_generation_prompt` cannot be set here, since the body has a

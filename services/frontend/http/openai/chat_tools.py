@@ -55,7 +55,8 @@ class NamedFunction(ExactModel):
 
 
 class NamedTool(ExactModel):
-    """The tool that must be called."""
+    """A reference to a tool by name. If it is the value of `tool_choice`, the model must call the
+    tool."""
 
     type: ToolType
     """Kind of the tool; only `function`."""

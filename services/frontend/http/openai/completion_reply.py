@@ -57,8 +57,8 @@ class CompletionReply(GenerationReply):
 
     def _logprobs(self, piece: Piece, *, is_first: bool) -> CompletionLogprobs | None:
         """Returns the log-probabilities of the tokens of a piece, or None if the piece has no
-        tokens. If the piece begins with the prompt, the log-probabilities of the prompt come
-        first."""
+        tokens. With `echo`, the log-probabilities of the prompt come first in the first piece of an
+        answer (`is_first`)."""
         generation, index = self._generation, piece.index
         columns = CompletionColumns(self._token_names, generation.options.n_logprobs or 0)
         if self._options.echo and is_first:

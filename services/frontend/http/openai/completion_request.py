@@ -28,7 +28,8 @@ PromptOrPrompts = (
 
 def _prompts_of(value: object) -> tuple[Prompt, ...]:
     """Returns the prompts in a value, which is a text, a list of texts, a list of tokens or a list
-    of lists of tokens."""
+    of lists of tokens. Raises ValueError if the value is none of these, or if there are too many
+    prompts."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list):
@@ -44,8 +45,8 @@ def _prompts_of(value: object) -> tuple[Prompt, ...]:
 
 
 def _are_tokens(items: list[Any]) -> bool:
-    """Returns whether all items are whole numbers. Floats with a fraction of zero, such as 3.0, are
-    whole numbers."""
+    """Returns whether all items are whole numbers. A float with a fraction of zero, such as 3.0, is
+    a whole number; true and false are not."""
     kinds = set(map(type, items))  # fast for a million items
     if kinds <= {int}:  # excludes bool
         return True
@@ -62,7 +63,7 @@ class CompletionBody(GenerationBody):
     prompt: Annotated[
         tuple[Prompt, ...], PlainValidator(_prompts_of, json_schema_input_type=PromptOrPrompts)
     ]
-    """The prompt or prompts to continue. Each prompt has answers of its own."""
+    """The prompt or prompts to continue. Each prompt gets `n` answers."""
     max_tokens: Annotated[int | None, between(MAX_TOKENS_OF_TEXT)] = None
     """Largest number of tokens to generate, 16 by default. If the prompt leaves less room in the
     model's context, the number is lowered to that room."""
@@ -70,13 +71,13 @@ class CompletionBody(GenerationBody):
     """Whether to begin each answer with the prompt."""
     logprobs: Annotated[int | None, N_LOGPROBS] = None
     """Number of the most likely tokens to show at each position. The answer then also has the
-    log-probability of each token. With `echo`, the tokens of the prompt are included. A stop text
-    that is cut off has none, unless `return_token_ids` shows the tokens."""
+    log-probability of each token. With `echo`, the tokens of the prompt are included. The tokens of
+    a stop text that is cut off have no log-probabilities, unless `return_token_ids` is true."""
     best_of: Annotated[int | None, N_ANSWERS] = None
     """Number of answers to generate for each prompt, at least `n`. The reply has only the best `n`
     of the answers, best first. With `stream`, a number larger than `n` is refused."""
     suffix: Annotated[str | None, only("")] = None
-    """Not served."""
+    """Not supported: must be empty or null."""
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:

@@ -31,7 +31,8 @@ class AnswerPosition:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parses one mark of an id. The form of the mark must have been checked."""
+        """Parses the mark of one answer in an event's id, such as `12`, `7f` or `-`. The caller
+        must have checked the form of the mark."""
         if text == "-":
             return cls()
         return cls(True, int(text.removesuffix("f")), text.endswith("f"))

@@ -50,7 +50,8 @@ class CompletionColumns:
             self._tops.append(top)
 
     def add_offsets(self, offsets: Sequence[int], *, start: int) -> None:
-        """Adds the positions in the text at which tokens begin, counted from `start`."""
+        """Adds the positions, in characters, at which tokens begin in the text. `offsets` are
+        counted from the position `start`."""
         self._offsets += [start + offset for offset in offsets]
 
     def to_answer(self) -> CompletionLogprobs:
@@ -66,9 +67,10 @@ class CompletionColumns:
 def prompt_logprobs(
     texts: TokenTexts, token_ids: Sequence[int], logprobs: Logprobs | None, *, n_top: int
 ) -> PromptLogprobs:
-    """Returns the list `prompt_logprobs` in vLLM's form. The list has an object keyed by token id
-    for each token of the prompt, but null for the first token. The object also has the `n_top` most
-    likely tokens."""
+    """Returns the list `prompt_logprobs` in vLLM's form: null for the first token of the prompt,
+    and for each other token an object keyed by token id. The object has the token itself and the
+    `n_top` most likely tokens at its position. If `logprobs` is None, the list has only the
+    null."""
     listed: PromptLogprobs = [None]
     for place, token_id in enumerate(token_ids[1:]):
         if logprobs is None:

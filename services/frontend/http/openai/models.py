@@ -17,10 +17,10 @@ from services.frontend.models.served_model import ServedModel
 
 @answer_object
 class Model(TypedDict):
-    """A model that is served."""
+    """A name of a model, or an adapter, that requests may use."""
 
     id: str
-    """Name of the model."""
+    """Name of the model or of the adapter."""
     object: Literal["model"]
     """Always `model`."""
     created: int
@@ -28,15 +28,15 @@ class Model(TypedDict):
     owned_by: str
     """Always `orcinus`."""
     parent: NotRequired[str]
-    """Name of the model that an adapter changes. Left out for models."""
+    """Name of the model that the adapter changes. Left out for a model."""
     max_model_len: NotRequired[int]
-    """Largest number of tokens of a prompt and its output together. Left out before the model was
-    first served."""
+    """Largest number of tokens of a prompt and its output together. Left out until the model is
+    served for the first time."""
     state: ModelState
     """`serving`: requests to the model get tokens. `asleep`: no pipeline serves the model, and the
-    first request starts one. `starting`: one is being started because of a request, or none has
-    served the model since this server started. `unavailable`: the pipeline of the model was lost.
-    Requests to a model that is not `serving` wait for a pipeline for a while."""
+    first request starts one. `starting`: a pipeline is being started because of a request, or no
+    pipeline has served the model since this server started. `unavailable`: the pipeline of the
+    model was lost. Requests to a model that is not `serving` wait for a pipeline for a while."""
 
 
 @answer_object

@@ -108,17 +108,17 @@ class StructuredOutputs(ExactModel):
     regex: str | None = None
     """A regular expression in Rust's syntax, which the whole output must match."""
     choice: Choices | None = None
-    """Texts that the output may be. The output is exactly one of them."""
+    """Allowed texts: the output is exactly one of them."""
     grammar: GrammarText | None = None
     """A grammar in llguidance's dialect of Lark, or in GBNF."""
     structural_tag: Annotated[str | None, only()] = None
-    """Not served."""
+    """Not supported: must be null."""
     whitespace_pattern: Annotated[str | None, only()] = None
-    """Not served."""
+    """Not supported: must be null."""
     disable_any_whitespace: Annotated[bool | None, only(False)] = None
-    """Not served."""
+    """Not supported: must be false or null."""
     disable_additional_properties: Annotated[bool | None, only(False)] = None
-    """Not served."""
+    """Not supported: must be false or null."""
 
 
 class OutputFormatFields(ExactModel):
@@ -133,7 +133,7 @@ class OutputFormatFields(ExactModel):
     guided_regex: str | None = None
     """vLLM's older spelling: a regular expression in Rust's syntax."""
     guided_choice: Choices | None = None
-    """vLLM's older spelling: texts that the output may be. The output is exactly one of them."""
+    """vLLM's older spelling: allowed texts, of which the output is exactly one."""
     guided_grammar: GrammarText | None = None
     """vLLM's older spelling: a grammar in llguidance's dialect of Lark, or in GBNF."""
     json_schema: SchemaText | None = None
@@ -144,7 +144,7 @@ class OutputFormatFields(ExactModel):
     """SGLang's spelling: a grammar in llguidance's dialect of Lark, or in GBNF."""
 
     def output_format(self) -> OutputFormat:
-        """Returns the format that the body asks for.
+        """Returns the format that the body asks for, or `NO_FORMAT` if no field asks for one.
 
         Raises:
             InvalidRequest: two fields ask for formats, or no grammar can be made of the format.

@@ -1,9 +1,9 @@
 """The common part of the replies to completions and to chats, both whole and as chunks of a stream.
 
 The first chunk of a stream has the seed of the request. A stream that shows tokens can be resumed:
-the events have ids, and a resumed stream sends only what the client lacks of each answer. Other
-streams have no ids, since popular clients, such as vLLM's benchmark, fail at any line that does not
-begin with `data:`.
+the events have ids, and a resumed stream sends only the parts of each answer that the client has
+not received. Other streams have no ids, since popular clients, such as vLLM's benchmark, fail at
+any line that does not begin with `data:`.
 """
 
 from abc import abstractmethod
@@ -155,7 +155,7 @@ class GenerationReply(Reply):
 
     @abstractmethod
     def _whole_choice(self, piece: Piece) -> Choice:
-        """Returns the choice of a complete answer."""
+        """Returns a complete answer in the form of an item of `choices`."""
 
     def _after_usage(self, pieces: Sequence[Piece]) -> Mapping[str, object]:
         """Returns the fields that follow the usage in a whole reply."""
@@ -188,7 +188,8 @@ class GenerationReply(Reply):
         return tuple(self._generation.prompt_of(index).token_ids)
 
     def _prompt_logprobs(self, piece: Piece, n_top: int) -> PromptLogprobs:
-        """Returns the prompt's log-probabilities as vLLM shows them, with `n_top` alternatives."""
+        """Returns the prompt's log-probabilities in vLLM's form, with the `n_top` most likely
+        tokens at each position."""
         return logprobs.prompt_logprobs(
             self._generation.token_texts,
             self._generation.prompt_of(piece.index).token_ids,

@@ -2,7 +2,7 @@
 
 The body has a field for each option of `SamplingParams`, and null means the default. Types are
 checked here. Ranges are checked by `GenerationRequest`, for all protocols. A field that the server
-knows but does not serve is accepted only with a value that changes nothing. Extensions of OpenAI's
+knows but does not support is accepted only with a value that has no effect. Extensions of OpenAI's
 API are spelled as in other servers.
 """
 
@@ -82,11 +82,12 @@ class StreamOptions(ExactModel):
     continuous_usage_stats: bool | None = None
     """Whether to add the usage so far to every chunk; only with `include_usage`."""
     include_obfuscation: Annotated[bool | None, only(False)] = None
-    """Not served."""
+    """Not supported: must be false or null."""
 
 
 def _biases_of(value: object) -> tuple[tuple[int, float], ...]:
-    """Returns pairs of a token and its bias. `value` must be an object whose keys are token ids."""
+    """Returns pairs of a token id and its bias. Raises ValueError if `value` is not an object whose
+    keys are token ids and whose values are numbers, or if the object has too many items."""
     if not isinstance(value, dict):
         raise ValueError("must be an object of tokens and numbers")
     if len(value) > MAX_BIASES:
@@ -185,7 +186,7 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
     bad_words: BadWords | None = None
     """Texts that are never generated, with or without a space in front, as in vLLM. Only the last
     token of a text is banned, at the positions where it would complete the text. Tokens of the
-    prompt do not count. All texts together may have 16384 characters."""
+    prompt do not count. All texts together may have at most 16384 characters."""
     return_tokens_as_token_ids: bool | None = None
     """Whether `logprobs` names a token by its number, such as `token_id:17`, so that tokens with
     equal texts are told apart. `bytes` still has the bytes of the text."""
@@ -202,11 +203,11 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
     has the log-probability of each token of the prompt but the first. Not served with `stream`."""
 
     truncate_prompt_tokens: Annotated[int | None, only()] = None
-    """Not served."""
+    """Not supported: must be null."""
     use_beam_search: Annotated[bool | None, only(False)] = None
-    """Not served."""
+    """Not supported: must be false or null."""
     length_penalty: Annotated[float | None, only(1)] = None
-    """An option of beam search, which is not served."""
+    """An option of beam search. Not supported: must be 1 or null."""
 
     _position: StreamPosition | None = PrivateAttr(None)
 
@@ -245,8 +246,9 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
         self._position = position
 
     def _check_resumption(self, position: StreamPosition | None) -> None:
-        """Raises InvalidRequest unless the request has all or none of `stream`, `resumption` and
-        the header `Last-Event-ID`. A stream that is not resumed may have `stream` alone."""
+        """Raises InvalidRequest if the request has only one of `resumption` and the header
+        `Last-Event-ID`, or has them without `stream`. `position` is the parsed header, or None if
+        the request does not have the header."""
         if position is None and self.resumption is None:
             return
         if not self.stream:
@@ -285,7 +287,8 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
 
 
 def _given(body: GenerationBody, names: Container[str]) -> dict[str, Any]:
-    """Returns the fields among `names` that the client gave. Lists are returned as tuples."""
+    """Returns the values of the fields among `names` that the client has set, keyed by name. Fields
+    with null are left out, and lists become tuples."""
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name in body.model_fields_set

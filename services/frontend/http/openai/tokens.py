@@ -52,14 +52,14 @@ class Tokens(TypedDict):
     max_model_len: int
     """Largest number of tokens of a prompt and its output together."""
     tokens: Sequence[int]
-    """The tokens."""
+    """Ids of the tokens."""
     token_strs: list[str] | None
     """Spelling of each token in the vocabulary if the request has `return_token_strs`, else
     null."""
 
 
 async def tokenize(api: Api, body: TokenizeBody, account: Account) -> Tokens:
-    """Returns the tokens of a text or a conversation."""
+    """Returns the token ids of a text or a conversation."""
     asked = body.to_request()
     (prompt,) = asked.prompts
     service = api.models.select(asked.model, account).service
@@ -81,7 +81,7 @@ class DetokenizeBody(ExactModel):
     model: str | None = None
     """Name of the model; may be left out if the caller may use only one."""
     tokens: TokenIds
-    """The tokens, at most as many as the model can read."""
+    """Ids of the tokens, at most as many as the model can read."""
 
 
 @answer_object
@@ -93,7 +93,7 @@ class Text(TypedDict):
 
 
 async def detokenize(api: Api, body: DetokenizeBody, account: Account) -> Text:
-    """Returns the text of tokens."""
+    """Returns the text that the tokens in the body stand for."""
     service = api.models.select(body.model or "", account).service
     text = await service.tokens.detokenize(tuple(body.tokens), account, model=body.model or "")
     return {"prompt": text}

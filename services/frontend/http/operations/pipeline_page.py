@@ -22,11 +22,11 @@ from services.frontend.models.served_model import ServedModel
 from services.frontend.watching.view_feed import note
 
 DECISIONS = "decisions"
-"""Name of the query parameter by which a viewer asks for the input of the scheduling core in
-addition to the events."""
+"""Name of the query parameter with which a viewer requests the events about decisions of the
+scheduling core, in addition to the other events."""
 
 MODEL = "model"
-"""Name of the query parameter with the model whose scheduler is watched."""
+"""Name of the query parameter that names the model whose scheduler is watched."""
 
 _TRUTHS = {"true": True, "false": False}
 
@@ -60,7 +60,7 @@ async def watch(api: Api, request: Request) -> Response:
 
 
 def _watched(api: Api, account: Account, model: str) -> ServedModel:
-    """Returns the model that a caller wants to watch.
+    """Returns the model whose scheduler a caller requests to watch.
 
     Raises:
         PermissionDenied: the caller may not watch.

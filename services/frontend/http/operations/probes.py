@@ -20,7 +20,7 @@ class Status(TypedDict):
 
 
 def health(_: Api) -> tuple[bool, Status]:
-    """Returns the status `ok` as long as the process runs."""
+    """Returns True and the status `ok`, since the process runs."""
     return True, {"status": "ok"}
 
 
