@@ -2,6 +2,6 @@
 errors.
 
 A protocol only translates. The body of a protocol becomes a `GenerationRequest`, and the reply of
-the protocol writes the pieces of the generation. The rules of what a request may ask for are the
-same for all protocols, and belong to the request.
+the protocol writes the pieces of the generation. The rules for the values of a request are the same
+for all protocols, and are checked by `GenerationRequest`.
 """

@@ -1,4 +1,4 @@
-"""Typed dictionaries as the types of answers: no fields but the declared ones."""
+"""Decorator for the typed dictionaries that are the types of answers."""
 
 from pydantic import ConfigDict, with_config
 

@@ -37,19 +37,20 @@ class Api:
     origins: Collection[str] = ()
     """Origins of the web pages that may use the API; `*` allows all pages."""
     has_page: bool = False
-    """Whether the schedulers may be watched."""
+    """Whether the server has the page that shows the pipeline, so that clients may watch the
+    schedulers."""
     registry: CollectorRegistry | None = None
     """Metrics of this process; None if the API does not have `/metrics`."""
     receipt_keys: KeyFile | None = None
     """Keys that sign receipts; None if no receipts are made."""
     description: ApiDescription = _NOTHING
-    """The description of the API."""
+    """The OpenAPI document and the page that shows it."""
 
     def admit(self, request: Request) -> Account:
         """Returns the account of the caller.
 
         Raises:
-            Unauthenticated: the request shows no API key that is known.
+            Unauthenticated: the request has no known API key.
         """
         return self.api_keys.admit(credentials.shown_in(headers_of(request)))
 
@@ -58,8 +59,8 @@ class Api:
         that resumes a stream the room is not checked, since the stream already has room.
 
         Raises:
-            Unauthenticated: the request shows no API key that is known.
-            PoolFull: there is no room.
+            Unauthenticated: the request has no known API key.
+            PoolFull: there is no room for another request.
         """
         account = self.admit(request)
         if LAST_EVENT_ID.lower() not in headers_of(request):

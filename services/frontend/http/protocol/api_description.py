@@ -1,5 +1,6 @@
-"""The description of the API for its readers, made at the first request for it. To make it takes
-0.25 s of processor time, which would lengthen the start of a frontend by a fifth."""
+"""The OpenAPI document, in JSON and as an HTML page. Both are made at the first request for either
+one, since making them takes 0.25 s of processor time and would make the start of a frontend a fifth
+longer."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,8 +15,8 @@ class Description(NamedTuple):
 
 
 class ApiDescription:
-    """The description of the API. It is made once, in a thread, so that streams continue
-    meanwhile."""
+    """The OpenAPI document and its page, which are made once. They are made in a thread, so that
+    streams continue meanwhile."""
 
     def __init__(self, make: Callable[[], Description]) -> None:
         self._make = make

@@ -22,8 +22,8 @@ class RequestBody(ExactModel, ABC):
     priority: Annotated[int | None, PRIORITY] = None
     """Priority of the request: requests with lower numbers begin earlier, as in vLLM. Numbers below
     0 are limited by the `min_priority` of the API key. The priority of each class of requests rises
-    while requests of the class wait. The priority changes no token, and does nothing if the
-    scheduler's `order` is `fcfs`."""
+    while requests of the class wait. The priority does not affect which tokens are generated, and
+    does nothing if the scheduler's `order` is `fcfs`."""
     cache_salt: Annotated[str | None, SALT] = None
     """Salt of the prefix cache. Requests share the prefix cache only if both their salt and their
     API key are equal. So a client cannot find out from the time of an answer what other clients
@@ -54,8 +54,9 @@ class RequestBody(ExactModel, ABC):
         """Returns the event of an error that ends a stream before there is a reply."""
 
     def resume_at(self, last_event_id: str | None) -> None:
-        """Takes the id of the last event of a broken stream that the client has, or None. Protocols
-        whose streams have no ids ignore it.
+        """Sets the position from which a broken stream is resumed. `last_event_id` is the id of the
+        last event that the client has received, or None for a new stream. Protocols whose streams
+        have no ids ignore the id.
 
         Raises:
             InvalidRequest: the id is malformed, or the body does not match the id.
@@ -67,10 +68,11 @@ class RequestBody(ExactModel, ABC):
         return ()
 
     def spelled(self, field: str) -> str:
-        """Returns the name that the protocol uses for a field. `field` is the name in the rules of
-        requests."""
+        """Returns the protocol's name for a field. `field` is the name in `GenerationRequest`,
+        which all protocols share."""
         return field
 
     def in_own_words(self) -> AbstractContextManager[None]:
-        """Returns a context in which errors use the protocol's names of fields."""
+        """Returns a context manager that renames the field of an InvalidRequest to the protocol's
+        name."""
         return nullcontext()

@@ -37,8 +37,8 @@ class ConversationBody(ExactModel, ABC):
     `Conversation`."""
 
     spelling: ClassVar[Mapping[str, str]]
-    """Maps names of fields in the rules of requests to the names that the protocol uses, where the
-    two differ."""
+    """Maps names of fields in `GenerationRequest` to the protocol's names, for names that
+    differ."""
 
     model: str | None = None
     """Name of the model; may be left out if the caller may use only one."""
@@ -62,7 +62,8 @@ class ConversationBody(ExactModel, ABC):
 
     @contextmanager
     def in_own_words(self) -> Iterator[None]:
-        """Returns a context in which errors use the protocol's names of fields."""
+        """Returns a context manager that renames the field of an InvalidRequest to the protocol's
+        name."""
         try:
             yield
         except errors.InvalidRequest as error:
@@ -88,15 +89,15 @@ class ConversationBody(ExactModel, ABC):
 
     @abstractmethod
     def _messages(self) -> Iterator[ChatMessage]:
-        """Yields the turns of the conversation."""
+        """Yields the messages of the conversation."""
 
     def _continues_last(self, messages: Sequence[ChatMessage]) -> bool:
         """Returns whether the answer continues the last message instead of beginning a turn."""
         return False
 
     def spelled(self, field: str) -> str:
-        """Returns the name that the protocol uses for a field. `field` is the name in the rules of
-        requests."""
+        """Returns the protocol's name for a field. `field` is the name in `GenerationRequest`,
+        which all protocols share."""
         match field.split("."):
             case ["tools", number, "function", name, *rest]:
                 place = list(self._shown_tools)[int(number)]

@@ -84,7 +84,7 @@ class Dialect:
 
 
 def failure(error: errors.OrcinusError) -> Failure:
-    """Returns the failure, with status and headers, of an error."""
+    """Converts an error to a `Failure`, with the HTTP status and the headers of the error."""
     status, code = _STATUSES[type(error)]
     headers = {}
     if isinstance(error, errors.PoolFull):

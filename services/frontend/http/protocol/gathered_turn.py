@@ -16,8 +16,8 @@ class GatheredTurn:
         self.calls: list[EarlierCall] = []
 
     def to_message(self) -> ChatMessage:
-        """Returns the turn in the form that chat templates read. Parts of one kind become lines of
-        one text."""
+        """Returns the turn in the form that chat templates read. Texts are joined by line ends to
+        one text, and so are parts of reasoning."""
         return ChatMessage(
             "assistant",
             "\n".join(self.texts) if self.texts else None,

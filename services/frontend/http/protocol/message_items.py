@@ -76,8 +76,8 @@ class MessageItems:
         self._open: Item | None = None
         self._call_index = -1
         self._spaces: list[Words] = []
-        """White space that has been held back. If the next item is of the kind `_space_kind`, the
-        item begins with it. Otherwise it is dropped."""
+        """White space that may become the beginning of an item of the kind `_space_kind`. If the
+        next item is of another kind, the white space is dropped."""
         self._space_kind = ItemKind.TEXT
 
     @property

@@ -13,8 +13,9 @@ class OrcinusNote(TypedDict):
     """Facts about an answer that the protocol has no field for."""
 
     schema_valid: NotRequired[bool]
-    """Whether the values of the answer match their JSON schemas, as checked at the end of the
-    answer. The field is missing if some values could not be checked."""
+    """Whether the JSON values of the answer (its content and the arguments of its calls) match
+    their JSON schemas, as checked at the end of the answer. The field is missing if there was no
+    value to check, or if a value could not be checked."""
     unenforced: NotRequired[list[str]]
     """Names of the fields and keywords of JSON schemas that are not enforced, as in the header
     `x-orcinus-unenforced`."""
@@ -28,10 +29,10 @@ class NoteFields(TypedDict, total=False):
 
 
 def note_of(verdicts: Iterable[bool | None], unenforced: Sequence[str] = ()) -> NoteFields:
-    """Returns the field `orcinus`, which says whether the values of the answers match their schemas
-    and which keywords are not enforced. `verdicts` has one item for each answer. If any item is
-    None, the field does not say whether the values match. Returns no field if there is nothing to
-    say."""
+    """Returns an object with the field `orcinus`, which says whether the values of the answers
+    match their schemas and which keywords are not enforced. `verdicts` has one item for each
+    answer. If any item is None, the field does not say whether the values match. Returns an empty
+    object if the field would be empty."""
     note: OrcinusNote = {}
     found = list(verdicts)
     if None not in found:

@@ -7,7 +7,8 @@ NO_REASONING = ("none", "minimal")
 
 
 def template_kwargs(effort: str | None) -> dict[str, Any]:
-    """Returns the variables of the chat template for an effort of reasoning."""
+    """Returns the variables of the chat template for an effort of reasoning. Returns no variables
+    if `effort` is None."""
     if effort is None:
         return {}
     off = {"enable_thinking": False} if effort in NO_REASONING else {}

@@ -13,11 +13,12 @@ from services.frontend.text.message_reader import Words
 
 
 class TextLogprobs:
-    """Returns the log-probabilities of the tokens of each text of an answer, in order."""
+    """Finds the log-probabilities of the tokens of each text of an answer. The texts must be taken
+    in order."""
 
     def __init__(self, generation: Generation, names: TokenNames, *, is_whole: bool) -> None:
-        """`names` says how tokens are shown. `is_whole` says that the answer comes in one piece,
-        whose memory is counted where the piece was made."""
+        """`names` shows tokens to the client. `is_whole` says that the answer comes in one piece.
+        The memory of such a piece has been counted already, so its tokens are not counted again."""
         self._names = names
         self._n_top = generation.options.n_logprobs or 0
         self._scores = TextScores(keep_nothing if is_whole else generation.keep)
@@ -27,12 +28,13 @@ class TextLogprobs:
         self._scores.add(piece.scores)
 
     def close(self) -> None:
-        """Drops the tokens that no text has, since the answer has ended."""
+        """Drops the tokens that belong to no text. Called at the end of the answer."""
         self._scores.close()
 
     def take(self, words: Words) -> list[ChatTokenLogprob]:
-        """Returns the log-probabilities of the tokens that make a text. Tokens before this text are
-        dropped."""
+        """Returns the log-probabilities of the tokens that spell the text `words`, including a
+        token that begins before the text and ends in it. Drops all earlier tokens. Returns an empty
+        list if the tokens have no log-probabilities."""
         scores = self._scores.take(words)
         if scores.logprobs is None:
             return []

@@ -24,7 +24,7 @@ class RefusalPart(ExactModel):
     """A refusal by the assistant instead of a text. A client sends the refusal back unchanged."""
 
     type: Literal["refusal"]
-    """Kind of the part."""
+    """Always `refusal`."""
     refusal: str
     """Text of the refusal."""
 
@@ -36,7 +36,7 @@ class RefusalPart(ExactModel):
 
 def joined(text: str | Sequence[TextPart | Unknown] | None) -> str:
     """Returns the whole text. Parts are joined by line ends. A picture that is left out is replaced
-    by a note. Other parts that are left out have no text."""
+    by a note. Other parts that are left out have no text. The text of None is empty."""
     if isinstance(text, str):
         return text
     kept = (part for part in text or () if is_noted(part) or not isinstance(part, Unknown))
@@ -45,7 +45,7 @@ def joined(text: str | Sequence[TextPart | Unknown] | None) -> str:
 
 def result_text(text: str | Sequence[TextPart | Unknown] | None) -> str:
     """Returns the text of a tool's result. Parts are joined by line ends. Each part that is left
-    out is replaced by a note."""
+    out is replaced by a note. The text of None is empty."""
     if isinstance(text, str):
         return text
     return "\n".join(

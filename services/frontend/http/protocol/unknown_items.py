@@ -4,7 +4,8 @@ Clients for agents send the whole conversation with each request. If an item of 
 refused, every later request of the conversation would be refused too. An item of an unknown type is
 therefore left out of the prompt, and named in a header of the answer. A picture is replaced by a
 note, so that the model can say that it does not see the picture. An item that holds text of the
-user is refused instead, since the model would answer without having read the text.
+user is refused instead, since the model would answer without having read the text. The union of the
+types of an item ends like this:
 
     Annotated[TextBlock, Tag("text")] | LeftOut | Refused,
     by_type({"text": "text"}, others=tag_of_unknown),
@@ -45,8 +46,8 @@ users."""
 
 _LABELS = frozenset({"type", "id", "name", "role", "status", "phase", "model", "signature"})
 _LABEL_ENDS = ("_id", "_type", "_name")
-"""Endings of the names of fields whose text only labels an item, and is no text that the user
-wrote. `_LABELS` has whole names."""
+"""Endings of the names of fields whose text only labels an item and is not a text that the user
+wrote, such as `tool_id`. `_LABELS` has such names in full."""
 
 MAX_DEPTH = 64
 """Largest depth to which an item is searched for text. An item that is nested deeper counts as an
@@ -54,8 +55,8 @@ item with text."""
 
 
 def tag_of_unknown(item: Mapping[str, Any]) -> str:
-    """Returns the tag of an item of an unknown type that the user may have written: left out or
-    refused."""
+    """Returns the tag of an item of an unknown type that the user may have written: `LEFT_OUT` or
+    `REFUSED`."""
     kind = item.get("type")
     if kind in DOCUMENTS:
         return REFUSED
