@@ -11,7 +11,7 @@ from services.frontend.http.protocol.token_logprobs import ChatTokenLogprob
 
 @answer_object
 class OutputText(TypedDict):
-    """A text of the model."""
+    """A text of the model, as the one part of a message."""
 
     type: Literal["output_text"]
     """Always `output_text`."""
@@ -26,7 +26,7 @@ class OutputText(TypedDict):
 
 @answer_object
 class ReasoningText(TypedDict):
-    """Reasoning of the model."""
+    """The text of the model's reasoning."""
 
     type: Literal["reasoning_text"]
     """Always `reasoning_text`."""
@@ -115,7 +115,7 @@ class OutputCustomCall(TypedDict):
 
 @answer_object
 class OutputSearchCall(TypedDict):
-    """A call of the model that searches for tools. The client runs the search."""
+    """A call of the search for tools by the model. The client runs the search."""
 
     id: str
     """Id of the item: `tsc_`, the id of the request, and the index of the item."""
@@ -195,7 +195,7 @@ class RequestEcho(TypedDict):
     temperature: float
     """Temperature that was used."""
     text: dict[str, Any]
-    """Format of the text, as the request gave it."""
+    """An object with `format`, the format of the text as in the request."""
     tool_choice: str | dict[str, Any]
     """Value of `tool_choice` in the request, or `auto`."""
     tools: list[dict[str, Any]]
@@ -237,8 +237,8 @@ class Response(RequestEcho):
     truncation: Literal["disabled"]
     """Always `disabled`."""
     orcinus: NotRequired[OrcinusNote]
-    """Whether the values of the answer match their JSON schemas. Present only if a keyword of a
-    schema is not enforced."""
+    """Whether the JSON in the answer matches its schemas, and the keywords of the schemas that are
+    not enforced. Present only if there is such a keyword."""
     receipt: NotRequired[dict[str, Any]]
     """Receipt of the answer (`docs/receipts.md`). Present only with `receipt`, where the answer
     ends."""

@@ -23,7 +23,7 @@ class ResponsesChoice(ExactModel):
     """Namespace of the tool. It may be left out if only one namespace has a tool of this name."""
 
     def shown_names(self, tools: ToolTable) -> set[str]:
-        """Returns the name by which the model knows the tool."""
+        """Returns the name under which the model sees the tool, in a set of one."""
         return {tools.name_of(self.namespace, self.name)}
 
     def echo(self) -> dict[str, Any]:
@@ -35,12 +35,12 @@ class NamespaceChoice(ExactModel):
     """A choice of all tools of a namespace."""
 
     type: Literal["namespace"]
-    """Kind of the tool."""
+    """Always `namespace`."""
     name: ToolName
     """Name of the namespace."""
 
     def shown_names(self, tools: ToolTable) -> set[str]:
-        """Returns the names by which the model knows the tools of the namespace."""
+        """Returns the names under which the model sees the tools of the namespace."""
         return tools.names_in(self.name)
 
 
@@ -48,11 +48,11 @@ class SearchChoice(ExactModel):
     """A choice of the tool that searches for tools."""
 
     type: Literal["tool_search"]
-    """Kind of the tool."""
+    """Always `tool_search`."""
 
     def shown_names(self, tools: ToolTable) -> set[str]:
-        """Returns the name by which the model knows the search. The result is empty if the client
-        does not run the search."""
+        """Returns the name under which the model sees the search, in a set of one. The set is empty
+        if the client does not run the search."""
         return {SEARCH} & tools.names
 
 
@@ -85,7 +85,7 @@ class ResponsesAllowed(ExactModel):
     """The selected tools, given by name. The model sees no other tools."""
 
     def shown_names(self, tools: ToolTable) -> set[str]:
-        """Returns the names by which the model knows the selected tools."""
+        """Returns the names under which the model sees the selected tools."""
         return set(self._shown_names(tools))
 
     def echo(self) -> dict[str, Any]:

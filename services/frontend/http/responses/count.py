@@ -21,7 +21,8 @@ class InputTokens(TypedDict):
 
 
 async def count_input_tokens(api: Api, body: InputTokensBody, account: Account) -> InputTokens:
-    """Returns the number of tokens of a conversation, which may be too long for the model."""
+    """Returns the number of tokens of the prompt that is made of a conversation. The conversation
+    may be too long for the model."""
     with body.in_own_words():
         service = api.models.select(body.model or "", account).service
         n_tokens = await service.tokens.count(

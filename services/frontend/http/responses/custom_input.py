@@ -61,7 +61,8 @@ class CustomInput:
         self._unsure: list[str] = []
 
     def feed(self, text: str) -> str:
-        """Takes new characters of the arguments, and returns new characters of the input."""
+        """Takes new characters of the arguments, and returns new characters of the input, if there
+        are any."""
         self._read.append(text)
         match self._state:
             case _State.NO_OBJECT:
@@ -77,7 +78,7 @@ class CustomInput:
         return self._take_text() if self._state is _State.TEXT else ""
 
     def end(self) -> str:
-        """Ends the arguments, and returns the characters of the input that were held back."""
+        """Ends the arguments, and returns the characters of the input that `feed` has held back."""
         match self._state:
             case _State.TEXT:
                 return _read_string(self._held, is_last=True)[0]

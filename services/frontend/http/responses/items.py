@@ -32,7 +32,7 @@ class MessageItem(ExactModel):
     """A turn of the conversation."""
 
     type: Literal["message"] = "message"
-    """Kind of the item; may be left out."""
+    """Always `message`; may be left out."""
     role: Literal["user", "system", "developer"]
     """Role of the speaker; `developer` is read as `system`."""
     content: Text
@@ -43,7 +43,7 @@ class AssistantItem(ExactModel):
     """A turn of the assistant."""
 
     type: Literal["message"] = "message"
-    """Kind of the item; may be left out."""
+    """Always `message`; may be left out."""
     role: Literal["assistant"]
     """Always `assistant`."""
     content: MadeText
@@ -55,7 +55,7 @@ class AgentMessageItem(ExactModel):
     user."""
 
     type: Literal["agent_message"]
-    """Kind of the item."""
+    """Always `agent_message`."""
     author: str | None = None
     """Name of the agent, which the model reads before the message."""
     content: MadeText
@@ -66,22 +66,22 @@ class ReasoningItem(ExactModel):
     """Reasoning of the assistant, which a client sends back unchanged."""
 
     type: Literal["reasoning"]
-    """Kind of the item."""
+    """Always `reasoning`."""
     summary: ResponsesParts | None = None
     """Summary of the reasoning. It is read only if the item has no reasoning itself."""
     content: ResponsesParts | None = None
     """Reasoning of the assistant before a message or a call."""
     encrypted_content: str | None = None
-    """Reasoning as this server writes it if `include` asks for it. The value is read only if there
-    is no `content`. Values that another server wrote do nothing, since only that server can read
-    them."""
+    """Reasoning in the form that this server writes if `include` has `reasoning.encrypted_content`.
+    The value is read only if there is no `content`. Values that another server wrote do nothing,
+    since only that server can read them."""
 
 
 class FunctionCallItem(ExactModel):
     """A call of a function by the assistant."""
 
     type: Literal["function_call"]
-    """Kind of the item."""
+    """Always `function_call`."""
     call_id: str
     """Id of the call. The item with the call's result repeats the id."""
     name: ToolName
@@ -93,21 +93,22 @@ class FunctionCallItem(ExactModel):
 
 
 class FunctionCallOutputItem(ExactModel):
-    """The result of a call."""
+    """The result of a call of a function."""
 
     type: Literal["function_call_output"]
-    """Kind of the item."""
+    """Always `function_call_output`."""
     call_id: str
-    """Id of the call, which must be an earlier item."""
+    """Id of the call whose result this is. The call must be an earlier item."""
     output: MadeText
-    """Result of the call, as a text or in parts. Parts that are no text are replaced by a note."""
+    """Result of the call, as a text or in parts. Each part that is not text is replaced by a
+    note."""
 
 
 class CustomToolCallItem(ExactModel):
     """A call of a custom tool by the assistant."""
 
     type: Literal["custom_tool_call"]
-    """Kind of the item."""
+    """Always `custom_tool_call`."""
     call_id: str
     """Id of the call. The item with the call's result repeats the id."""
     name: ToolName
@@ -122,11 +123,12 @@ class CustomToolCallOutputItem(ExactModel):
     """The result of a call of a custom tool."""
 
     type: Literal["custom_tool_call_output"]
-    """Kind of the item."""
+    """Always `custom_tool_call_output`."""
     call_id: str
-    """Id of the call, which must be an earlier item."""
+    """Id of the call whose result this is. The call must be an earlier item."""
     output: MadeText
-    """Result of the call, as a text or in parts. Parts that are no text are replaced by a note."""
+    """Result of the call, as a text or in parts. Each part that is not text is replaced by a
+    note."""
 
 
 class ToolSearchCallItem(ExactModel):
@@ -134,7 +136,7 @@ class ToolSearchCallItem(ExactModel):
     ran in another server, and only the result of the search is read."""
 
     type: Literal["tool_search_call"]
-    """Kind of the item."""
+    """Always `tool_search_call`."""
     call_id: str | None = None
     """Id of the call. The item with the call's result repeats the id."""
     arguments: Any = None
@@ -146,10 +148,10 @@ class ToolSearchOutputItem(ExactModel):
     their names as the result of the search."""
 
     type: Literal["tool_search_output"]
-    """Kind of the item."""
+    """Always `tool_search_output`."""
     call_id: str | None = None
-    """Id of the call, which must be an earlier item. The id is left out for a search that ran in
-    another server."""
+    """Id of the call whose result this is. The call must be an earlier item. The id is left out for
+    a search that ran in another server."""
     tools: ResponsesTools
     """The tools that were found."""
 
@@ -158,13 +160,13 @@ class AdditionalToolsItem(ExactModel):
     """Further tools that the model may call."""
 
     type: Literal["additional_tools"]
-    """Kind of the item."""
+    """Always `additional_tools`."""
     tools: ResponsesTools
     """The further tools."""
 
 
 class NewReasoning(ExactModel):
-    """The effort with which the model is to reason from this item on."""
+    """The new effort of the model's reasoning."""
 
     effort: Effort | None = None
     """Effort that replaces the effort of the request."""
@@ -175,9 +177,9 @@ class ConfigurationUpdateItem(ExactModel):
     applies."""
 
     type: Literal["configuration_update"]
-    """Kind of the item."""
+    """Always `configuration_update`."""
     reasoning: NewReasoning | None = None
-    """How much the model reasons."""
+    """New effort of the model's reasoning."""
 
 
 def _refuse_reference(item_id: str) -> str:
@@ -190,7 +192,7 @@ class ItemReference(ExactModel):
     references."""
 
     type: Literal["item_reference"] | None = None
-    """Kind of the item; may be left out."""
+    """Always `item_reference`; may be left out."""
     id: Annotated[str, AfterValidator(_refuse_reference), WithJsonSchema({"not": {}})]
     """Id of the item."""
 

@@ -50,18 +50,18 @@ class GrowingItem(ABC):
         return self._text.getvalue()
 
     def begin(self) -> Iterator[NamedFields]:
-        """Yields the events of the item's beginning."""
+        """Yields the events that report the beginning of the item."""
         item = self.output("in_progress")
         yield "output_item.added", {"output_index": self._index, "item": item}
 
     def grow(self, text: str, logprobs: Sequence[ChatTokenLogprob] = ()) -> Iterator[NamedFields]:
-        """Takes a new text and yields its events. `logprobs` are the log-probabilities of the
-        tokens of the text, which only a message shows."""
+        """Adds a new text to the item and yields the events that report it. `logprobs` are the
+        log-probabilities of the tokens of the text, which only a message shows."""
         self._text.write(text)
         yield from self._grown(text)
 
     def end(self, status: Status) -> Iterator[NamedFields]:
-        """Yields the events of the item's end."""
+        """Yields the events that report the end of the item."""
         yield from self._ended()
         yield "output_item.done", {"output_index": self._index, "item": self.output(status)}
 
@@ -72,7 +72,7 @@ class GrowingItem(ABC):
 
     @abstractmethod
     def _grown(self, text: str) -> Iterator[NamedFields]:
-        """Yields the events of a new text."""
+        """Yields the events that report a new text, without its log-probabilities."""
 
     @abstractmethod
     def _ended(self) -> Iterator[NamedFields]:
@@ -176,7 +176,7 @@ class SealedReasoningOutput(ReasoningOutput):
 
 
 class _Call(GrowingItem):
-    """A call of a tool. `name` and `namespace` are the names by which the client knows the tool."""
+    """A call of a tool. `name` and `namespace` are the client's names for the tool."""
 
     def __init__(self, item: Item, request_id: str, name: str, namespace: str | None) -> None:
         super().__init__(item, request_id)
@@ -272,7 +272,7 @@ class SearchOutput(_Call):
 
 
 def _value_of(text: str) -> object:
-    """Returns the value of a JSON text, or the text if it is no JSON."""
+    """Returns the value of a JSON text. Returns the text itself if it is not JSON."""
     try:
         return pydantic_core.from_json(text)
     except ValueError:

@@ -51,4 +51,4 @@ MadeParts = TypeAliasType(
 )
 MadeText = Annotated[Annotated[str, Tag("text")] | Annotated[MadeParts, Tag("list")], TEXT_OR_LIST]
 """Type of a text that a model or a tool has written: one string or a list of parts. Parts of other
-kinds, such as images, are left out."""
+kinds are accepted, but left out or replaced by a note."""

@@ -1,8 +1,9 @@
 """Items of a conversation that are calls of programs which are not functions of the client: shells,
 patches, interpreters, searches and servers of tools.
 
-The model cannot call these programs, but it must see the earlier calls and their results. Each
-becomes a call of a tool, which has the name of the program, and a result.
+The model cannot call these programs, but it must see the earlier calls and their results. A call of
+a program becomes a call of a tool with the name of the program, and the result of the program
+becomes the result of this call.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ class LocalShellCallItem(ExactModel):
     """A command that the assistant ran in a shell of the client."""
 
     type: Literal["local_shell_call"]
-    """Kind of the item."""
+    """Always `local_shell_call`."""
     call_id: str | None = None
     """Id of the call. The item with the call's result repeats the id."""
     id: str | None = None
@@ -43,7 +44,7 @@ class ShellCallItem(ExactModel):
     """Commands that the assistant ran in a shell."""
 
     type: Literal["shell_call"]
-    """Kind of the item."""
+    """Always `shell_call`."""
     call_id: str
     """Id of the call. The item with the call's result repeats the id."""
     action: dict[str, Any]
@@ -54,7 +55,7 @@ class ApplyPatchCallItem(ExactModel):
     """A change of a file by the assistant."""
 
     type: Literal["apply_patch_call"]
-    """Kind of the item."""
+    """Always `apply_patch_call`."""
     call_id: str
     """Id of the call. The item with the call's result repeats the id."""
     operation: dict[str, Any]
@@ -65,9 +66,9 @@ class LocalShellOutputItem(ExactModel):
     """The result of a command in a shell of the client."""
 
     type: Literal["local_shell_call_output"]
-    """Kind of the item."""
+    """Always `local_shell_call_output`."""
     id: str
-    """Id of the item with the call, or id of the call."""
+    """Id of the item with the call, or `call_id` of the call."""
     output: str
     """Result of the command, as a text."""
 
@@ -76,9 +77,9 @@ class ShellOutputItem(ExactModel):
     """The result of commands in a shell."""
 
     type: Literal["shell_call_output"]
-    """Kind of the item."""
+    """Always `shell_call_output`."""
     call_id: str
-    """Id of the call, which must be an earlier item."""
+    """Id of the call whose result this is. The call must be an earlier item."""
     output: Objects
     """Result of each command."""
 
@@ -87,9 +88,9 @@ class ApplyPatchOutputItem(ExactModel):
     """The result of a change of a file."""
 
     type: Literal["apply_patch_call_output"]
-    """Kind of the item."""
+    """Always `apply_patch_call_output`."""
     call_id: str
-    """Id of the call, which must be an earlier item."""
+    """Id of the call whose result this is. The call must be an earlier item."""
     status: str | None = None
     """State of the change. The model reads it as the result if there is no `output`."""
     output: str | None = None
@@ -100,7 +101,7 @@ class McpCallItem(ExactModel):
     """A call of a tool of an MCP server, with the result."""
 
     type: Literal["mcp_call"]
-    """Kind of the item."""
+    """Always `mcp_call`."""
     id: str
     """Id of the call."""
     name: ToolName
@@ -117,16 +118,17 @@ class McpApprovalItem(ExactModel):
     """The user's answer to the question whether a tool of an MCP server may be called."""
 
     type: Literal["mcp_approval_response"]
-    """Kind of the item."""
+    """Always `mcp_approval_response`."""
     reason: str | None = None
-    """Reason that the user gives. The model reads it as a turn of the user."""
+    """Reason that the user gives for the approval or the refusal. The model reads the reason as a
+    message of the user."""
 
 
 class CodeInterpreterItem(ExactModel):
     """A program that an interpreter ran, with the output of the program."""
 
     type: Literal["code_interpreter_call"]
-    """Kind of the item."""
+    """Always `code_interpreter_call`."""
     id: str
     """Id of the call."""
     code: str | None = None
@@ -139,7 +141,7 @@ class FileSearchItem(ExactModel):
     """A search in files, with the results."""
 
     type: Literal["file_search_call"]
-    """Kind of the item."""
+    """Always `file_search_call`."""
     id: str
     """Id of the call."""
     queries: Texts | None = None
@@ -149,13 +151,13 @@ class FileSearchItem(ExactModel):
 
 
 ProgramCall = LocalShellCallItem | ShellCallItem | ApplyPatchCallItem
-"""An item with a call whose result is another item."""
+"""An item with a call. The result of the call is a separate item."""
 
 ProgramOutput = LocalShellOutputItem | ShellOutputItem | ApplyPatchOutputItem
-"""An item with the result of a call that is another item."""
+"""An item with the result of a call. The call is a separate item."""
 
 AnsweredCall = McpCallItem | CodeInterpreterItem | FileSearchItem
-"""An item with a call and with the result of the call."""
+"""An item with a call and the result of the call."""
 
 PROGRAM_TYPES = (
     "local_shell_call",
@@ -186,7 +188,8 @@ ProgramItem = Annotated[
 
 
 def call_of(item: ProgramCall | AnsweredCall) -> tuple[str, str, str]:
-    """Returns the id, the name and the arguments of a call."""
+    """Returns the id of a call, the name of the called program or tool, and the arguments as JSON
+    text."""
     match item:
         case LocalShellCallItem():
             return item.call_id or item.id or "", "local_shell", _json(item.action)
@@ -203,7 +206,7 @@ def call_of(item: ProgramCall | AnsweredCall) -> tuple[str, str, str]:
 
 
 def result_of(item: ProgramOutput | AnsweredCall) -> str:
-    """Returns the result of a call as text."""
+    """Returns the result of a call as text. The text is empty if the item has no result."""
     match item:
         case LocalShellOutputItem():
             return item.output
@@ -226,5 +229,6 @@ def _text(value: object) -> str:
 
 
 def _joined(parts: Sequence[dict[str, Any]] | None, name: str) -> str:
-    """Returns the texts of the member `name` of each part, one after the other."""
+    """Returns the texts in the field `name` of each part, joined by line ends. Parts without such a
+    text are left out."""
     return "\n".join(text for part in parts or () if isinstance(text := part.get(name), str))

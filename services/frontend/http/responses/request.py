@@ -94,15 +94,17 @@ class InputTokensBody(ConversationBody):
     """Options for the reasoning of the model."""
 
     previous_response_id: Annotated[str | None, only()] = None
-    """Not served, since nothing is stored: clients must send the whole conversation."""
+    """Not supported: must be null. The server stores nothing, so clients must send the whole
+    conversation."""
     conversation: Annotated[Any, only()] = None
-    """Not served, since nothing is stored: clients must send the whole conversation."""
+    """Not supported: must be null. The server stores nothing, so clients must send the whole
+    conversation."""
     truncation: Annotated[str | None, only("disabled", "auto")] = None
     """Does nothing: a conversation that is too long is refused."""
 
     @cached_property
     def table(self) -> ToolTable:
-        """The tools of the conversation, with the names by which the model knows them."""
+        """The tools of the conversation, with the names under which the model sees them."""
         return ToolTable(self._listed())
 
     @property
@@ -111,7 +113,7 @@ class InputTokensBody(ConversationBody):
 
     @property
     def _allowed(self) -> set[str]:
-        """The model's names of the tools that the model may call."""
+        """The names, as the model sees them, of the tools that the model may call."""
         if isinstance(self.tool_choice, ResponsesAllowed):
             return self.tool_choice.shown_names(self.table)
         return self.table.names
@@ -152,7 +154,8 @@ class InputTokensBody(ConversationBody):
         return self.input or ()
 
     def _listed(self) -> Iterator[ListedTool]:
-        """Yields the tools in the body's field `tools` and in the items of the conversation."""
+        """Yields the tools that the client runs, from the body's field `tools` and from the items
+        of the conversation."""
         yield from listed(self.tools, "tools")
         for place, item in enumerate(self._items):
             path = f"input.{place}.tools"
@@ -186,9 +189,9 @@ class ResponsesBody(InputTokensBody, GeneratingBody):
     store: bool | None = None
     """Does nothing: no answer is stored."""
     background: Annotated[bool | None, only(False)] = None
-    """Not served."""
+    """Not supported: must be false or null."""
     prompt: Annotated[Any, only()] = None
-    """A stored prompt; not served."""
+    """A stored prompt. Not supported: must be null."""
     max_tool_calls: int | None = None
     """Does nothing: the field limits tools that run in the server, and no tools run here."""
     user: str | None = None

@@ -1,8 +1,8 @@
-"""The tools of a conversation, and the names by which the model knows them.
+"""The tools of a conversation, and the names under which the model sees them.
 
-A client names a tool by a namespace and a name, or by a name alone. The model knows each tool by
-one name, which must be unique. Tools come in the field `tools` of the body and in items of the
-conversation.
+A client names a tool by a namespace and a name, or by a name alone. The model sees each tool under
+one name, its shown name, which must be unique. Tools come in the field `tools` of the body and in
+items of the conversation.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from services.frontend.http.responses.tools import (
 )
 
 Key = tuple[str | None, str]
-"""Type of the names by which a client knows a tool: the namespace, or None, and the name."""
+"""Type of a client's name for a tool: the namespace, or None, and the name in the namespace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ class ListedTool:
     """Paragraph that tells the model about the namespace. Only the first tool of a namespace has
     it."""
     is_found: bool = False
-    """Whether a search has found the tool. The model sees such a tool even if the tool is
-    deferred."""
+    """Whether a search has found the tool. The model sees such a tool even if the tool has
+    `defer_loading`."""
 
     @property
     def key(self) -> Key:
@@ -46,8 +46,8 @@ class ListedTool:
 def listed(
     tools: Sequence[ResponsesTool] | None, field: str, *, is_found: bool = False
 ) -> Iterator[ListedTool]:
-    """Yields the tools in a list that the client runs. `field` is the path of the list in the
-    body."""
+    """Yields the tools that the client runs, from a list and from the namespaces in the list.
+    `field` is the path of the list in the body."""
     for place, tool in enumerate(tools or ()):
         path = f"{field}.{place}"
         if isinstance(tool, Namespace):
@@ -67,8 +67,8 @@ def listed(
 
 
 class ToolTable:
-    """The tools that the model sees, and their names. If several tools have the same namespace and
-    name, the last one replaces the others."""
+    """The tools that the model sees, and the names under which it sees them. If several tools have
+    the same namespace and name, the last one replaces the others."""
 
     def __init__(self, tools: Iterable[ListedTool]) -> None:
         by_key: dict[Key, ListedTool] = {}
@@ -87,8 +87,8 @@ class ToolTable:
         self._keys = {name: key for key, name in self._names.items()}
 
     def shown(self, among: Collection[str]) -> dict[str, ClientTool]:
-        """Returns tools that the model sees, keyed by their path in the body. A tool is returned
-        only if the name by which the model knows the tool is in `among`."""
+        """Returns the tools whose shown names are in `among`, in the form in which the model sees
+        them, keyed by path in the body."""
         return {
             listed.path: (
                 listed.tool.shown_as(self._names[key], note=listed.note)
@@ -100,10 +100,10 @@ class ToolTable:
         }
 
     def name_of(self, namespace: str | None, name: str) -> str:
-        """Returns the name by which the model knows a tool. `namespace` and `name` are the client's
-        names for the tool; `namespace` may be None if only one namespace has a tool of this name.
-        For a tool that is not in the table, returns the name that the table would give to the
-        tool."""
+        """Returns the name under which the model sees a tool. `namespace` and `name` are the
+        client's names for the tool; `namespace` may be None if only one namespace has a tool of
+        this name. For a tool that is not in the table, returns the name that the table would give
+        to the tool."""
         if (namespace, name) in self._names:
             return self._names[namespace, name]
         if namespace is not None:
@@ -112,23 +112,24 @@ class ToolTable:
         return self._names[places[0]] if len(places) == 1 else name
 
     def names_in(self, namespace: str) -> set[str]:
-        """Returns the names by which the model knows the tools of a namespace."""
+        """Returns the names under which the model sees the tools of a namespace."""
         return {name for key, name in self._names.items() if key[0] == namespace}
 
     def called(self, shown_name: str) -> tuple[Key, NamedClientTool | SearchTool | None]:
-        """Returns, for the model's name of a tool, the client's names and the tool. The tool is
-        None if the model has invented the name."""
+        """Returns the client's names for a tool, and the tool. `shown_name` is the name that the
+        model has written in a call. If the model has invented the name, the namespace and the tool
+        are None."""
         key = self._keys.get(shown_name)
         return ((None, shown_name), None) if key is None else (key, self._tools[key].tool)
 
     @property
     def names(self) -> set[str]:
-        """The model's names of all tools."""
+        """Names under which the model sees the tools."""
         return set(self._keys)
 
     def is_shown(self, path: str, among: Collection[str]) -> bool:
         """Returns whether the model may call the tool at `path` in the body, or any tool of the
-        namespace at `path`. `among` has the model's names of the tools that may be called."""
+        namespace at `path`. `among` has the shown names of the tools that may be called."""
         return any(
             self._names[key] in among and f"{listed.path}.".startswith(f"{path}.")
             for key, listed in self._tools.items()
@@ -140,8 +141,8 @@ def _is_deferred(listed: ListedTool) -> bool:
 
 
 def _names(keys: Iterable[Key]) -> Iterator[tuple[Key, str]]:
-    """Yields each key with a unique name for the model. A tool without a namespace keeps its own
-    name."""
+    """Yields each client's name for a tool with a unique name for the model. The model sees a tool
+    without a namespace under its own name."""
     keys = list(keys)
     taken = {name for namespace, name in keys if namespace is None}
     counts = Counter(name for _, name in keys)

@@ -1,8 +1,8 @@
 """The tools in a body of POST /v1/responses.
 
 Clients run functions, custom tools and, if they say so, the search for tools. A namespace groups
-functions and custom tools. All other tools run in OpenAI's own servers, or in ways that the model
-does not know. The reader of bodies reports such tools like unknown fields.
+functions and custom tools. All other tools run in OpenAI's own servers or in ways that are not
+supported. The reader of bodies reports such tools like unknown fields.
 """
 
 import json
@@ -27,7 +27,7 @@ from services.frontend.http.responses.custom_input import INPUT
 from services.frontend.request.conversation import MAX_TURNS, Tool
 
 SEARCH = "tool_search"
-"""Name by which the model knows the tool that searches for tools."""
+"""Name under which the model sees the tool that searches for tools."""
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -62,7 +62,7 @@ class ResponsesFunction(NamedClientTool):
     """A function that the model may call."""
 
     type: Literal["function"]
-    """Kind of the tool."""
+    """Always `function`."""
     parameters: dict[str, Any] | None = None
     """JSON schema of the arguments; without a schema any object is allowed."""
     strict: bool | None = None
@@ -115,7 +115,7 @@ class FreeformTool(NamedClientTool):
     string."""
 
     type: Literal["custom"]
-    """Kind of the tool."""
+    """Always `custom`."""
     format: InputFormat | None = None
     """Format of the input. Without a format, any text is allowed."""
 
@@ -154,7 +154,7 @@ class SearchTool(ClientTool):
     name: ClassVar[str] = SEARCH
 
     type: Literal["tool_search"]
-    """Kind of the tool."""
+    """Always `tool_search`."""
     execution: Literal["client"]
     """Always `client`: the client searches. The server itself cannot search, so a tool with the
     value `server` is left out."""
@@ -201,12 +201,12 @@ GroupedTool = Annotated[
 
 
 class Namespace(ExactModel):
-    """A group of functions and custom tools. The model sees a tool of the group by the name of the
-    tool, if no other tool has the name, and else by the name of the group, `__`, and the name of
-    the tool. Calls of the tool come back with the field `namespace`."""
+    """A group of functions and custom tools. The model sees a tool of the group under the tool's
+    own name if no other tool has this name. Otherwise it sees the name of the group, `__`, and the
+    name of the tool. Calls of the tool come back with the field `namespace`."""
 
     type: Literal["namespace"]
-    """Kind of the tool."""
+    """Always `namespace`."""
     name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME - 2)]
     """Name of the group."""
     description: str | None = None
@@ -215,7 +215,8 @@ class Namespace(ExactModel):
     """Tools of the group."""
 
     def note(self) -> str:
-        """Returns the paragraph that describes the group to the model."""
+        """Returns the paragraph that describes the group to the model. The paragraph is empty if
+        the group has no description."""
         if not self.description:
             return ""
         names = ", ".join(tool.name for tool in self.tools if isinstance(tool, NamedClientTool))

@@ -55,19 +55,21 @@ _SILENT = (AdditionalToolsItem, ConfigurationUpdateItem, LeftOutItem)
 
 
 class Turns:
-    """Makes messages of the items of a conversation. `tools` maps tools to the names by which the
-    model knows them."""
+    """Makes messages of the items of a conversation. `tools` has the names under which the model
+    sees the tools."""
 
     def __init__(self, items: Sequence[InputItem], tools: ToolTable) -> None:
         self._items = items
         self._tools = tools
         self._turn = GatheredTurn()
         self._call_ids: dict[str, str] = {}
-        """Maps each id that the result of a call may have to the id of the call."""
+        """Ids of the calls so far, keyed by each id by which the result of a call may refer to the
+        call."""
 
     def messages(self, instructions: str | None) -> Iterator[ChatMessage]:
-        """Yields the messages. The instructions and the system's items at the beginning become one
-        system message, since most chat templates allow only one system message, at the beginning.
+        """Yields the messages of the conversation. The instructions and the system's items at the
+        beginning become one system message, since most chat templates allow only one system
+        message, at the beginning.
 
         Raises:
             InvalidRequest: the result of a call has the id of no earlier call.
@@ -152,8 +154,8 @@ class Turns:
         yield ChatMessage("tool", text, tool_call_id=self._call_ids[call_id])
 
     def _found(self, item: ToolSearchOutputItem) -> str:
-        """Returns the result of a search for tools: the names by which the model knows the found
-        tools."""
+        """Returns the result of a search for tools, in JSON: the names under which the model sees
+        the found tools."""
         names = [self._tools.name_of(*tool.key) for tool in listed(item.tools, "")]
         return pydantic_core.to_json({"tools": names}).decode()
 
@@ -179,7 +181,8 @@ def _reasoning_of(item: ReasoningItem) -> str:
 
 
 def _json_of(arguments: object) -> str:
-    """Returns arguments as JSON text."""
+    """Returns arguments as JSON text. A text is returned unchanged, and None becomes an empty
+    object."""
     if isinstance(arguments, str):
         return arguments
     return pydantic_core.to_json({} if arguments is None else arguments).decode()
