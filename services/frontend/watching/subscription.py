@@ -36,13 +36,14 @@ class EventReceiver(Protocol):
     """The receiver of the events of a subscription."""
 
     def opened(self) -> None:
-        """Notes that a watch begins. The events of this watch replace all earlier events."""
+        """Called when a stream of events begins. The events of the stream replace all earlier
+        events."""
 
     def received(self, events: Sequence[watch_pb2.WatchEvent], /) -> None:
-        """Takes events of the scheduler in the order in which they happened."""
+        """Called with events of the scheduler, in the order in which they happened."""
 
     def lost(self, reason: str, /) -> None:
-        """Notes that the watch has ended, or could not begin. `reason` is an explanation for
+        """Called when the stream has broken or could not begin. `reason` is an explanation for
         people."""
 
 

@@ -8,14 +8,15 @@ objects, and so does each part of the stream after an interruption:
     {"type": "gap"}      changes are missing; the next objects replace all earlier objects
     {"type": "away"}     no scheduler is watched; `text` has the reason
 
-After it come the changes that `ViewState` keeps, and then new changes. Each viewer has a queue. If
-a viewer lets the queue grow too long, the queued changes are dropped, and the stream goes on after
-a gap when the viewer reads again.
+After `here` or `gap` come the changes that `ViewState` keeps, and then new changes. Each viewer has
+a queue. If a viewer lets the queue grow too long, the queued changes are dropped, and the stream
+goes on after a gap when the viewer reads again.
 
 The subscription lasts while there are viewers, and `LINGER_S` seconds longer, since pages are often
-loaded again. The subscription includes decisions only while a viewer wants them. Another
-subscription begins when the first such viewer comes and when the last has left, and the other
-viewers see a gap then. A viewer gets only the decisions that are made after its stream began.
+loaded again. The subscription includes decisions of the scheduling core only while a viewer
+requests decisions. When the first such viewer comes, and when the last one has left, a new
+subscription replaces the old one, and the other viewers get a `gap`. A viewer gets only the
+decisions that are made after its stream began.
 """
 
 import asyncio
@@ -40,11 +41,12 @@ LINGER_S = 2.0
 """Seconds for which the subscription continues after the last viewer has left."""
 
 MAX_UNSENT_BYTES = 512 * 2**10
-"""Largest size in bytes of the new changes that wait for a viewer: several seconds of a busy
-pipeline."""
+"""Largest size, in bytes, of the new changes that wait to be sent to one viewer. A busy pipeline
+makes this much in several seconds."""
 
 TICK_S = 1.0
-"""Seconds between two reports of figures while the scheduler sends no events."""
+"""Seconds between two updates of the figures (totals and rates of the last minute) while the
+scheduler sends no events."""
 
 MAX_PIECE_BYTES = 64 * 2**10
 """Largest number of bytes that a viewer gets at a time, unless one change is larger."""
@@ -61,8 +63,8 @@ def as_json(value: Json) -> bytes:
 
 
 def note(kind: str, **fields: str) -> bytes:
-    """Returns one of the feed's own objects (`here`, `gap` or `away`), with the time of this
-    machine."""
+    """Returns one of the feed's own objects (`here`, `gap` or `away`) as JSON, with the time of
+    this machine."""
     return as_json({"t": round(time.time(), 6), "type": kind, **fields})
 
 
@@ -72,7 +74,8 @@ class Viewer:
     def __init__(self, feed: "ViewFeed", *, wants_decisions: bool) -> None:
         self.wants_decisions = wants_decisions
         self.is_here = False
-        """Whether the viewer was last told that a scheduler is watched."""
+        """Whether the viewer's stream currently shows a scheduler that is watched: true after
+        `here`, false after `away`."""
         self._feed = feed
         self._queue: deque[bytes] = deque()
         self._n_unsent = 0  # bytes of news
@@ -81,12 +84,14 @@ class Viewer:
         self._arrival = asyncio.Event()
 
     def greet(self, events: Iterable[bytes]) -> None:
-        """Adds the objects that a new viewer must get first."""
+        """Adds the objects with which the viewer's stream begins. They do not count against
+        `MAX_UNSENT_BYTES`."""
         self._queue.extend(events)
         self._arrival.set()
 
     def put(self, events: Sequence[bytes], n_bytes: int) -> None:
-        """Adds new changes to the queue. All of them together have `n_bytes` bytes."""
+        """Adds new changes, which have `n_bytes` bytes together, to the queue. If the queue becomes
+        too long, drops all queued changes; the next call of `next` then begins with a `gap`."""
         if self._is_behind or not events:
             return
         self._n_unsent += n_bytes
@@ -98,7 +103,7 @@ class Viewer:
         self._arrival.set()
 
     def end(self) -> None:
-        """Ends the viewer's stream."""
+        """Ends the viewer's stream once the queued changes are sent."""
         self._is_over = True
         self._arrival.set()
 
@@ -224,7 +229,8 @@ class ViewFeed:
             yield note("away", text=self._away)
 
     def opened(self) -> None:
-        """Notes that a scheduler is watched from now on, and tells the viewers."""
+        """Begins a new view, since a scheduler is watched from now on. Sends `here` to the viewers,
+        or `gap` to viewers that already see a scheduler."""
         self._view, self._state = View(), ViewState()
         self._away = ""
         self._ahead_s = None
@@ -260,7 +266,8 @@ class ViewFeed:
                 viewer.put(news, n_bytes)
 
     def lost(self, reason: str) -> None:
-        """Tells viewers that no scheduler is watched. Repeated calls send nothing."""
+        """Sends `away` to the viewers, since no scheduler is watched. Repeated calls send
+        nothing."""
         self._state = None
         if self._away:
             return
@@ -283,8 +290,8 @@ class ViewFeed:
         return any(viewer.wants_decisions for viewer in self._viewers)
 
     async def _wait_unwanted(self) -> None:
-        """Waits until there have been no viewers for `LINGER_S` seconds, or until another kind of
-        subscription is needed."""
+        """Waits until there have been no viewers for `LINGER_S` seconds, or until a subscription
+        with decisions must replace one without, or the reverse."""
         while not self._is_stale:
             if self._viewers:
                 await self._wait_change()

@@ -1,9 +1,9 @@
 """Keeps the changes that a new viewer must get before any newer change.
 
 Changes are kept as the JSON that was sent to earlier viewers: epochs, marks and figures of the last
-minutes, requests that live or have just ended, the last iterations, and the pool. Each kind is
-bounded in number and in bytes, and epochs, marks, figures and iterations also in age. Times are
-readings of the scheduler's clock.
+minutes, requests that have not ended or have just ended, the last iterations, and the pool. Each
+kind is bounded in number and in bytes, and epochs, marks, figures and iterations also in age. Times
+are readings of the scheduler's clock.
 """
 
 from collections import deque
@@ -17,12 +17,12 @@ ITERATIONS_S, MAX_ITERATIONS, MAX_ITERATION_BYTES = 60, 500, 768 * 2**10
 in bytes."""
 
 MARKS_S, MAX_MARKS, MAX_MARK_BYTES = 300, 64, 2**15
-"""Limits on the marks, and on the earlier epochs, that are kept: largest age in seconds, largest
-number, and largest size in bytes."""
+"""Limits on the marks (events such as the loss of a pipeline), and on the earlier epochs, that are
+kept: largest age in seconds, largest number, and largest size in bytes."""
 
 FIGURES_S, MAX_FIGURES, MAX_FIGURE_BYTES = 300, 300, 2**17
-"""Limits on the figures that are kept: largest age in seconds, largest number, and largest size in
-bytes."""
+"""Limits on the `figures` changes (totals and rates, one change per second) that are kept: largest
+age in seconds, largest number, and largest size in bytes."""
 
 MAX_REQUESTS, MAX_TURNS, MAX_REQUEST_BYTES = 2048, 8, 384 * 2**10
 """Limits on the requests that are kept: largest number of requests, largest number of turns
@@ -101,8 +101,8 @@ class KnownRequests:
 
 
 class KnownEpochs:
-    """The epochs of the pipelines that serve, after earlier epochs. If no pipeline serves, the
-    epoch of the pipeline that was lost last is kept."""
+    """The epochs of the pipelines that serve. Iteration yields earlier epochs first. If no pipeline
+    serves, the epoch of the pipeline that was lost last is kept."""
 
     def __init__(self) -> None:
         self._serving: dict[int, tuple[Json, bytes]] = {}  # by the number of the pipeline
@@ -114,8 +114,8 @@ class KnownEpochs:
             yield data
 
     def add(self, change: Json, data: bytes) -> None:
-        """Adds an epoch, which takes the place of the epoch of its pipeline, and of all epochs of
-        an earlier term."""
+        """Adds an epoch. The epoch replaces the current epoch of its pipeline, and all current
+        epochs of an earlier term. Replaced epochs are kept as earlier epochs."""
         for pipeline, (epoch, _) in list(self._serving.items()):
             if pipeline == change["pipeline"] or _term_of(epoch) != _term_of(change):
                 replaced, its_data = self._serving.pop(pipeline)
@@ -124,7 +124,8 @@ class KnownEpochs:
         self._serving[change["pipeline"]] = change, data
 
     def end(self, number: int) -> None:
-        """Notes that the epoch with this number is over. Forgets the epoch if others serve."""
+        """Removes the epoch `number`, which is over. Keeps the epoch if no other pipeline
+        serves."""
         left = {one: it for one, it in self._serving.items() if it[0]["epoch"] != number}
         self._serving = left or self._serving
 
@@ -135,8 +136,8 @@ def _term_of(epoch: Json) -> int:
 
 
 class ViewState:
-    """The kept changes of one watch, from which a viewer that connects later gets the present
-    state. There are no changes when the watch begins."""
+    """The changes of one watch that are kept, so that a viewer which connects later can draw the
+    present state. The object is empty when the watch begins."""
 
     def __init__(self) -> None:
         self._epochs = KnownEpochs()
@@ -167,7 +168,7 @@ class ViewState:
                 self._pool = data
 
     def told(self) -> Iterator[bytes]:
-        """Yields the changes that a new viewer gets, each as JSON. The first change is an epoch."""
+        """Yields the kept changes for a new viewer, each as JSON. The first change is an epoch."""
         yield from self._epochs
         yield from self._marks
         yield from self._requests

@@ -22,8 +22,8 @@ from services.frontend.request.refusals import Refusal, Refusals
 log = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 16
-"""Largest number of connections that are accepted in one pass of the event loop. To accept this
-many takes two milliseconds, so a flood of new connections does not delay the others."""
+"""Largest number of connections that are accepted in one pass of the event loop. Accepting this
+many takes two milliseconds, so a flood of new connections does not delay the open connections."""
 
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 

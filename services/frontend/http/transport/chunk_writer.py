@@ -3,8 +3,8 @@
 An ASGI message passes through the layers of the app, each of which is a coroutine. These coroutines
 make a third of the cost of a token. A connection therefore offers a `ChunkWriter`. Once the headers
 are sent, a stream writes its chunks with this writer, past the layers. The end of the answer passes
-through the layers again. The writer also tells the stream at once when the connection is lost. With
-ASGI messages, a task would have to wait for that message.
+through the layers again. The writer also has a future that is done once the connection is lost.
+With ASGI, a task would have to wait for the message about the loss.
 """
 
 import asyncio

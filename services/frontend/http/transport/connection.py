@@ -34,12 +34,13 @@ MAX_AHEAD_BYTES = 64 * 2**10
 the client sends more, reading from it is paused."""
 
 AHEAD_S = 0.001
-"""Seconds between an answer and the next request that the client sent ahead. The delay keeps
-thousands of requests sent ahead from keeping the event loop busy."""
+"""Seconds between the end of an answer and the parsing of the next request, if the client has sent
+this request ahead. The delay keeps thousands of requests sent ahead from keeping the event loop
+busy."""
 
 LARGE_READ_BYTES = 16 * 2**10
-"""Size of a read in bytes. After a larger read, other connections are read before the same
-connection is read again."""
+"""Size of a read, in bytes, above which other connections are read before the same connection is
+read again."""
 
 PARSE_S = 0.001
 """Seconds of parsing after which other connections are handled before parsing continues. Chunks of
@@ -122,7 +123,8 @@ class HttpConnection(asyncio.Protocol):
             self._end_request()
 
     def _end_request(self) -> None:
-        """Ends the request that is being answered, if any, and the connection."""
+        """Ends the request that is being answered, if any, and removes the lost connection from the
+        server."""
         self._requests.end_current()
         self._flow.resume_writing()  # for an app that waits to write
         self._server.end_connection(self)
@@ -264,9 +266,9 @@ class HttpConnection(asyncio.Protocol):
     # Limits
 
     def _watch_client(self) -> None:
-        """Sets the timer for the next data that the client has to send: a new request, the rest of
+        """Limits the time for the next data that the client has to send: a new request, the rest of
         a head, or the rest of the body of a request that has been answered already. If the client
-        has to send nothing, stops the timer."""
+        has to send nothing, there is no limit."""
         if self._is_over:
             return
         if self._incoming.is_in_body:

@@ -1,4 +1,4 @@
-"""The limits of HTTP connections, and the places for connections, whose number is limited."""
+"""The limits of HTTP connections, and the fixed number of places that connections take."""
 
 import resource
 from collections.abc import Callable
@@ -11,8 +11,8 @@ RESERVED_DESCRIPTORS = 256
 gRPC, the scheduler, probes, files."""
 
 MAX_STANDING = 64
-"""Largest number of connections that have no place and are being refused with an answer at one
-time."""
+"""Largest number of connections without a normal place that are being refused with an answer at the
+same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +67,13 @@ class ConnectionPlaces:
         """Places of connections that wait for a request, ordered from the longest wait to the
         shortest."""
         self.standing: set[ConnectionPlace] = set()
-        """Places of connections that are being refused, since all other places are taken."""
+        """Extra places of connections that are being refused, since all normal places are taken."""
 
     def enter(self, abort: Callable[[], None]) -> ConnectionPlace | None:
-        """Returns a place for a new connection, marked as waiting for a request. Returns None if no
-        place is free and none can be taken away. `abort` must close the connection at once; it is
-        called if the place is taken away."""
+        """Returns a place for a new connection, marked as waiting for a request. If all places are
+        taken, closes the connection that has waited longest for a request and reuses its place.
+        Returns None if no connection waits. `abort` must close the new connection at once; it is
+        called if the place is taken away later."""
         if len(self.taken) >= self._max_connections:
             self._refusals[Refusal.CONNECTIONS] += 1
             longest = next(iter(self.waiting), None)
@@ -86,8 +87,8 @@ class ConnectionPlaces:
         return place
 
     def stand(self, abort: Callable[[], None]) -> ConnectionPlace | None:
-        """Returns a place for a connection that is being refused. Returns None if too many
-        connections are being refused."""
+        """Returns an extra place for a connection that is being refused. Returns None if
+        `MAX_STANDING` connections are being refused already."""
         if len(self.standing) >= MAX_STANDING:
             return None
         place = ConnectionPlace(self, abort)

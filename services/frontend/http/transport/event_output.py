@@ -4,8 +4,8 @@ Proxies and load balancers close a connection that is silent for a minute. A req
 than a minute: for a pipeline, in the queue, for a long prompt, or for text that is held back.
 
 A comment is one line, as the standard says, without an empty line after it. OpenAI's client takes
-such an empty line for the end of an event without data, and fails, once it has seen an event with
-an id. The first comment is not sent at once: the benchmarks of vLLM and SGLang fail at any comment,
+such an empty line for the end of an event without data, and then fails if an earlier event had an
+id. The first comment is not sent at once: the benchmarks of vLLM and SGLang fail at any comment,
 and their requests do not wait long enough to get one.
 """
 
@@ -26,9 +26,9 @@ error occurs earlier, the answer has the status of the error."""
 class EventOutput:
     """The output of one stream of events.
 
-    One timer serves for the headers and the comments. Writing data does not set the timer again.
-    When the timer expires and data was written meanwhile, it is set again, counted from the last
-    data. Otherwise a comment is sent.
+    One timer serves for the headers and the comments. Writing data does not restart the timer. If
+    data was written before the timer expires, the timer is restarted, counted from the last data.
+    Otherwise the headers or a comment are sent.
     """
 
     def __init__(

@@ -128,8 +128,8 @@ class EventStream(Response):
 
 
 def framed(data: bytes, *, event_id: bytes = b"", name: bytes = b"") -> Event:
-    """Returns an event with one line of data. The event has the name `name`, or else the id
-    `event_id`, if one is given."""
+    """Returns an event with one line of data. The event has the name `name` or the id `event_id`,
+    if one is given. If both are given, the event has only the name."""
     if name:
         return b"event: %b\ndata: %b\n\n" % (name, data)
     if event_id:

@@ -8,8 +8,8 @@ from typing import Any
 from services.frontend.loop_share import LoopShare
 
 MAX_GATHERED_BYTES = 2**16
-"""Number of bytes gathered for a connection above which all are written at once, and not only at
-the end of the event loop's pass."""
+"""Number of gathered bytes above which a transport writes at once, and not only at the end of the
+event loop's pass."""
 
 
 class WriteRound:
@@ -41,10 +41,11 @@ class GatheringTransport(asyncio.Transport):
 
     An iteration brings a token for each of many clients in one pass. The system calls for writing
     then follow each other at the end of the pass, instead of alternating with the work for each
-    token. A process that reads is woken once instead of for each token. Data that belongs together,
-    such as the last token of an answer and the end of the answer, leaves as one packet.
+    token. A client process with many connections is woken once instead of for each token. Data that
+    belongs together, such as the last token of an answer and the end of the answer, leaves as one
+    packet.
 
-    A connection that resumes reading after a pause waits until `LoopShares.reads` allows. So
+    A connection that resumes reading after a pause waits until `LoopShares.reads` allows it. So
     connections whose clients send as fast as they can take only a limited part of each pass.
     """
 

@@ -1,8 +1,8 @@
 """Counts the received bytes of a request, and checks the limits.
 
 The parser reports the parts of a request that it has read. It does not report the line ends of a
-head and the framing of a body. These bytes are counted as the rest of each piece that the parser
-gets.
+head and the framing of a body. Therefore the pieces of data that the parser gets are counted as
+well: in a body, all bytes of a piece that the parser does not report are framing.
 """
 
 from http import HTTPStatus
@@ -90,14 +90,15 @@ class IncomingRequest:
             self._n_hosts += 1
 
     def check_head(self, version: str) -> None:
-        """Checks a complete head."""
+        """Checks a complete head: the version of HTTP, and that there is one `Host` header, which
+        HTTP/1.0 may lack."""
         if version not in VERSIONS:
             raise malformed(f"HTTP/{version} is not spoken here")
         if self._n_hosts > 1 or (not self._n_hosts and version != "1.0"):
             raise malformed("a request must have one Host")
 
     def begin_body(self) -> None:
-        """Ends the head and begins to count the body."""
+        """Marks the head as complete and begins to count the body."""
         self.is_in_body = True
         self._n_body = self._n_framing = self._n_framing_run = 0
 
@@ -107,7 +108,7 @@ class IncomingRequest:
         self._n_body += n_bytes
 
     def end(self) -> None:
-        """Ends the request, which has been received completely."""
+        """Marks the request as received completely."""
         self.is_in_body = False
         self._n_requests += 1
         self._n_head = 0

@@ -2,10 +2,10 @@
 received.
 
 A JSON text of 8 MB is parsed in some milliseconds, but 8 MB of `[],[],[]` would block the event
-loop for seconds and take 25 times their size in memory. What costs most is therefore counted:
-containers, strings (including names of fields), and values. This is done for each piece of the body
-when it is received, by operations that run at the speed of memory. A large body never blocks the
-event loop for long, and a body with too much structure is refused early.
+loop for seconds and take 25 times their size in memory. The parts that cost most are therefore
+counted: containers, strings (including names of fields), and values. They are counted in each piece
+of the body when it is received, by operations that run at the speed of memory. A large body never
+blocks the event loop for long, and a body with too much structure is refused early.
 """
 
 from services.common import errors

@@ -80,8 +80,8 @@ class RequestParser:
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _feed(self, piece: bytes) -> bytes:
-        """Parses bytes. Returns the bytes that must be parsed next. These are empty, unless the
-        bytes asked for an upgrade."""
+        """Parses bytes. Returns the bytes that must be parsed next. The result is empty, unless
+        `piece` has a request for an upgrade to another protocol."""
         mark = self.incoming.mark()
         try:
             self._parser.feed_data(piece)

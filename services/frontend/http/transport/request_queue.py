@@ -59,7 +59,8 @@ class RequestQueue:
 
     @property
     def last(self) -> RequestResponseCycle | None:
-        """The last request, received completely or in part. None if its answer is complete."""
+        """The last request and its answer, as uvicorn's object. The request may be received only in
+        part. None if the answer is complete, or if there has been no request."""
         return None if self._last is None or self._last.response_complete else self._last
 
     @property
@@ -94,7 +95,7 @@ class RequestQueue:
             cycle.message_event.set()
 
     def end(self) -> None:
-        """Tells the app that the last request's body has been received completely."""
+        """Signals to the app that the last request's body has been received completely."""
         if (cycle := self.last) is not None:
             cycle.more_body = False
             cycle.message_event.set()
@@ -102,7 +103,7 @@ class RequestQueue:
     # Answers
 
     def _answer(self, cycle: RequestResponseCycle) -> None:
-        """Schedules the app's answer to a request. It begins when the share of the event loop
+        """Schedules the app's answer to a request. The app begins when a share of the event loop
         allows it: `LoopShares.lookups` for requests without a body, else `LoopShares.requests`."""
         app = self._server.app
         if cycle.scope["http_version"] == "1.0":
@@ -123,7 +124,8 @@ class RequestQueue:
             task.add_done_callback(self._server.end_task)
 
     def _go_on(self) -> None:
-        """Begins the next request of the queue, if the current answer is complete."""
+        """Begins to answer the next request of the queue, or calls `on_answered` if there is none.
+        Called when the current answer is complete. Does nothing if the connection is closing."""
         if self._transport.is_closing():
             return
         self._flow.resume_reading()
@@ -137,16 +139,16 @@ class RequestQueue:
     # The end of the connection
 
     def disconnect(self) -> bool:
-        """Notes that the client of the current request has disconnected, so that nothing more is
-        written to the client. Returns False if no request is being answered."""
+        """Marks the client of the current request as disconnected, so that nothing more is written
+        to the client. Returns False if no request is being answered."""
         if self._current is None or self._current.response_complete:
             return False
         self._current.disconnected = True
         return True
 
     def end_current(self) -> None:
-        """Tells the app that the client has disconnected: no more of the request will arrive, and
-        the client does not read the answer."""
+        """Signals to the app that the client has disconnected: no more of the request will arrive,
+        and the client does not read the answer."""
         if self._current is not None:
             self._current.message_event.set()
         if self._chunks is not None:

@@ -1,4 +1,4 @@
-"""The HTTP server, which serves an app on bound sockets until it is told to stop.
+"""The HTTP server, which serves an app on bound sockets until `stop` is called.
 
 The server ends in three steps, so that clients with open connections lose no request. After
 `leave`, every answer announces that its connection closes. Clients then open new connections, for
@@ -29,7 +29,7 @@ BACKLOG = 2048
 connect at the same moment."""
 
 FINISH_S = 2.0
-"""Seconds for sending the last answers after the server has been told to stop."""
+"""Seconds for sending the last answers after `stop` has been called."""
 
 
 class HttpServer:

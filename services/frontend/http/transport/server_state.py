@@ -23,8 +23,8 @@ class OpenConnection(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class ServerState:
-    """What all connections of one server share: the app, the limits, the shares of the event loop,
-    the open connections and the running requests."""
+    """The objects that all connections of one server share: the app, the limits, the shares of the
+    event loop, the open connections and the running requests."""
 
     app: ASGIApp
     limits: ConnectionLimits

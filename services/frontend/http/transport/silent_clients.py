@@ -1,6 +1,6 @@
 """Ends the connections of clients whose host has been silent for too long.
 
-A host that has lost its power or its network cannot tell the server that its connections are over.
+A host that has lost its power or its network cannot close its connections.
 """
 
 import socket

@@ -52,8 +52,8 @@ def bound_at(path: Path, bind: Callable[[], object]) -> Iterator[None]:
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes the file of a socket on which no process listens. Raises OSError if a process
-    listens, or if the file is not a socket."""
+    """Removes the file of a socket on which no process listens, if there is one at the path. Raises
+    OSError if a process listens, or if the file is not a socket."""
     try:
         is_socket = stat.S_ISSOCK(path.stat().st_mode)
     except FileNotFoundError:
