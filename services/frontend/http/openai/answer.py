@@ -13,7 +13,7 @@ from services.frontend.request.finish_reason import FinishReason
 
 @answer_object
 class PromptTokensDetails(TypedDict):
-    """Numbers of tokens of the prompts, by the origin of the tokens."""
+    """Details of the number of tokens of the prompts: how many came from a cache."""
 
     cached_tokens: int
     """Number of tokens of the prompts that were taken from a cache instead of being computed."""
@@ -26,7 +26,7 @@ class Usage(TypedDict):
     prompt_tokens: int
     """Number of tokens of all prompts."""
     prompt_tokens_details: PromptTokensDetails
-    """Numbers of tokens of the prompts, by the origin of the tokens."""
+    """Details of the number of tokens of the prompts: how many came from a cache."""
     completion_tokens: int
     """Number of generated tokens, over all answers."""
     total_tokens: int
@@ -40,7 +40,7 @@ class PromptLogprob(TypedDict):
     logprob: float
     """Log-probability of the token."""
     rank: int
-    """Rank of the token in the vocabulary by log-probability, from 1."""
+    """Rank of the token in the vocabulary by log-probability. The most likely token has rank 1."""
     decoded_token: str
     """Text of the token."""
 
@@ -100,8 +100,8 @@ class CompletionChoice(TypedDict):
     """Log-probabilities of the prompt: for each token an object of `PromptLogprob` keyed by token
     id, and null for the first token. Present only with `prompt_logprobs`."""
     receipt: NotRequired[dict[str, Any]]
-    """Receipt of the answer (`docs/receipts.md`). Present only with `receipt`, where the answer
-    ends."""
+    """Receipt of the answer (`docs/receipts.md`). Present only with `receipt`, once the answer has
+    ended."""
 
 
 @answer_object
@@ -281,8 +281,8 @@ class ChatChunkChoice(TypedDict):
     token_ids: NotRequired[Sequence[int]]
     """New tokens. Present only with `return_token_ids`."""
     receipt: NotRequired[dict[str, Any]]
-    """Receipt of the answer (`docs/receipts.md`). Present only with `receipt`, where the answer
-    ends."""
+    """Receipt of the answer (`docs/receipts.md`). Present only with `receipt`, in the chunk that
+    ends the answer."""
 
 
 @answer_object

@@ -125,7 +125,8 @@ else:
 
 
 class ResumptionBody(ExactModel):
-    """The field `resumption`: the seed and the tokens that the client has of a broken stream.
+    """The field `resumption`: the seed of a broken stream and the tokens that the client has
+    received.
 
     The id of the last event comes in the header `Last-Event-ID`.
     """
@@ -133,8 +134,8 @@ class ResumptionBody(ExactModel):
     seed: Annotated[int, option("seed")]
     """Seed of the request, from the first chunk of the stream."""
     token_ids: Annotated[list[TokenIds], FailFast(), Field(max_length=MAX_ANSWERS)]
-    """For each answer, the tokens that the client has. Answers at the end of the list may be left
-    out if the client has no tokens of them."""
+    """For each answer, the ids of the tokens that the client has received. Answers at the end of
+    the list may be left out if the client has received no tokens of them."""
 
     def to_resumption(self, position: StreamPosition) -> Resumption:
         """Returns the resumption at a position in the stream.
@@ -200,7 +201,8 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
     """Whether to include the stop text or the stop token in the output."""
     prompt_logprobs: Annotated[int | None, N_LOGPROBS] = None
     """Number of the most likely tokens to show at each position of the prompt. The answer then also
-    has the log-probability of each token of the prompt but the first. Not served with `stream`."""
+    has the log-probability of each token of the prompt but the first. Not supported with
+    `stream`."""
 
     truncate_prompt_tokens: Annotated[int | None, only()] = None
     """Not supported: must be null."""

@@ -1,4 +1,4 @@
-"""Base class of the bodies of requests that generate, in all protocols."""
+"""Base class of the bodies of requests for generated answers, in all protocols."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -26,15 +26,15 @@ class RequestBody(ExactModel, ABC):
     does nothing if the scheduler's `order` is `fcfs`."""
     cache_salt: Annotated[str | None, SALT] = None
     """Salt of the prefix cache. Requests share the prefix cache only if both their salt and their
-    API key are equal. So a client cannot find out from the time of an answer what other clients
-    have asked."""
+    API key are equal. So a client cannot find out from the time of an answer whether other clients
+    have sent a prompt."""
     cache_prompt: bool | None = None
     """Whether to take tokens of the prompt from the prefix cache, and to leave the prompt in the
     cache for later requests. The prefix cache is not used for a request with `prompt_logprobs`."""
 
     receipt: bool | None = None
-    """Whether each answer has a signed receipt that says how it was made; refused where the server
-    makes no receipts."""
+    """Whether each answer has a signed receipt, which says how the answer was made. Refused if the
+    server makes no receipts."""
 
     @abstractmethod
     def to_request(self) -> GenerationRequest:
@@ -51,7 +51,8 @@ class RequestBody(ExactModel, ABC):
     @staticmethod
     @abstractmethod
     def explain(error: errors.OrcinusError) -> Event:
-        """Returns the event of an error that ends a stream before there is a reply."""
+        """Returns the event that reports an error, for a stream that fails before it has a
+        `Reply`."""
 
     def resume_at(self, last_event_id: str | None) -> None:
         """Sets the position from which a broken stream is resumed. `last_event_id` is the id of the
@@ -64,7 +65,7 @@ class RequestBody(ExactModel, ABC):
 
     @property
     def unenforced(self) -> Sequence[str]:
-        """Names of the fields of the request that the server cannot enforce, whatever the model."""
+        """Names of the fields of the request that the server cannot enforce for any model."""
         return ()
 
     def spelled(self, field: str) -> str:

@@ -1,5 +1,5 @@
-"""Answers a request that generates. The steps are the same for all protocols; each protocol has a
-class for the body and a class for the reply.
+"""Answers a request for generated answers, whole or as a stream. The steps are the same for all
+protocols; each protocol has a class for the body and a class for the reply.
 
     body → to_request → Generation → reply → one JSON, or a stream of events
 """

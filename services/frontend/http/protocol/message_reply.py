@@ -15,7 +15,7 @@ from services.frontend.request.finish_reason import FinishReason
 
 
 class MessageReply(Reply):
-    """Writes the only answer of a generation as items, one after the other."""
+    """Writes the answer of a generation with one answer, as items one after the other."""
 
     __slots__ = ("_generation", "_items", "_last", "_reason")
 
@@ -46,8 +46,8 @@ class MessageReply(Reply):
 
     @property
     def _note(self) -> NoteFields:
-        """The fields of the answer that say whether the values match their JSON schemas, and how
-        the answer was made. Empty before the end of the answer."""
+        """The fields `orcinus` and `receipt`, if the answer has them. Empty before the end of the
+        answer."""
         if self._last is None:
             return {}
         note = note_of([self._last.schema_valid], self.unenforced)

@@ -1,4 +1,5 @@
-"""Base class of the replies to requests that generate. A reply is whole, or a stream of events."""
+"""Base class of the replies to requests for generated answers. A reply is whole, or a stream of
+events."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence

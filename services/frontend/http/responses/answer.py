@@ -134,7 +134,7 @@ class OutputSearchCall(TypedDict):
 
 @answer_object
 class InputTokensDetails(TypedDict):
-    """Numbers of tokens of the prompt, by the origin of the tokens."""
+    """Details of the number of tokens of the prompt: how many came from a cache."""
 
     cached_tokens: int
     """Number of tokens of the prompt that were taken from a cache instead of being computed."""
@@ -157,11 +157,11 @@ class ResponseUsage(TypedDict):
     input_tokens: int
     """Number of tokens of the prompt."""
     input_tokens_details: InputTokensDetails
-    """Numbers of tokens of the prompt, by the origin of the tokens."""
+    """Details of the number of tokens of the prompt: how many came from a cache."""
     output_tokens: int
     """Number of generated tokens."""
     output_tokens_details: OutputTokensDetails
-    """Numbers of tokens of the output, by kind."""
+    """Details of the number of generated tokens."""
     total_tokens: int
     """Sum of `input_tokens` and `output_tokens`."""
 
@@ -240,5 +240,5 @@ class Response(RequestEcho):
     """Whether the JSON in the answer matches its schemas, and the keywords of the schemas that are
     not enforced. Present only if there is such a keyword."""
     receipt: NotRequired[dict[str, Any]]
-    """Receipt of the answer (`docs/receipts.md`). Present only with `receipt`, where the answer
-    ends."""
+    """Receipt of the answer (`docs/receipts.md`). Present only with `receipt`, once the answer has
+    ended."""

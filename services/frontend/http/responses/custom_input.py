@@ -1,10 +1,10 @@
 """Reads the input of a custom tool from the arguments that the model writes.
 
 The input is a text. The model sees a function with one parameter, and so writes the text as a
-string in JSON: `{"input": "…"}`. `CustomInput` returns the characters of the text as they come.
-Models write strings that are nearly JSON: raw line ends, unknown escapes and quotes without a
-backslash are part of the text. If the arguments are not an object of this form, all of them are
-returned unchanged at their end.
+string in JSON: `{"input": "…"}`. `CustomInput` returns the characters of the text as soon as they
+are read. Models write strings that are nearly JSON: raw line ends, unknown escapes and quotes
+without a backslash are part of the text. If the arguments are not an object of this form, all
+arguments are returned unchanged when they end.
 """
 
 import re
@@ -168,8 +168,8 @@ def _read_string(text: str, *, is_last: bool = False) -> tuple[str, str]:
 
 
 def _character(escape: re.Match[str]) -> str:
-    """Returns the character that an escape stands for. Half of a pair of surrogates becomes the
-    replacement character, since it stands for no character."""
+    """Returns the character that an escape stands for. A lone surrogate becomes the replacement
+    character U+FFFD, since it stands for no character."""
     if letter := escape["letter"]:
         return _LETTERS[letter]
     if code := escape["code"]:

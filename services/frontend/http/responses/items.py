@@ -68,7 +68,8 @@ class ReasoningItem(ExactModel):
     type: Literal["reasoning"]
     """Always `reasoning`."""
     summary: ResponsesParts | None = None
-    """Summary of the reasoning. It is read only if the item has no reasoning itself."""
+    """Summary of the reasoning. The summary is read only if `content` and `encrypted_content` give
+    no reasoning."""
     content: ResponsesParts | None = None
     """Reasoning of the assistant before a message or a call."""
     encrypted_content: str | None = None
@@ -144,8 +145,8 @@ class ToolSearchCallItem(ExactModel):
 
 
 class ToolSearchOutputItem(ExactModel):
-    """The tools that a search has found. The model sees these tools from this item on, and reads
-    their names as the result of the search."""
+    """The tools that a search has found. The model may call these tools, and reads their names as
+    the result of the search."""
 
     type: Literal["tool_search_output"]
     """Always `tool_search_output`."""

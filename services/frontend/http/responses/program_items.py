@@ -92,7 +92,7 @@ class ApplyPatchOutputItem(ExactModel):
     call_id: str
     """Id of the call whose result this is. The call must be an earlier item."""
     status: str | None = None
-    """State of the change. The model reads it as the result if there is no `output`."""
+    """State of the change. The model reads the state as the result if there is no `output`."""
     output: str | None = None
     """Result of the change."""
 
@@ -111,7 +111,8 @@ class McpCallItem(ExactModel):
     output: str | None = None
     """Result of the call."""
     error: Any = None
-    """Reason why the call failed. The model reads it as the result if there is no `output`."""
+    """Reason why the call failed. The model reads the reason as the result if there is no
+    `output`."""
 
 
 class McpApprovalItem(ExactModel):

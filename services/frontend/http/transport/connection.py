@@ -31,7 +31,7 @@ requests."""
 
 MAX_AHEAD_BYTES = 64 * 2**10
 """Number of bytes that a client may send before the answer to an earlier request is complete. If
-the client sends more, reading from it is paused."""
+the client sends more, reading from the connection is paused."""
 
 AHEAD_S = 0.001
 """Seconds between the end of an answer and the parsing of the next request, if the client has sent
@@ -48,7 +48,7 @@ one byte each take a hundred times as long to parse as one large chunk."""
 
 MAX_DROPPED_BYTES = 2**20
 """Number of bytes that are read and dropped after a refusal. If the client sends more, reading from
-it is paused."""
+the connection is paused."""
 
 GOODBYE_S = 1.0
 """Seconds that a client has to read a refusal, or to answer the TLS close notification. Must be

@@ -70,8 +70,8 @@ class EventOutput:
     @property
     def chunks(self) -> ChunkWriter | None:
         """Chunk writer of the server. The value is None before the headers are sent, and if the
-        server has no chunk writer. What the chunk writer sends follows all data that `write` has
-        sent before."""
+        server has no chunk writer. Data that the chunk writer sends follows all data that `write`
+        has sent before."""
         return self._chunks if self._is_open else None
 
     async def write(self, data: bytes) -> None:

@@ -8,7 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MODE = 0o660
-"""Mode of the file of a socket. A process may connect if it may write to the file."""
+"""Mode of the file of a socket. The owner and the group may write to the file, and so may
+connect."""
 
 
 @contextmanager
