@@ -9,8 +9,9 @@ import { explain, readEvents, withKey } from "./feed.js";
  */
 
 /**
- * An answer that streams in. It can be stopped, and goes on from where it was: the server keeps nothing
- * of it, so it brings the seed, the last event's id and the tokens that it has.
+ * An answer that is streamed. A stopped or broken answer can be resumed where it ended. The server stores
+ * nothing of the answer, so the request that resumes it has the seed, the id of the last event and the tokens
+ * that have been received.
  */
 export class Answer {
   /** @type {Choice[]} */
@@ -38,7 +39,7 @@ export class Answer {
     this.onChange = onChange;
   }
 
-  /** Asks. */
+  /** Sends the request and reads the stream. */
   start() {
     void this.#run({});
   }
@@ -59,7 +60,7 @@ export class Answer {
     this.onChange();
   }
 
-  /** Goes on with an answer that was stopped or broke. */
+  /** Resumes an answer that was stopped or whose stream broke. */
   resume() {
     this.state = "streams";
     this.problem = "";
@@ -136,7 +137,7 @@ export class Answer {
 }
 
 /**
- * Reads log-probabilities in either API's shape.
+ * Reads the log-probabilities of a choice, in the form of chats or of completions. Returns none if the choice has none.
  *
  * @param {any} chunk
  * @returns {TokenLogprob[]}

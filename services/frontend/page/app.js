@@ -17,7 +17,7 @@ function element(id) {
   return /** @type {HTMLElement} */ (document.getElementById(id));
 }
 
-/** What all views know: the key that clients show, the chosen model, and how the feed stands. */
+/** The state that all views share: the API key, the chosen model, and the status of the feed. */
 export class AppState {
   key = sessionStorage.getItem(KEY_IN_SESSION) ?? "";
   /** @type {"live" | "away" | "refused"} */

@@ -10,8 +10,8 @@ const WHEEL_ZOOM = 1.0015;
 const KEYS = "Left and right move in time, plus and minus change the scale, comma and full stop choose an iteration, and space pauses.";
 
 /**
- * A timeline that can be pointed at, dragged, zoomed and walked through by keys. Its owner says which
- * view it shows, and draws it.
+ * A timeline that the viewer can move, zoom and inspect with the pointer and with keys. The owner of the chart
+ * calls `draw` with the view to show.
  */
 export class Chart {
   /** @type {{x: number, y: number} | null} */
@@ -140,7 +140,7 @@ export class Chart {
   }
 }
 
-/** Returns what the signs of a chart mean. */
+/** Returns a legend of the signs in a chart, as HTML. */
 export function legend() {
   return html`<ul class="legend">
     <li><svg width="30" height="13" aria-hidden="true"><rect width="14" height="13" fill="oklch(0.7 0.13 215)"/><rect x="16" width="14" height="13" fill="oklch(0.7 0.13 352)"/></svg> a colour is a request</li>

@@ -1,6 +1,6 @@
 /** @import {Body} from "./answer.js" */
 
-/** Fields whose place in the gRPC API is in `options.sampling`. */
+/** Fields of a body that the gRPC API has in `options.sampling`. */
 const SAMPLING = new Set([
   "temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty",
   "repetition_penalty", "min_tokens", "stop_token_ids",
@@ -8,7 +8,7 @@ const SAMPLING = new Set([
 const OPTIONS = new Set(["max_tokens", "n", "ignore_eos"]);
 
 /**
- * Returns the calls by which a program would get the same answer, by their names.
+ * Returns code samples that send a body, each with the name of its client or language.
  *
  * @param {string} path
  * @param {Body} body

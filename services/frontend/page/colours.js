@@ -1,11 +1,11 @@
-/** Degrees between the hues of requests that follow each other: far apart for as long as can be. */
+/** Degrees between the hues of consecutive requests. With this angle, hues stay far apart for many requests. */
 const GOLDEN_ANGLE = 137.508;
 
 /** @type {Map<number, string>} */
 const made = new Map();
 
 /**
- * Returns the colour of a request, the same wherever it is shown.
+ * Returns the colour of the request with a number. All views show the request in this colour.
  *
  * @param {number} number
  * @returns {string}
@@ -22,7 +22,7 @@ export function colourOf(number) {
 }
 
 /**
- * Reads the colours of the page's theme as it is now.
+ * Returns the colours and the font of the page's current theme (light or dark).
  *
  * @param {Element} element
  */

@@ -18,8 +18,9 @@ const RECORDINGS = [
 ];
 
 /**
- * Returns figures of a run by which two can be compared. A request-level batch gives its answers away
- * when it ends, so a first token may come with the last.
+ * Returns figures of a run that can be compared with those of another run: times in seconds, and counts. A
+ * request-level batch returns its answers only when it ends. The first token of a request may then arrive
+ * together with the last.
  *
  * @param {View} view
  */
@@ -36,7 +37,7 @@ function figuresOf(view) {
   };
 }
 
-/** Two runs and more above each other, on one scale of time. */
+/** Charts of several recorded runs, one below the other, on one scale of time. */
 export class CompareView {
   /** @type {{name: string, text: string, view: View, chart: Chart | null}[]} */
   #runs = [];
@@ -50,7 +51,7 @@ export class CompareView {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTimeout(() => this.#draw(), 50));
   }
 
-  /** Reads the recordings when the view is looked at for the first time. */
+  /** Shows the view. Reads the recordings when the view is shown for the first time. */
   async show() {
     if (this.#hasBegun) return this.#draw();
     this.#hasBegun = true;

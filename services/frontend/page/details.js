@@ -8,7 +8,7 @@ import { KIND_WORDS, TURN_WORDS, count, duration, plural } from "./words.js";
 /** @import {IterationEvent} from "./events.js" */
 
 /**
- * Returns a request's number beside its colour.
+ * Returns the number of a request and a swatch of its colour, as HTML.
  *
  * @param {number} number
  */
@@ -17,11 +17,11 @@ export function tag(number) {
 }
 
 /**
- * Returns what an iteration held and how long it took, for a tip or a panel.
+ * Returns the requests, tokens and times of an iteration as HTML, for a tip or a panel.
  *
  * @param {IterationEvent} iteration
  * @param {View} view
- * @param {number} span the place of a span that is pointed at, or -1
+ * @param {number} span the index of the span under the pointer, or -1
  */
 export function iterationDetails(iteration, view, span = -1) {
   const nTokens = iteration.n_tokens.reduce((sum, n) => sum + n, 0);
@@ -69,7 +69,7 @@ function requestWords(request) {
 }
 
 /**
- * Returns the pipelines that have run a request, if there are several.
+ * Returns the pipelines that have run a request, in words. The text is empty if only one pipeline has run it.
  *
  * @param {Request} request
  * @returns {string}

@@ -1,5 +1,5 @@
 /**
- * The changes of the view that a frontend tells its viewers, as `services/common/watch_view.py` makes
+ * The changes of the view that a frontend sends to its viewers, as `services/common/watch_view.py` makes
  * them. Times are seconds since 1970.
  *
  * @typedef {{t: number, type: "epoch", epoch: number, term: number, text: string, model: string, n_stages: number, tp_size: number,
@@ -39,8 +39,9 @@
  *
  * @typedef {EpochEvent | RequestEvent | IterationEvent | PoolEvent | MarkEvent | FiguresEvent} WatchEvent
  *
- * Changes of the stream itself: some were left out, and the view follows anew; the scheduler is away, or
- * here again. A recording begins with a header and may have an end and decisions.
+ * Events about the stream. `gap`: changes are missing, and the whole view follows. `away`: no scheduler is watched.
+ * `here`: a scheduler is watched, and the whole view follows. A recording begins with an event `recording`, and
+ * may have an event `end` and decisions.
  *
  * @typedef {{type: "gap"} | {type: "away", text?: string} | {type: "here"}} FeedEvent
  *
@@ -51,7 +52,8 @@
 const SHOWN = new Set(["epoch", "request", "iteration", "pool", "mark", "figures"]);
 
 /**
- * Returns the number of the pipeline that an event is of. Recordings of a single pipeline may not name it.
+ * Returns the number of the pipeline that an event is about. The number is 0 for events without one, such as
+ * events in recordings of a single pipeline.
  *
  * @param {{pipeline?: number}} event
  * @returns {number}
@@ -61,7 +63,7 @@ export function pipelineOf(event) {
 }
 
 /**
- * Tells whether an event is a change of the view that a page shows.
+ * Returns whether an event is a change of the view that the page shows.
  *
  * @param {AnyEvent} event
  * @returns {event is WatchEvent}

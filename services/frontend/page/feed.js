@@ -4,7 +4,8 @@ const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 10_000;
 
 /**
- * Reads server-sent events off a response, whose ids come before their data, and gives each one's data and id away as it comes.
+ * Reads the server-sent events of a response, and calls `onData` with the data and the id of each event as soon
+ * as the event arrives. The id must come before the data. An event without an id gets the id of the event before.
  *
  * @param {Response} response
  * @param {(data: string, id: string) => void} onData
@@ -27,7 +28,7 @@ export async function readEvents(response, onData) {
 }
 
 /**
- * Explains an answer that is an error, in the words of its body.
+ * Returns the error message in the body of an answer. Without such a message, returns the body or the status.
  *
  * @param {Response} response
  * @returns {Promise<string>}
@@ -42,7 +43,7 @@ export async function explain(response) {
 }
 
 /**
- * Returns the headers that show a key.
+ * Returns the request headers with an API key; none if the key is empty.
  *
  * @param {string} key
  * @returns {Record<string, string>}
@@ -52,8 +53,8 @@ export function withKey(key) {
 }
 
 /**
- * The live events of the pipeline: it connects again for as long as it is open, and calls `onEvent` for
- * each event and `onStatus` when it has become connected or not.
+ * The live events of the pipeline. Until the feed is closed or refused, it connects again whenever the connection ends.
+ * It calls `onEvent` for each event, and `onStatus` when the connection begins or ends.
  */
 export class Feed {
   #abort = new AbortController();
@@ -92,7 +93,8 @@ export class Feed {
   }
 
   /**
-   * Reads one connection to its end; returns whether there is no use in another.
+   * Opens a connection and reads it to its end. Returns true if the server refuses the key, the model or the path,
+   * so that connecting again is useless.
    *
    * @param {() => void} onLive
    */

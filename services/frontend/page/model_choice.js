@@ -3,7 +3,7 @@ import { html, render } from "/page/vendor/lit-html.js";
 
 /** The choice of one of the server's models. It is not shown if the server has only one. */
 export class ModelChoice {
-  /** Name of the chosen model; empty before the server has told which models it has. */
+  /** Name of the chosen model; empty until the server has listed its models. */
   model = "";
   /** @type {string[]} */
   #names = [];
@@ -18,7 +18,7 @@ export class ModelChoice {
   }
 
   /**
-   * Asks the server for its models. If it does not answer with a list, the choice stays as it is.
+   * Requests the list of models from the server. If the server sends no list, the choice does not change.
    *
    * @param {string} key
    */

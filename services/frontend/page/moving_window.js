@@ -1,11 +1,11 @@
-/** Seconds behind the latest news at which a moving window ends, so that blocks come whole. */
+/** Seconds between the end of a moving window and the latest events, so that blocks are shown when they are complete. */
 const LAG_S = 0.45;
 export const SHORTEST_S = 0.05;
 export const LONGEST_S = 120;
 
 /**
- * The span of time that is looked at: it moves with the run until it is held, and can then be shifted
- * and narrowed.
+ * The span of time that the viewer sees. The window moves with the clock until it is held. A held window can be
+ * shifted and zoomed.
  */
 export class MovingWindow {
   /** @param {number} length in seconds */
@@ -25,7 +25,7 @@ export class MovingWindow {
   }
 
   /**
-   * Learns the scheduler's clock from an event that has just come.
+   * Updates the estimate of the scheduler's clock from the time `t` of an event that has just arrived.
    *
    * @param {number} t
    */
@@ -33,18 +33,18 @@ export class MovingWindow {
     this.offset = Math.max(this.offset, t - performance.now() / 1000);
   }
 
-  /** @returns {number} the scheduler's time; before anything was heard, long ago */
+  /** @returns {number} the time of the scheduler's clock; minus infinity before the first event */
   get now() {
     return performance.now() / 1000 + this.offset;
   }
 
-  /** Moves to now, unless it is held. */
+  /** Moves the window to the present time, unless the window is held. */
   follow() {
     if (!this.isHeld && this.offset > -Infinity) this.to = this.now - LAG_S;
   }
 
   /**
-   * Moves the window by a part of its length, and holds it there.
+   * Moves the window by `part` times its length, and holds the window there.
    *
    * @param {number} part
    */
@@ -54,7 +54,8 @@ export class MovingWindow {
   }
 
   /**
-   * Makes the window longer or shorter, around a place in it from 0 to 1.
+   * Changes the length of the window, in seconds. In a held window the time at `place` stays where it is: 0 is the
+   * beginning of the window, and 1 the end.
    *
    * @param {number} length
    * @param {number} place

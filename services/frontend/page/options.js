@@ -10,12 +10,12 @@ const OWN = new Set([
   "json_schema", "regex", "ebnf",
 ]);
 
-/** Fields that most people want, in their order. */
+/** Fields that are used most, in the order in which they are shown. */
 export const COMMON = ["max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n"];
 
 /**
- * Returns the options of a body, by its schema in the server's OpenAPI document. What the server takes
- * only one value of is left out.
+ * Returns the options of a body, from the schema of the body in the server's OpenAPI document. Fields that accept
+ * only one value are left out.
  *
  * @param {any} schema
  * @returns {Option[]}
@@ -64,7 +64,7 @@ function rangeOf(form) {
  * @param {Option} option
  * @param {string} text
  * @returns {unknown}
- * @throws {Error} it is no such value; the message names the option.
+ * @throws {Error} the text is not a value of the option's type; the message names the option.
  */
 export function valueOf(option, text) {
   switch (option.type) {
@@ -86,7 +86,7 @@ export function valueOf(option, text) {
  * @param {string} name
  * @param {string} text
  * @returns {unknown}
- * @throws {Error} it is no JSON.
+ * @throws {Error} the text is not JSON.
  */
 export function parsed(name, text) {
   try {
@@ -96,7 +96,7 @@ export function parsed(name, text) {
   }
 }
 
-/** Formats of the output: what they are called, what the text beside them is, and which field they set. */
+/** Formats of the output: the name, an example of the text that describes the format, and the field to set. */
 export const FORMATS = /** @type {{id: string, name: string, example: string, field: (text: string) => Record<string, unknown>}[]} */ ([
   { id: "none", name: "free text", example: "", field: () => ({}) },
   { id: "json", name: "a JSON object", example: "", field: () => ({ response_format: { type: "json_object" } }) },

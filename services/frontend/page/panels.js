@@ -6,10 +6,10 @@ import { TURN_WORDS, count, duration, plural } from "./words.js";
 /** @import {View, Request} from "./view.js" */
 /** @import {Figures, EpochEvent, IterationEvent} from "./events.js" */
 
-/** Points of a line of the last five minutes, and the seconds of each. */
+/** Number of points of a line over the last five minutes, and the seconds between two points. */
 const N_POINTS = 60;
 const POINT_S = 5;
-/** Seconds that figures may come late; without news for longer, a line moves on. */
+/** Seconds by which figures may be late. If none come for longer, the line moves on. */
 const FIGURES_LAG_S = 2;
 const MAX_ROWS = 60;
 const MAX_ITERATIONS = 40;
@@ -61,7 +61,7 @@ function figure(name, value, more, line) {
 }
 
 /**
- * Returns a line of the last minutes, with a point for every few seconds.
+ * Returns a line of a figure over the last minutes, with a point for every few seconds, as SVG.
  *
  * @param {View} view
  * @param {number} now

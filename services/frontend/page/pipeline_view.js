@@ -19,7 +19,7 @@ const PANELS_MS = 250;
 const SLOW_DRAW_MS = 500;
 const SPEEDS = [0.05, 0.1, 0.25, 0.5, 1, 2];
 
-/** The view of the pipelines: live, held, or a recording that is played. */
+/** The view of the pipelines: live, held at a time, or a recording that is played. */
 export class PipelineView {
   #view = new View();
   #tape = new Tape();
@@ -62,7 +62,7 @@ export class PipelineView {
     requestAnimationFrame((now) => this.#frame(now));
   }
 
-  /** Connects with the key that the page has now. */
+  /** Connects with the current key and model of the page. */
   connect() {
     this.#feed?.close();
     this.#feed = new Feed(this.state.key, this.state.choice.model, (event) => this.#heard(event), (status, text) => {
@@ -112,7 +112,7 @@ export class PipelineView {
     this.#draw(now);
   }
 
-  /** Makes the window so long that it shows a good number of iterations. */
+  /** Sets the length of the window so that it shows about `ITERATIONS_SHOWN` iterations. */
   #suit() {
     const latest = this.#view.iterations.slice(-ITERATIONS_SHOWN);
     if (latest.length < ITERATIONS_SHOWN) return;
@@ -129,7 +129,7 @@ export class PipelineView {
     this.redraw();
   }
 
-  /** Draws what is around the chart. */
+  /** Draws the bar above the chart and the panels below the chart. */
   redraw() {
     if (this.element.hidden) return;
     render(this.#player ? this.#playerBar(this.#player) : this.#liveBar(), this.bar);

@@ -15,7 +15,7 @@ const DRAW_MS = 50;
 const PATHS = { chat: "/v1/chat/completions", completion: "/v1/completions" };
 const SCHEMAS = { chat: "ChatBody", completion: "CompletionBody" };
 
-/** A place to try the model: conversations and texts, with all options, and the calls to copy. */
+/** A page to try the model with conversations and texts and all options, with code samples to copy. */
 export class Playground {
   /** @type {"chat" | "completion"} */
   #mode = "chat";
@@ -48,13 +48,13 @@ export class Playground {
     this.state = state;
   }
 
-  /** Forgets what was read with another key. */
+  /** Drops the OpenAPI document, which was read with another key, and reads it again if the page is shown. */
   forget() {
     this.#document = null;
     if (!this.element.hidden) void this.show();
   }
 
-  /** Reads what the server serves, once, and draws. */
+  /** Draws the page. Reads the server's OpenAPI document if it has not been read yet. */
   async show() {
     this.#draw();
     if (this.#document) return;

@@ -3,7 +3,7 @@ import { View } from "./view.js";
 
 /** @import {AnyEvent, WatchEvent} from "./events.js" */
 
-/** A line that stands at the head of each recording. */
+/** Version of the format of recordings, which is in the first line of each recording. */
 const VERSION = 2;
 
 /**
@@ -11,7 +11,7 @@ const VERSION = 2;
  *
  * @param {string} text
  * @returns {WatchEvent[]}
- * @throws {Error} it is no recording; the message says what is wrong.
+ * @throws {Error} the text is not a recording; the message says what is wrong.
  */
 export function parse(text) {
   const lines = text.split("\n").filter((line) => line.trim());
@@ -44,7 +44,7 @@ export function viewOf(events) {
   return view;
 }
 
-/** The events that a page has seen, for a file; the oldest go when there are too many. */
+/** The latest events that the page has received, at most `limit`, to be saved as a recording. */
 export class Tape {
   #limit;
   /** @type {string[]} */
@@ -74,7 +74,7 @@ export class Tape {
   }
 }
 
-/** A recording that is played: the view that has been told all events up to a time. */
+/** A recording that is played: the view after all events up to a time. */
 export class Player {
   #next = 0;
 
@@ -88,7 +88,7 @@ export class Player {
   }
 
   /**
-   * Goes to a time, forward or back.
+   * Moves to the time `t`, forward or back.
    *
    * @param {number} t
    */

@@ -38,7 +38,7 @@ export class Timeline {
 
   /**
    * @param {HTMLCanvasElement} canvas
-   * @param {{hasStages: boolean, rows: number | null}} shape of the drawing; with `rows` its height is that of so many
+   * @param {{hasStages: boolean, rows: number | null}} shape of the drawing; with `rows`, as high as `rows` requests
    */
   constructor(canvas, shape) {
     this.canvas = canvas;
@@ -233,8 +233,8 @@ export class Timeline {
   }
 
   /**
-   * Draws a line from a request's arrival to its end: dotted while it waits, and red where it was put
-   * down or suspended.
+   * Draws a line from a request's arrival to its end: dotted while the request does not run, and red after it
+   * was preempted or suspended.
    *
    * @param {Request} request
    * @param {number} now
@@ -260,8 +260,8 @@ export class Timeline {
   }
 
   /**
-   * Writes the number of the pipeline before each admission of a request by another pipeline than the
-   * one before.
+   * Writes the number of a pipeline before each admission of a request, unless the same pipeline has admitted the
+   * request the time before.
    *
    * @param {Request} request
    * @param {number} y
@@ -356,7 +356,8 @@ export class Timeline {
 }
 
 /**
- * Returns where the lanes are: those of each pipeline that serves, under its name if there are several.
+ * Returns the positions of the lanes of each pipeline that serves. If there are several pipelines, the lanes of each
+ * are below its name.
  *
  * @param {View | null} view null for a drawing without lanes
  * @returns {Layout}
@@ -388,7 +389,7 @@ function layOut(view) {
 }
 
 /**
- * Returns the requests that were there in a span of time, by arrival.
+ * Returns the requests that had arrived and not ended at some time in a span, ordered by arrival.
  *
  * @param {View} view
  * @param {Span} window

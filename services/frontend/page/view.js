@@ -16,9 +16,9 @@ const MAX_KEPT_ITERATIONS = 20_000;
  */
 
 /**
- * The view of the pipelines as far as it has been told. The server has added everything up; here it is kept
- * to be drawn. It knows no page and no clock; what is older than `keptS` before the latest change is
- * forgotten.
+ * The state of the pipelines after all changes that have been applied, to be drawn. The server computes all sums.
+ * The view does not depend on a page or a clock. `prune` drops what is older than `keptS` seconds before the
+ * latest change.
  */
 export class View {
   /** @param {number} keptS */
@@ -44,7 +44,7 @@ export class View {
   }
 
   /**
-   * Takes in a change. One that is known already, since a stream has begun anew, changes nothing.
+   * Applies a change. A change that is known already, since a stream has begun again, has no effect.
    *
    * @param {WatchEvent} event
    */
@@ -61,7 +61,7 @@ export class View {
   }
 
   /**
-   * Notes something that explains what is seen around it. An epoch is marked once.
+   * Adds a mark: an event that explains what the timeline shows around it. An epoch gets only one mark.
    *
    * @param {number} t
    * @param {string} kind
@@ -79,14 +79,14 @@ export class View {
     return [...this.epochs.values()].sort((a, b) => pipelineOf(a) - pipelineOf(b));
   }
 
-  /** Forgets requests and pipelines, before all that there are are told anew; history stays. */
+  /** Drops all requests and pipelines, which the server sends again now. Iterations, marks and figures are kept. */
   forgetState() {
     this.requests.clear();
     this.epochs.clear();
     this.pool = null;
   }
 
-  /** Forgets what is too old. */
+  /** Drops iterations, ended requests, figures and marks that are too old. */
   prune() {
     const oldest = this.latest - this.keptS;
     const kept = this.iterations.findIndex((it) => it.sent + it.round_trip_s >= oldest);
@@ -111,7 +111,7 @@ export class View {
   }
 
   /**
-   * Notes a mark. A pipeline that serves no longer is forgotten if others serve.
+   * Adds a mark. If the mark says that a pipeline no longer serves, drops the pipeline, unless no other one serves.
    *
    * @param {MarkEvent} event
    */
@@ -170,7 +170,7 @@ export class View {
 }
 
 /**
- * Returns the numbers of the pipelines that have admitted a request, one after the other.
+ * Returns the numbers of the pipelines that have admitted a request, in order and without immediate repetitions.
  *
  * @param {Request} request
  * @returns {number[]}
@@ -181,7 +181,7 @@ export function pipelinesOf(request) {
 }
 
 /**
- * Returns when a request came to be what it is.
+ * Returns the time at which a request entered its present state.
  *
  * @param {Request} request
  * @returns {number}

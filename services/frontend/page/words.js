@@ -1,5 +1,5 @@
 /**
- * Returns seconds as people read them.
+ * Returns a duration as a text with a suitable unit, such as `12.0 ms`.
  *
  * @param {number} seconds
  * @returns {string}
@@ -12,7 +12,7 @@ export function duration(seconds) {
 }
 
 /**
- * Returns a count with its thousands apart.
+ * Returns a number as a text with separated thousands.
  *
  * @param {number} n
  * @returns {string}
@@ -22,7 +22,7 @@ export function count(n) {
 }
 
 /**
- * Returns a noun after its number, with an s unless the number is one.
+ * Returns a number and a noun, with an s unless the number is one: `3 requests`.
  *
  * @param {number} n
  * @param {string} noun
@@ -33,7 +33,7 @@ export function plural(n, noun) {
 }
 
 /**
- * Returns the value below which a part of the values lie; NaN if there are none.
+ * Returns the value below which the fraction `part` of the values lies; NaN if there are no values.
  *
  * @param {number[]} values
  * @param {number} part
@@ -45,12 +45,12 @@ export function quantile(values, part) {
   return sorted[Math.min(sorted.length - 1, Math.floor(part * sorted.length))];
 }
 
-/** What the kinds of spans are called. */
+/** Names of the kinds of spans. */
 export const KIND_WORDS = /** @type {Record<string, string>} */ ({
   p: "prefill", d: "decode", r: "recomputation",
 });
 
-/** What a request's turns are called. */
+/** Names of a request's turns (changes of state). */
 export const TURN_WORDS = /** @type {Record<string, string>} */ ({
   waiting: "waits", admitted: "runs", put_down: "preempted", suspended: "suspended", ended: "ended",
 });
