@@ -1,4 +1,4 @@
 """Code that at least two services need: errors, settings, gRPC plumbing, process life, logging.
 
-The package imports no service, and knows neither tensors nor scheduling.
+The package imports no service, and contains no code for tensors or for scheduling.
 """

@@ -1,7 +1,8 @@
-"""The adapters (LoRA) of a model as workers tell them: a trait for each, by its name.
+"""The traits by which a worker reports the adapters (LoRA) of its model.
 
-A trait `adapter:NAME` has the digest of the adapter's files. So all stages of a pipeline have equal
-adapters, and schedulers and frontends know from the traits of a pipeline which ones it has.
+A trait is a name with a text. The trait `adapter:NAME` has the digest of the files of the adapter
+NAME. All stages of a pipeline must have equal traits, and so have equal adapters. Schedulers and
+frontends find out from the traits of a pipeline which adapters it has.
 """
 
 import hashlib
@@ -28,8 +29,9 @@ def check_name(name: str) -> None:
 
 
 def adapter_traits(digests: Mapping[str, str]) -> dict[str, str]:
-    """Returns the traits of a worker whose adapters have these digests, by their names: one for
-    each adapter, and a digest of all of them. There are none without adapters."""
+    """Returns the traits of a worker, by name, from the digest of each of its adapters, by the
+    adapter's name. There is one trait for each adapter, and one with a digest of all adapters.
+    Returns an empty dictionary if the worker has no adapters."""
     if not digests:
         return {}
     together = hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
@@ -40,13 +42,13 @@ def adapter_traits(digests: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_adapter(trait: str) -> bool:
-    """Returns whether the trait with a name tells an adapter."""
+    """Returns whether `trait`, the name of a trait, is the name of an adapter's trait."""
     return trait.startswith(_PREFIX)
 
 
 def adapters_in(traits: Mapping[str, str]) -> dict[str, str]:
-    """Returns the digest of each adapter that the traits of a worker tell, by the adapter's name,
-    in the order of the names."""
+    """Returns the digest of each adapter that a worker has, by the adapter's name, in alphabetical
+    order of the names. `traits` are the traits of the worker."""
     return {
         name.removeprefix(_PREFIX): digest
         for name, digest in sorted(traits.items())

@@ -1,7 +1,7 @@
 """Network addresses, `host:port`: parsing, formatting, and the sockets of servers.
 
 A host is an IPv4 address, an IPv6 address, or a name; before a port, an IPv6 address stands in
-brackets. Two hosts stand for several addresses of a machine, for every port of every process:
+brackets. Some hosts stand for several addresses of a machine, wherever an address is expected:
 
 | host | addresses |
 |---|---|
@@ -26,7 +26,7 @@ from urllib.parse import unquote
 MAX_PORT = 65535
 LOCALHOST = "localhost"
 LOOPBACKS = ("127.0.0.1", "::1")
-"""Addresses of loopback, the preferred one first."""
+"""The addresses of loopback in order of preference: IPv4, then IPv6."""
 
 EVERY_IPV4, EVERY_IPV6 = "0.0.0.0", "::"
 WILDCARDS = frozenset({EVERY_IPV4, EVERY_IPV6})
@@ -90,8 +90,9 @@ def loopback() -> str:
 
 
 def reserve_port(host: str) -> socket.socket:
-    """Returns a socket that keeps a free port from others until it is closed, for a server that
-    starts later. `host` is an IP address. Connections to the port are refused meanwhile.
+    """Returns a socket that reserves a free port of `host`, which is an IP address, for a server
+    that starts later. The port is reserved until the socket is closed. Connections to the port are
+    refused meanwhile.
 
     Raises:
         OSError: the machine does not have the address `host`.
@@ -106,11 +107,11 @@ def reserve_port(host: str) -> socket.socket:
 
 
 def own_ip(host: str) -> str:
-    """Returns the IP address of this machine that a setting names, which other processes use to
-    connect to this machine. `localhost` means the loopback address.
+    """Returns the IP address by which other processes connect to this machine. `host` is a setting:
+    an IP address, or `localhost`, for which the loopback address is returned.
 
     Raises:
-        ValueError: the host is a name, or stands for several addresses.
+        ValueError: the host is another name, or stands for several addresses.
     """
     if host == LOCALHOST:
         try:
@@ -128,7 +129,7 @@ def reachable(address: Address) -> Address:
     """Returns an address at which clients on this machine reach a server that listens on `address`.
 
     Raises:
-        OSError: the server listens on loopback, and the machine has none.
+        OSError: the machine has no loopback address.
     """
     is_several = address.host in WILDCARDS or address.host == LOCALHOST
     return Address(loopback(), address.port) if is_several else address
@@ -136,11 +137,11 @@ def reachable(address: Address) -> Address:
 
 def places(address: Address) -> list[Address]:
     """Returns the IP addresses on which a server must listen so that clients reach it at `address`.
-    All have the same port. If the port is 0, a single address keeps port 0, and several addresses
-    get a port that is free on each of them.
+    All have the same port. If the port of `address` is 0, a single address keeps port 0, and
+    several addresses get one port that is free on all of them.
 
     Raises:
-        OSError: a name has no address of this machine.
+        OSError: the host of `address` is a name that has no address of this machine.
     """
     hosts = _hosts(address.host)
     port = address.port
@@ -150,9 +151,10 @@ def places(address: Address) -> list[Address]:
 
 
 def listen(address: str, *, backlog: int = 128, is_shared: bool = False) -> list[socket.socket]:
-    """Returns sockets that listen on `host:port`, all on one port. Port 0 takes a free one. If
-    `is_shared`, other processes of the same user may listen on the port, too, if they share it: the
-    kernel gives each new connection to one of them.
+    """Returns sockets that listen on `host:port`, all on one port. Port 0 stands for any free port.
+    `backlog` is the number of connections that may wait to be accepted. If `is_shared`, other
+    processes of the same user may listen on the port, too, if they share it: the kernel gives each
+    new connection to one of them.
 
     Raises:
         OSError: the address is in use, or is not one of this machine's.

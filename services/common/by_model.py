@@ -20,7 +20,7 @@ Value = TypeVar("Value")
 
 _NAMED = re.compile(r"(?P<name>[^=,\s/.~][^=,\s]*)=(?P<value>.*)", re.DOTALL)
 SEPARATOR = re.compile(r",(?=[/.~]|[^=,\s/.~][^=,\s]*=)")
-"""Pattern of the commas between the values of a setting."""
+"""Pattern of a comma that separates two values of a setting."""
 
 
 def _pairs_in(value: object) -> object:

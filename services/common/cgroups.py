@@ -33,8 +33,8 @@ def groups_of(
 
 
 def _own_paths(membership: Path) -> dict[str, str]:
-    """Returns the path of this process's group for each controller, by the controller's name. The
-    empty name stands for version 2, which has one group for all controllers."""
+    """Returns the path of this process's group for each controller, by the controller's name.
+    Version 2 has one group for all controllers, whose path is under the empty name."""
     if not membership.is_file():
         return {}
     lines = [line.split(":", 2) for line in membership.read_text().splitlines()]

@@ -1,5 +1,5 @@
-"""The report about how a checkpoint is understood: values and their sources, forms of layers, and
-what is ignored.
+"""A report on what the program has read from a checkpoint: values and their sources, the forms of
+layers, and what is ignored.
 
 `orcinus check` and the start of a pipeline print the same rows. The workers and the inspection make
 the report, since they read checkpoints. Programs that know no tensors receive the report as JSON.
@@ -39,7 +39,7 @@ class CheckpointReport:
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> Self:
-        """Returns the report from `facts`, the result of the method `facts`."""
+        """Returns the report from `facts`, which another report's method `facts` has returned."""
         derived = {name: Derived(**value) for name, value in facts.get("derived", {}).items()}
         return cls(derived, facts.get("layers", {}), facts.get("ignored", {}))
 

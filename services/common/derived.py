@@ -8,7 +8,7 @@ Value = TypeVar("Value", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Derived(Generic[Value]):
-    """A value and its origin: the files and keys, and the rule if the value was computed.
+    """A value and its origin, as text: the files and keys, and the rule if the value was computed.
 
     For example `Derived(8192, "max_position_embeddings 4096 times rope_scaling.factor 2")`.
     """

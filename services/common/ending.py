@@ -22,7 +22,8 @@ READY_FD = "--ready-fd="
 
 
 def give_up(reason: object, *, ready_fd: int | None, log_format: LogFormat = "text") -> int:
-    """Reports in one line why the service ends. Returns the service's exit status, which is 1."""
+    """Reports in one line why the service ends: to the launcher through `ready_fd`, or else in the
+    log or on standard error. Returns the service's exit status, which is 1."""
     text = str(reason)
     if isinstance(reason, OSError) and reason.filename is not None:
         text = f"{reason.filename}: {reason.strerror}"
@@ -38,12 +39,12 @@ def give_up(reason: object, *, ready_fd: int | None, log_format: LogFormat = "te
 
 
 def refuse(reason: str, *, ready_fd: int | None) -> NoReturn:
-    """Ends a service whose settings are wrong. `reason` has a line about each wrong setting."""
+    """Ends a service whose settings are wrong. `reason` has one line for each wrong setting."""
     raise SystemExit(f"{ERROR}{reason}" if ready_fd is None else give_up(reason, ready_fd=ready_fd))
 
 
 def print_error(line: str) -> None:
-    """Prints the last line of a service."""
+    """Prints a line on standard error that says why a service ends."""
     sys.stderr.write(f"{ERROR}{line}\n")
     sys.stderr.flush()
 

@@ -91,7 +91,7 @@ class ContextOverflow(InvalidRequest):
 
 
 class TooLarge(InvalidRequest):
-    """The request is larger than any request may be. It was not read to its end."""
+    """The request is larger than any request may be. The server did not read the rest of it."""
 
 
 class Unsupported(InvalidRequest):

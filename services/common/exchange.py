@@ -1,9 +1,9 @@
 """Receives and sends the messages of one gRPC call, and limits the time that each message may take.
 
-gRPC has no timeout for a request that does not arrive or for a client that does not read, and
-Python cannot cancel a server's call. So if a client does not read, its call is aborted: the
-resources of the call's method are released at once, and the status of the call waits in gRPC until
-the client reads or disconnects.
+gRPC has no timeout for a request that does not arrive or for a client that does not read. Python
+cannot end a server's call whose client does not read. So if a client does not read, its call is
+aborted: the resources of the call's method are released at once, and the status of the call waits
+in gRPC until the client reads or disconnects.
 """
 
 import asyncio
@@ -35,19 +35,20 @@ class Exchange:
         return await self._context.read()
 
     async def write(self, message: Any) -> None:
-        """Sends an answer. Returns when gRPC has sent the answer, or has room for it."""
+        """Sends a response message. Returns when gRPC has sent the message, or has room for it."""
         await self._context.write(message)
 
     def hand_over(self, _: Any) -> None:
-        """Receives the only answer of a call before gRPC sends the answer. This method is called
-        when the call's method has ended."""
+        """Hook for the response of a unary call. Called with the response after the RPC method has
+        returned and before gRPC sends it. Does nothing here."""
 
     async def send_metadata(self) -> None:
-        """Sends the metadata that precedes the only answer of a call, if there is any."""
+        """Hook that sends the metadata which precedes the response of a unary call. Does nothing
+        here."""
 
     def close(self, _: object = None) -> None:
-        """Releases the resources that the messages hold. This method is called after the call's
-        task has ended and the call's status has been sent."""
+        """Hook that releases resources of the call. Called when the call's task has ended and the
+        call's status has been sent. Does nothing here."""
 
 
 class LoopTimer:
@@ -55,8 +56,8 @@ class LoopTimer:
     clock.
 
     If the event loop does not run for a while, because the process got no processor or was stopped,
-    this time counts as one turn only. So the client does not lose this time. The timer may be late
-    by one turn.
+    this time counts as one turn only, so the client loses at most one turn of its time limit. The
+    timer may be late by one turn.
     """
 
     def __init__(self, limit_s: float, on_limit: Callable[[], None]) -> None:
@@ -99,7 +100,9 @@ class TimedExchange(Exchange):
         send_limit_s: float,
         metadata: Metadata = (),
     ) -> None:
-        """Makes the exchange for one call. `metadata` is sent before the first answer."""
+        """Makes the exchange for one call. `receive_limit_s` is the timeout for the request, and
+        `send_limit_s` is the timeout for each response message. `metadata` is sent before the first
+        response."""
         super().__init__(context)
         self._metadata = metadata
         self._receive_limit_s = receive_limit_s
@@ -122,7 +125,7 @@ class TimedExchange(Exchange):
             raise errors.TimedOut("the request did not come in time") from None
 
     async def write(self, message: Any) -> None:
-        """Sends an answer. Returns when gRPC has sent it, or has room for it.
+        """Sends a response message. Returns when gRPC has sent the message, or has room for it.
 
         Raises:
             TimedOut: the client did not read in time.
@@ -144,13 +147,15 @@ class TimedExchange(Exchange):
             raise errors.TimedOut(f"the answer was not read for {self._send_limit_s:g} s") from None
 
     async def send_metadata(self) -> None:
-        """Sends the metadata that precedes the only answer of a call, if there is any."""
+        """Sends the metadata that precedes the response of a unary call. Does nothing if there is
+        no metadata."""
         if self._metadata:
             with suppress(grpc.aio.BaseError):  # the client is gone
                 await self._context.send_initial_metadata(self._metadata)
 
     def note_unread(self, _: Any) -> None:
-        """Called when an answer was not read within the timeout. gRPC still holds the answer."""
+        """Hook for a response that the client did not read within the timeout. gRPC still holds the
+        response. Does nothing here."""
 
     def close(self, _: object = None) -> None:
         """Stops the timer of the call."""
@@ -158,8 +163,8 @@ class TimedExchange(Exchange):
             self._timer.cancel()
 
     def _end_unread(self) -> None:
-        """Cancels the task of the call if the client is slow to read. If only the method is slow,
-        the call goes on."""
+        """Called at the time limit. If a write is waiting for the client, cancels the task of the
+        call. If not, the RPC method is slow and not the client, so the timer is restarted."""
         if self._is_writing and self._task is not None:
             self._is_unread = True
             self._task.cancel()

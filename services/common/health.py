@@ -1,4 +1,4 @@
-"""The health of a process, under the names that probes ask for.
+"""The health of a process: a status for each name that probes may request.
 
 | name | true while |
 |---|---|
@@ -41,7 +41,7 @@ class Health:
         self._statuses = HealthStatuses()
 
     async def start(self) -> None:
-        """Sets the first status of every name."""
+        """Sets the first status of every name: only `liveness` is serving."""
         await self._set(True, LIVENESS)
         await self._set(False, STARTUP, READINESS, "", self._api)
 
@@ -58,15 +58,17 @@ class Health:
         await self._set(is_ready, READINESS)
 
     async def set_serving(self, is_serving: bool) -> None:
-        """Sets whether calls of the API are taken."""
+        """Sets whether calls of the API are accepted: the status of the API's name and of the empty
+        name."""
         await self._set(is_serving, "", self._api)
 
     async def set_giving_tokens(self, is_giving: bool) -> None:
-        """Sets whether requests that arrive now get tokens."""
+        """Sets whether requests that arrive now get tokens: the status of the name `serving`."""
         await self._set(is_giving, SERVING)
 
     def is_healthy(self, name: str) -> bool | None:
-        """Returns whether a name is serving, and None for an unknown name. Any thread may ask."""
+        """Returns whether the status of a name is serving, or None if the name is unknown. May be
+        called from any thread."""
         status = self._statuses.get(name)
         return None if status is None else status == health_pb2.HealthCheckResponse.SERVING
 

@@ -1,4 +1,4 @@
-"""`python -m services.common.healthcheck HOST:PORT SERVICE`: asks a process for its health, for
+"""`python -m services.common.healthcheck HOST:PORT SERVICE`: requests the health of a process, for
 `make status` and for health checks of Docker, which run a command.
 
 The exit status is 0 if the service is serving. Otherwise it is 1, with the reason on standard
@@ -18,7 +18,7 @@ DIRECTLY = [("grpc.enable_http_proxy", 0)]
 
 
 def reason_against(address: str, service: str, timeout_s: float) -> str | None:
-    """Returns the reason why the service is not healthy. Returns None if it is healthy."""
+    """Returns the reason why `service` at `address` is not healthy, or None if it is healthy."""
     with grpc.insecure_channel(address, options=DIRECTLY) as channel:
         try:
             response = health_pb2_grpc.HealthStub(channel).Check(
@@ -32,7 +32,7 @@ def reason_against(address: str, service: str, timeout_s: float) -> str | None:
 
 
 def main() -> int:
-    """Asks for the health once and returns the exit status of the program."""
+    """Requests the health once. Returns the exit status of the program."""
     parser = argparse.ArgumentParser(prog="healthcheck", description="Asks for a service's health.")
     parser.add_argument("address", metavar="HOST:PORT", help="where health is told, without TLS")
     parser.add_argument("service", help="name that the process tells its health under")

@@ -3,9 +3,9 @@
 The limit follows the measured times of iterations: it is a floor plus a multiple of the expected
 time, and at most a ceiling. The expected time is the sum of two estimates: one by the number of
 tokens of the batch, and one by the number of pairs of tokens that attend to each other. Each
-estimate is learned from iterations of about the same size. Both estimates are too high rather than
-too low: an iteration of few tokens takes more time per token than an iteration of many, and each of
-the two estimates is learned from the whole time of iterations.
+estimate is learned from iterations of about the same size. Both estimates are rather too high than
+too low, for two reasons. An iteration of few tokens takes more time per token than an iteration of
+many. And each of the two estimates is learned from the whole time of iterations.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from operator import mul
 
 MULTIPLE = 10.0
-"""An iteration may take its expected time multiplied by this factor."""
+"""Factor of the expected duration. Together with the floor it is the time that an iteration may
+take."""
 
 FIRST_S = 30.0
 FIRST_TOKEN_S = 0.25
-"""Seconds that are expected before any iteration has been measured: `FIRST_S` for an iteration, and
-`FIRST_TOKEN_S` more for each of its tokens."""
+"""Expected duration of an iteration, in seconds, while none has been measured: `FIRST_S` plus
+`FIRST_TOKEN_S` for each token."""
 
 MAX_BITS = 64
 """Number of bits of the largest size that an iteration may have."""
@@ -40,8 +41,8 @@ class IterationSize:
 
     @classmethod
     def of(cls, start_position: Sequence[int], n_tokens: Sequence[int]) -> "IterationSize":
-        """Returns the size of an iteration. Its spans begin at the positions `start_position` and
-        have `n_tokens` tokens each."""
+        """Returns the size of an iteration. Span i begins at the position `start_position[i]` of
+        its request and has `n_tokens[i]` tokens."""
         lengths = list(n_tokens)  # columns of a message are slow to go through
         n_all = sum(lengths)
         if n_all == len(lengths):  # decodes
@@ -72,8 +73,8 @@ class IterationLimit:
         self._by_attended.learn(work.n_attended, elapsed_s)
 
     def expected_s(self, work: IterationSize) -> float | None:
-        """Returns the expected seconds of an iteration, or None before any iteration has been
-        measured."""
+        """Returns the expected seconds of an iteration of the size `work`, or None before any
+        iteration has been measured."""
         by_tokens = self._by_tokens.expected_s(work.n_tokens)
         by_attended = self._by_attended.expected_s(work.n_attended)
         if by_tokens is None or by_attended is None:
@@ -81,7 +82,7 @@ class IterationLimit:
         return by_tokens + by_attended
 
     def of(self, work: IterationSize) -> float:
-        """Returns the seconds that an iteration may take."""
+        """Returns the time limit of an iteration of the size `work`, in seconds."""
         expected_s = self.expected_s(work)
         if expected_s is None:
             multiple_s = FIRST_S + FIRST_TOKEN_S * work.n_tokens
@@ -91,7 +92,7 @@ class IterationLimit:
 
 
 class _LongestTimes:
-    """The longest recent times of iterations, one for each power of two of the size."""
+    """The longest recent times of iterations, one for each number of bits that a size may have."""
 
     def __init__(self) -> None:
         self._longest_s: list[float | None] = [None] * MAX_BITS  # by the number of bits of the size

@@ -1,6 +1,6 @@
 """Metrics code that all services share: a registry, the port for Prometheus, and exemplars.
 
-The port also tells the health, for probes that can't ask by gRPC (`health.py`).
+The port also serves the health, for probes that cannot use gRPC (`health.py`).
 
 There is no global registry: each service makes a registry, passes it on, and registers all its
 metrics there. The names of metrics are in `semconv.py`, and `docs/metrics.md` explains them. An
@@ -76,7 +76,8 @@ def exposed(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
 HEALTH_PATH = "/health/"
 
 IsHealthy = Callable[[str], bool | None]
-"""A function that returns whether a name is serving, and None for an unknown name."""
+"""A function that returns whether the health status of a name is serving, or None for an unknown
+name."""
 
 POLL_S = 0.5
 """Interval in seconds at which the thread of a listener checks whether it must end."""
@@ -96,11 +97,11 @@ def listening(
     silence_limit_s: float = SILENCE_LIMIT_S,
 ) -> Iterator[str | None]:
     """Answers `GET /metrics` inside the `with` block, if an address is given; yields the address in
-    use, host:port. `GET /health/NAME` has the status 200 while `is_healthy` is true of the name,
-    503 while it is false, and 404 if the name is unknown.
+    use, host:port. The status of `GET /health/NAME` is 200 while `is_healthy(NAME)` is True, 503
+    while it is False, and 404 if it is None.
 
-    A thread answers, so values may change while the thread reads them. The end of the block does
-    not wait for the thread, because it runs on the event loop of a process that stops.
+    A thread answers the requests, so values may change while the thread reads them. The end of the
+    block does not wait for the thread: the block ends on the event loop of a process that stops.
 
     Raises:
         OSError: the address is taken or is not one of this machine's.
@@ -118,7 +119,7 @@ def listening(
 
 
 def _with_health(app: WSGIApplication, is_healthy: IsHealthy) -> WSGIApplication:
-    """Adds the paths of health to an application."""
+    """Returns `app` with the paths `/health/NAME` added."""
 
     def answer(request: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         path = request["PATH_INFO"]

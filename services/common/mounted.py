@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 class Mounted(Generic[Content, Value]):
-    """The content of files, kept up to date. Any thread may ask for the content.
+    """The content of files, kept up to date. The methods may be called from any thread.
 
     `read` reads the files and returns content that can be compared, and `parse` makes a value from
     the content. Both functions raise ValueError for content that stays broken, and OSError for an

@@ -1,7 +1,8 @@
 """Creates named tuples in half the usual time.
 
 The class of a named tuple creates an object by a function written in Python. Each output token
-needs a few small tuples, and creating them in that way takes as long as all other work with them.
+needs a few small tuples, and creating them with the class takes as long as all other work on the
+tuples.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,6 @@ Tuple = TypeVar("Tuple", bound=tuple[Any, ...])
 
 
 def maker(kind: type[Tuple]) -> Callable[[tuple[Any, ...]], Tuple]:
-    """Returns a function that creates a named tuple of the class `kind` from a tuple of all fields
-    in order."""
+    """Returns a function that creates a named tuple of the class `kind`. The argument of the
+    function is a tuple with all fields in order."""
     return partial(tuple.__new__, kind)

@@ -19,8 +19,8 @@ from services.common.errors import shortened
 from services.common.url_credentials import without_credentials
 
 Check = Callable[[str], str]
-"""A function that checks a value. It returns a text that says what the value must be, or an empty
-text if the value is right."""
+"""A function that checks a value of a variable. Returns what the value must be, as text, or an
+empty text if the value is right."""
 
 GRPC, HTTP = "grpc", "http/protobuf"
 PROPAGATORS = ("tracecontext", "baggage", "b3", "b3multi")
@@ -76,8 +76,8 @@ def protocol(environment: Mapping[str, str]) -> str:
 
 
 def trouble_with(environment: Mapping[str, str]) -> str:
-    """Returns a text about the variables that are wrong, with their values. The text is empty if
-    traces are off or all variables are right."""
+    """Returns a text that names each wrong variable with its value. The text is empty if traces are
+    off or all variables are right."""
     if not are_traces_wanted(environment):
         return ""
     troubles = [

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 
 REPEAT_S = 600.0
-"""Seconds between two log lines about an outage that goes on."""
+"""Seconds between two log lines about an outage that has not ended."""
 
 PEER_PATIENCE_S = 10.0
-"""Seconds for which a peer that cannot be reached is not reported. The peer may simply start later
-than its caller."""
+"""Seconds for which a peer must be unreachable before this is logged. The peer may simply start
+later than its caller."""
 
 
 class OutageLog:
@@ -34,15 +34,15 @@ class OutageLog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`failing` and `works` are the messages at the beginning and at the end of an outage.
-        `counted` is the noun for what the messages count. An outage is logged once it has lasted
-        for `patience_s` seconds."""
+        `counted` is the text after a number of failures in messages, such as `attempts failed`. An
+        outage is logged once it has lasted for `patience_s` seconds."""
         self._logger = logger
         self._failing, self._works, self._counted = failing, works, counted
         self._patience_s = patience_s
         self._clock = clock
         self._lock = threading.Lock()
         self._n_failed = 0
-        """Number of failures since the last line."""
+        """Number of failures since the last logged line."""
         self._since = 0.0
         """Time of the first failure after the last logged line."""
         self._said_at: float | None = None

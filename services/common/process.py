@@ -54,12 +54,13 @@ class ReadyPipe:
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
-        """Writes an empty message now and every `BEAT_S`, and stops this process when the launcher
-        is gone. At the end of the `with` block, a message says that no more beats come.
+        """During the `with` block, writes an empty message at once and every `BEAT_S` seconds, and
+        stops this process when the launcher is gone. At the end of the block, writes a message that
+        no more beats follow.
 
-        The check is needed because the launcher may have died before `die_with_parent` was called.
-        If the pipe is full, no beat is written, so that a paused launcher does not block this
-        process.
+        The check for the launcher is needed because it may have died before `die_with_parent` was
+        called. If the pipe is full, no beat is written, so that a paused launcher does not block
+        this process.
         """
         if self._fd is None:
             yield
@@ -95,9 +96,9 @@ def die_with_parent() -> None:
 
 
 def wait_for_turn(fd: int | None, *, ready_fd: int | None) -> None:
-    """Tells the launcher that this process is a spare that waits, and returns when the launcher
-    lets it serve. Returns at once if `fd` is None. Ends the process if the launcher closes the
-    pipe, of which `fd` is the read end."""
+    """Reports to the launcher that this process is a spare, and waits until the launcher lets it
+    serve. `fd` is the read end of a pipe. The process may serve when the launcher writes a byte to
+    the pipe, and ends if the launcher closes the pipe. Returns at once if `fd` is None."""
     if fd is None:
         return
     with contextlib.suppress(BrokenPipeError):  # then the launcher has ended, as `read` shows
@@ -152,7 +153,8 @@ def freeze_objects() -> None:
 
 
 def end_within(limit_s: float, status: int) -> None:
-    """Ends the process with `status` after `limit_s` seconds, unless it has ended before.
+    """Ends the process with the exit status `status` after `limit_s` seconds, unless it has ended
+    before.
 
     This is needed because the interpreter waits for threads when it ends, and a thread inside a
     library cannot be stopped.

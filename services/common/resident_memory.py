@@ -23,11 +23,11 @@ PERIOD_S = 0.5
 """Seconds between two checks of the resident memory."""
 
 USED_S = 4.0
-"""Seconds between two checks while nearly all resident memory is in use."""
+"""Seconds between two checks of the resident memory while nearly all of it is in use."""
 
 MAX_PART = 0.05
-"""Largest fraction of the time that may be spent on returning memory. Other threads cannot allocate
-meanwhile."""
+"""Largest fraction of the time that may be spent on returning memory to the system. Other threads
+cannot allocate meanwhile."""
 
 STATM = Path("/proc/self/statm")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

@@ -52,8 +52,8 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 
 WINDOW_BYTES = 16 * 2**10
-"""Number of bytes of a message that a public server receives before the call's method reads the
-message."""
+"""Number of bytes of a message that a public server receives before the call's method starts to
+read the message."""
 
 FOR_STRANGERS: list[tuple[str, int]] = [
     # gRPC estimates a window for each connection, up to several megabytes per stream, also for
@@ -67,8 +67,7 @@ FOR_STRANGERS: list[tuple[str, int]] = [
     # threads. Without the limit ten thousand pings take two milliseconds.
     ("grpc.http2.max_ping_strikes", 0),
 ]
-"""Channel options of a public server, whose clients may send many bytes that the server does not
-read."""
+"""Options of a public server, whose clients may send many bytes that the server does not read."""
 
 MAX_STREAMS = 256
 """Largest number of concurrent calls of one connection. gRPC's clients do not open a second
@@ -89,7 +88,7 @@ for both.
 """
 
 MAX_CONNECTION_AGE_S = 3600
-"""Seconds after which a client is told to make its next calls on another connection.
+"""Seconds after which gRPC tells a client to make its next calls on another connection.
 
 Frontends that started later thus get their share of the calls, and no connection lasts for ever.
 """
@@ -107,17 +106,20 @@ def public_server_options(
 ) -> list[tuple[str, int]]:
     """Returns the options of a public server, whose clients are not trusted.
 
-    `MAX_STREAMS` limits the concurrent calls of one connection. Clients of gRPC let further calls
-    wait. gRPC's protection against overload would refuse the next call of such a client, and then
-    all waiting calls: a new call begins before the server has removed the call that ended.
+    `MAX_STREAMS` limits the concurrent calls of one connection. The client's gRPC library keeps
+    further calls waiting. gRPC's own protection against overload is off. A waiting call begins as
+    soon as another call ends, before the server has removed the ended call. With the protection,
+    the server would count one call too many and refuse the new call, and then all other waiting
+    calls.
 
     Connections beyond `max_connections` are closed before anything is read from them. gRPC's
-    defaults are right for floods of resets and of settings: at most 32 calls begin at a time, and
-    nothing is read from a client that takes no answers to its frames. No option of gRPC usefully
-    limits what a connection sends beside its calls, such as pings (`connection_watch.py`).
+    defaults are right for floods of reset frames and settings frames: at most 32 calls begin at a
+    time, and nothing is read from a client that does not read the answers to its frames. No option
+    of gRPC usefully limits what a connection sends beside its calls, such as pings
+    (`connection_watch.py`).
 
-    A client that is silent for a quarter of `silence_limit_s` is sent a ping, and has
-    `silence_limit_s` to answer, since its network may come back.
+    A client that is silent for a quarter of `silence_limit_s` is sent a ping. It has
+    `silence_limit_s` seconds to answer the ping, since its network may come back.
     """
     silence_limit_ms = int(silence_limit_s * 1000)
     return [
@@ -145,7 +147,7 @@ PROBE_SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_concurrent_streams", 100),
     *FOR_STRANGERS,
 ]
-"""Channel options of a server that serves only health, to any peer that reaches its pod."""
+"""Options of a server that serves only health, to any client that can reach its pod."""
 
 RECONNECT_OPTIONS: list[tuple[str, int]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -168,7 +170,7 @@ Options = Sequence[tuple[str, str | int]]
 
 
 class Connect(Protocol):
-    """A function that opens a channel to `host:port`, with TLS or in plaintext."""
+    """Type of a function that opens a channel to `host:port`, with TLS or in plaintext."""
 
     def __call__(self, address: str, options: Options = ()) -> grpc.aio.Channel: ...
 
@@ -233,15 +235,15 @@ def method_path(service: ServiceDescriptor, method: str) -> str:
 
 
 def epoch_metadata(epoch: int) -> tuple[tuple[str, str], ...]:
-    """Returns gRPC metadata that names the epoch of a stream."""
+    """Returns gRPC metadata that holds the epoch of a stream."""
     return ((EPOCH_METADATA, str(epoch)),)
 
 
 def epoch_of(context: Any) -> int:
-    """Returns the epoch that a stream names in its metadata.
+    """Returns the epoch in the metadata of a stream.
 
     Raises:
-        InvalidRequest: the metadata names no epoch, or one that is not a number of 64 bits.
+        InvalidRequest: the metadata has no epoch, or one that is not a number of 64 bits.
     """
     for key, value in context.invocation_metadata() or ():
         if key == EPOCH_METADATA and str(value).isdecimal() and len(value) <= MAX_DIGITS:

@@ -86,9 +86,9 @@ def service_handler(
     """Returns the gRPC handlers of one service. Methods in `raw` take and return bytes.
 
     `callers` has the roles that may call each method. Without `callers` every peer may call all
-    methods. `admit` gets the context of each call and raises an error to refuse the call. Requests
-    and answers go through the object that `exchange` makes, except for methods with a stream of
-    requests.
+    methods. `admit` is called with the context of each call, and raises an error to refuse the
+    call. Requests and responses go through the object that `exchange` makes, except for methods
+    with a stream of requests.
     """
     handlers = {
         descriptor.name: _method_handler(
@@ -147,8 +147,8 @@ class _Method:
     exchange: MakeExchange
 
     def observed(self, context: Any) -> contextlib.AbstractContextManager[None]:
-        """Returns the context manager in which a call must run so that it is observed. Without an
-        observer, the context manager does nothing."""
+        """Returns the context manager in which a call must run so that it is observed. If the
+        method has no observer, the context manager does nothing."""
         if self.observe is None:
             return contextlib.nullcontext()
         return self.observe(self.name, context)

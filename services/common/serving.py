@@ -1,10 +1,10 @@
 """Detects whether a service serves, which means that requests that arrive now get tokens.
 
-The answer differs from readiness, which says whether traffic may be routed here: a frontend that
-holds requests for a moment is ready. A service does not serve in three cases: it has no pipeline;
-requests wait and no token was produced for `SILENCE_LIMIT_S` seconds; or its event loop stands
-still. A prompt whose prefill alone takes longer than that limit also makes a service not serve,
-since no request gets a token meanwhile.
+To serve is not the same as to be ready, which means that traffic may be routed here: a frontend
+that holds requests for a moment is ready. A service does not serve in three cases: it has no
+pipeline; requests wait and no token was produced for `SILENCE_LIMIT_S` seconds; or its event loop
+stands still. A prompt whose prefill alone takes longer than that limit also makes a service not
+serve, since no request gets a token meanwhile.
 """
 
 import asyncio
@@ -36,7 +36,8 @@ class ServingWatch:
     ) -> None:
         """`trouble` returns the reason why no request could be served, or an empty text. `details`
         returns further text about the reason, or an empty text. `n_waiting` returns the number of
-        requests that want tokens. `progress` is the word for progress in messages."""
+        requests that wait for tokens. `progress` is the noun in the message about missing progress:
+        "no token for 9 s"."""
         self._trouble = trouble
         self._details = details
         self._n_waiting = n_waiting
@@ -50,8 +51,8 @@ class ServingWatch:
         self._progress_at = self._clock()
 
     def look(self) -> None:
-        """Updates the watch with the present state. Must be called about once per second, from the
-        event loop."""
+        """Updates the object with the present state of the process. Must be called about once per
+        second, from the event loop."""
         self._looked_at = self._clock()
         if not self._n_waiting():
             self._progress_at = self._looked_at

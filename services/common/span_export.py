@@ -89,7 +89,8 @@ class _ReportingExporter(SpanExporter):
         _GRPC_EXPORTER.filters.clear()  # they would drop a message that is like the last one
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Sends a batch. Returns when the collector has accepted the batch, or when it is lost."""
+        """Sends a batch of spans. Returns when the collector has accepted the batch, or when the
+        batch is lost."""
         self._on_taken(len(spans))
         self._complaint.is_wanted = True
         result = self._exporter.export(spans)
@@ -109,8 +110,8 @@ class _ReportingExporter(SpanExporter):
 
 
 class _Complaint(logging.Handler):
-    """Keeps the first log message of an exporter about a batch, because it contains the reason of
-    the failure."""
+    """Keeps the first log message of an exporter about a batch. This message contains the reason
+    why the batch could not be sent."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -18,8 +18,8 @@ class StreamPlaces:
         """At most `n_places` calls take a place at a time. `of` is the plural noun for the calls in
         messages."""
         self.n_taken = 0
-        """Number of places taken: by calls in progress, and by calls whose end the client has not
-        read."""
+        """Number of places taken: by calls in progress, and by calls that have ended but whose
+        status the client has not read."""
         self._n_places = n_places
         self._of = of
 

@@ -69,7 +69,8 @@ def configure_logging(
     trace_ids: TraceIds | None = None,
     request_id: RequestId | None = None,
 ) -> None:
-    """Sets up the root logger of a service process."""
+    """Sets up the root logger of a service process. `service` is the name of the service, and
+    `level` is the lowest level that is logged."""
     handler = logging.StreamHandler()
     if log_format == "json":
         handler.setFormatter(JsonFormatter(service, trace_ids, request_id))

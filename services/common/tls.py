@@ -49,7 +49,7 @@ class _Files:
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
-    """The files of one certificate, and an `ssl.SSLContext` that has loaded them."""
+    """The files of one certificate, with an `ssl.SSLContext` that uses them."""
 
     files: _Files
     context: ssl.SSLContext
@@ -142,8 +142,8 @@ def callers(
 def _changes(
     certificates: Certificates, current: _Identity
 ) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
-    """Returns the function that gRPC calls in one of its threads before each handshake, to ask for
-    a renewed certificate.
+    """Returns a function that gRPC calls in one of its threads before each handshake, to get a
+    renewed certificate.
 
     The function returns None if the files have not changed.
     """
@@ -179,8 +179,13 @@ def _read(tls_dir: Path, *, is_mutual: bool) -> _Files:
 
 
 def _load(files: _Files) -> _Identity:
-    """Loads the files and checks them. The check is needed because gRPC would fail over wrong files
-    without a message."""
+    """Loads the files and checks them. The check is needed because gRPC gives no reason when files
+    are wrong.
+
+    Raises:
+        OSError: the files have changed while they were loaded.
+        ValueError: a file is wrong.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     directory = files.directory
     try:

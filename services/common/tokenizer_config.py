@@ -39,8 +39,8 @@ class TokenizerConfig:
     """The tokens that are named in the files beside `tokenizer.json`."""
 
     keys: Mapping[str, Any]
-    """The keys of `tokenizer_config.json`, including keys of `special_tokens_map.json` if that file
-    is used."""
+    """The keys and values of `tokenizer_config.json`. Those of `special_tokens_map.json` are
+    included if that file is used."""
 
     source: Mapping[str, str]
     """The name of the file from which each key was read."""
@@ -167,12 +167,13 @@ class Numbers:
         return None if found is None else _number(found, TOKENIZER)
 
     def of(self, text: str) -> int:
-        """Returns the id of a token, or the next free id if there is no such token."""
+        """Returns the id of a token. For a token that the tokenizer does not have, returns the next
+        free id."""
         found = self.find(text)
         return self._next if found is None else found
 
     def add(self, text: str) -> bool:
-        """Adds a token to the added tokens. Returns False if it was among them already."""
+        """Adds a token to the added tokens. Returns False if the token was already one of them."""
         is_new = text not in self._added
         self._added[text] = number = self.of(text)
         self._next = max(self._next, number + 1)

@@ -9,12 +9,12 @@ from typing import Any
 Json = dict[str, Any]
 
 MAX_PIECE_LENGTH = 1024
-"""Largest length of a token that is made by merges. The longest tokens of published vocabularies
-have less than a quarter of this length."""
+"""Largest length of a token that is made by merges, in characters. The longest tokens of published
+vocabularies have less than a quarter of this length."""
 
 MAX_CUTS = 1 << 24
-"""Largest number of positions at which all tokens of a vocabulary together can be cut in two.
-Published vocabularies have at most an eighth of this number."""
+"""Largest number of ways to cut a token of a vocabulary in two, summed over all tokens. Published
+vocabularies have at most an eighth of this number."""
 
 MAX_TOKENS = 1 << 21
 """Largest number of tokens of a vocabulary, eight times as many as published vocabularies have."""
@@ -58,7 +58,8 @@ def added_token(content: str, token_id: int, *, special: bool, normalized: bool 
 
 
 def bpe(vocab: Mapping[str, int], merges: Iterable[tuple[str, str]], **others: object) -> Json:
-    """Returns the model section of a `tokenizer.json` for byte pair encoding."""
+    """Returns the model section of a `tokenizer.json` for byte pair encoding. `others` are further
+    keys of the section."""
     return {
         "type": "BPE",
         "dropout": None,
@@ -75,7 +76,8 @@ def bpe(vocab: Mapping[str, int], merges: Iterable[tuple[str, str]], **others: o
 
 
 def document(added: Iterable[Json], **parts: object) -> str:
-    """Returns a complete `tokenizer.json` with the given parts."""
+    """Returns a complete `tokenizer.json`. `added` are the added tokens, and `parts` are the other
+    sections."""
     return json.dumps({
         "version": "1.0",
         "truncation": None,

@@ -34,8 +34,9 @@ def new_provider(
 ) -> tuple[TracerProvider, SpanExporter]:
     """Returns the tracer provider of this process, and the provider's exporter.
 
-    `service_name` is used unless the environment has a name. With `decides`, every trace that
-    begins in this process is recorded. Otherwise the sampler that the environment names decides.
+    `service_name` is used unless the environment variables set a name. If `decides` is true, every
+    trace that begins in this process is recorded. Otherwise the sampler in the environment
+    variables decides.
     """
     # Propagators would write a line for each malformed header of a client.
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)
@@ -57,8 +58,8 @@ def new_provider(
 
 
 def _exporter(environment: Mapping[str, str]) -> SpanExporter:
-    """Returns the exporter for the protocol that the environment names. Only this exporter is
-    imported."""
+    """Returns the exporter for the protocol that the environment variables select. Only the module
+    of this exporter is imported."""
     if otel_variables.protocol(environment) == otel_variables.HTTP:
         return _http_exporter()
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -93,8 +94,8 @@ def _credentials(environment: Mapping[str, str]) -> grpc.ChannelCredentials | No
 
 
 def _own_decisions() -> Sampler | None:
-    """Returns the sampler of a process that decides itself which traces are recorded. Returns None
-    if the environment names a sampler that records nothing, which is then used."""
+    """Returns a sampler that records every trace that begins in this process. Returns None if the
+    sampler in the environment records nothing; then that sampler is used."""
     name = os.environ.get("OTEL_TRACES_SAMPLER", "").lower()
     return None if name.endswith("always_off") else ParentBased(ALWAYS_ON)
 

@@ -80,15 +80,15 @@ class Tracing:
 
 
 OFF = Tracing(None, None)
-"""An object for a process without tracing. Its spans are not recorded."""
+"""The tracing of a process whose traces are off. Its spans are not recorded."""
 
 
 def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tracing:
     """Starts the tracing of this process, if its environment variables switch it on.
 
-    `service_name` is used unless the environment has a name. With `decides`, the process itself
-    decides which traces it begins, and records all of them. Other processes let the sampler of
-    `OTEL_TRACES_SAMPLER` decide. A trace that began in another process is recorded if that process
+    `service_name` is used unless the environment variables set a name. If `decides` is true, the
+    process begins only traces that it has chosen, and records all of them. If not, the sampler of
+    `OTEL_TRACES_SAMPLER` decides. A trace that began in another process is recorded if that process
     records it.
     """
     if not otel_variables.are_traces_wanted(os.environ):
@@ -117,14 +117,15 @@ def started(service_name: str, *, decides: bool = False, max_links: int = 0) -> 
 
 
 def to_message(span: trace.Span) -> trace_pb2.TraceContext:
-    """Returns the context of a recorded span as a protobuf message."""
+    """Returns the context of a span as a protobuf message. The message is empty if the span is not
+    recorded."""
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, trace.set_span_in_context(span, Context()))
     return trace_pb2.TraceContext(**carrier)
 
 
 def from_message(message: trace_pb2.TraceContext) -> Context:
-    """Returns the parent context that a protobuf message contains."""
+    """Returns the parent context in a protobuf message, for spans of this process."""
     carrier = {"traceparent": message.traceparent, "tracestate": message.tracestate}
     return _W3C.extract(carrier, Context())
 

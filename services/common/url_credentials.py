@@ -6,8 +6,8 @@ _CREDENTIALS = re.compile(r"(?:[a-z0-9+.-]*://)?(.*@)", re.IGNORECASE | re.DOTAL
 
 
 def credentials_in(url: str) -> str:
-    """Returns the credentials in a URL, including the sign `@` after them. The result is empty if
-    there are none.
+    """Returns the user name and the password in a URL, including the sign `@` after them. The
+    result is empty if the URL has none.
 
     Everything up to the last `@` counts as credentials. So no part of a password is shown, even if
     the URL is mistyped or the password has reserved characters.
@@ -22,5 +22,5 @@ def without_credentials(url: str) -> str:
 
 
 def without(credentials: str, text: str) -> str:
-    """Returns a text from which credentials are removed wherever they occur."""
+    """Returns `text` without any occurrence of `credentials`."""
     return text.replace(credentials, "") if credentials else text

@@ -23,7 +23,7 @@ STEPS_PER_E = 100
 so a quantile is wrong by 0.5 % at most."""
 
 Durations = Counter[int]
-"""A histogram of durations: the number of durations in each step."""
+"""A histogram of durations: the number of durations in each step, by the index of the step."""
 
 
 @dataclass(slots=True)
@@ -34,12 +34,12 @@ class Totals:
     n_spans: int = 0
     n_tokens: int = 0
     allocated_slots: dict[int, int] = field(default_factory=dict)
-    """For each pipeline, by number, the largest number of K/V slots that were allocated at a
-    time."""
+    """For each pipeline, by pipeline number, the largest number of K/V slots that were allocated at
+    any time."""
     first_tokens: Durations = field(default_factory=Counter)
-    """Histogram of the times from a request's arrival to its first token."""
+    """Histogram of the seconds from a request's arrival to its first token."""
     token_gaps: Durations = field(default_factory=Counter)
-    """Histogram of the times between two successive tokens of a request."""
+    """Histogram of the seconds between two successive tokens of a request."""
 
     def add(self, other: "Totals") -> None:
         """Adds the totals of another period to these totals."""
@@ -52,7 +52,7 @@ class Totals:
         self.token_gaps.update(other.token_gaps)
 
     def note_slots(self, pipeline: int, n_slots: int) -> None:
-        """Notes how many K/V slots of a pipeline were allocated at some time."""
+        """Records that `n_slots` K/V slots of a pipeline were allocated at some time."""
         self.allocated_slots[pipeline] = max(self.allocated_slots.get(pipeline, 0), n_slots)
 
 
@@ -63,8 +63,8 @@ def step_of(duration_s: float) -> int:
 
 
 def quantile_s(durations: Durations, part: float) -> float | None:
-    """Returns the duration at the quantile `part`, a fraction from 0 to 1. Returns None if there
-    are no durations."""
+    """Returns the duration in seconds at the quantile `part`, a fraction from 0 to 1. Returns None
+    if there are no durations."""
     left = math.floor(part * durations.total())
     for step in sorted(durations):
         left -= durations[step]
@@ -85,16 +85,17 @@ class Figures:
 
     def second(self, time_s: float) -> Totals:
         """Returns the totals to which an iteration that ended at `time_s` must be added. These are
-        the totals of the second of `time_s` or, if this second has already been yielded, of the
-        first second that has not been yielded."""
+        the totals of the second that contains `time_s`. If the figures of that second have already
+        been yielded, they are the totals of the first second whose figures have not been yielded.
+        """
         second = max(math.floor(time_s), self._end or 0)
         if not self._seconds or self._seconds[-1][0] < second:
             self._seconds.append((second, Totals()))
         return self._seconds[-1][1]
 
     def advance(self, now_s: float) -> Iterator[dict[str, Any]]:
-        """Yields the figures of each second that is over at `now_s`. Yields nothing while the
-        pipeline is idle."""
+        """Yields the figures of each second that is over at the time `now_s`. Yields nothing while
+        the pipeline is idle."""
         if self._end is None:
             self._begin = self._end = math.floor(now_s)
         end = math.floor(now_s - LAG_S)

@@ -10,8 +10,7 @@ A viewer keeps the changes and draws them; all sums are computed here. A change 
                 of the epoch, which stays the same if the event is repeated
     iteration   has `n_generated`: each request's number of output tokens after the iteration;
                 `first_tokens`: pairs of a request and the seconds from its arrival to its first
-                token; and `memory`: the number of K/V slots of the pipeline for each use, all slots
-                together
+                token; and `memory`: how many K/V slots of the pipeline are in each kind of use
     pool        has `n_generated` of the running requests
     mark        has a `text` that names the pipeline, if there have been several
 
@@ -37,7 +36,7 @@ arrive later."""
 
 @dataclass(slots=True)
 class _Request:
-    """The state of a request after the events that a viewer has taken so far."""
+    """The state of a request after the events that the view has taken so far."""
 
     n_prompt_tokens: int = 0
     n_generated: int = 0
@@ -46,8 +45,9 @@ class _Request:
     last_token_at: float | None = None
 
     def add_tokens(self, n_new: int, *, end_position: int) -> None:
-        """Records that a span has brought `n_new` new tokens. The span ends after `end_position`
-        tokens of the request, from which the number of earlier output tokens follows.
+        """Adds the `n_new` output tokens that a request has got from a span. `end_position` is the
+        position after the span's last token. The number of earlier output tokens follows from this
+        position.
 
         Tokens cannot simply be counted, since iterations that were in flight when the watch began
         have no events.
@@ -60,7 +60,8 @@ class _Request:
 
 
 class View:
-    """The state of a pipeline as seen in one watch, whose first event must be an epoch."""
+    """The state of a scheduler's pipelines as seen in one watch. The first event of the watch must
+    be an epoch."""
 
     def __init__(self) -> None:
         self._epochs: dict[int, watch_pb2.EpochEvent] = {}  # the last one of each pipeline
@@ -167,7 +168,8 @@ class View:
         return {"n_generated": [self._requests[number].n_generated for number in event.running]}
 
     def _mark(self, event: watch_pb2.MarkEvent) -> Json:
-        """Returns the text of a mark, which names the pipeline if there have been several."""
+        """Returns the field `text` of a mark's change, which names the pipeline of the mark.
+        Returns no field if there has been only one pipeline, or the mark belongs to none."""
         of = [number for number, epoch in self._epochs.items() if epoch.epoch == event.epoch]
         if not of or len(self._epochs) == 1:
             return {}
@@ -181,7 +183,8 @@ class View:
 
 
 def _memory(event: watch_pb2.IterationEvent, n_slots: int) -> Json:
-    """Returns how many of the pipeline's `n_slots` K/V slots are in each kind of use."""
+    """Returns the number of K/V slots in each kind of use. The numbers add up to `n_slots`, all
+    slots of the pipeline."""
     allocated = event.n_allocated_slots
     shared = min(event.n_shared_slots, allocated)
     reserved = max(0, event.n_reserved_slots - allocated)

@@ -6,8 +6,8 @@ If a process is paused, or gets no processor, this thread makes no ticks either,
 not count as hung. A process that hangs writes the stacks of all its threads and ends, so that its
 launcher or Kubernetes starts it again, even if no probe checks it.
 
-A hang inside a call that holds the interpreter lock cannot be detected by this thread, since it
-does not run either. Probes and launchers detect such a hang.
+In a call that holds the interpreter lock, this thread does not run either, so it cannot detect a
+hang in such a call. Probes and launchers detect it.
 """
 
 import asyncio
@@ -70,8 +70,8 @@ class Watchdog:
         self._thread.join(self._limit_s)
 
     async def turn(self) -> None:
-        """Tells the watchdog at every turn of the event loop that it turns. Runs until
-        cancelled."""
+        """Counts the turns of the event loop, which shows the watchdog's thread that the loop makes
+        progress. Runs until cancelled."""
         while True:
             self._n_turns += 1
             await asyncio.sleep(self._tick_s)

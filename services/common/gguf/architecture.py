@@ -124,7 +124,8 @@ def _is_list(value: Any) -> bool:
 
 
 def nothing(said: Metadata, config: Config) -> Config:
-    """Returns an empty configuration. It is the default of `Architecture.more` and adds no keys."""
+    """Returns an empty configuration. This is the default of `Architecture.more`, for an
+    architecture that needs no further keys."""
     return {}
 
 

@@ -94,7 +94,7 @@ class GgufHeader:
 
 
 def is_gguf(model: Path) -> bool:
-    """Returns whether a path ends like the name of a GGUF file and is not a directory."""
+    """Returns whether a path has the ending of a GGUF file's name and is not a directory."""
     return model.suffix == SUFFIX and not model.is_dir()
 
 
@@ -223,11 +223,12 @@ class _Reader:
         return content
 
     def number(self, kind: str) -> Any:
-        """Reads a number. `kind` is its type as the module `struct` writes it."""
+        """Reads a number, whose type is `kind`, a format character of the module `struct`."""
         return struct.unpack(f"<{kind}", self.take(struct.calcsize(f"<{kind}")))[0]
 
     def count(self, largest: int, what: str) -> int:
-        """Reads a number of items; raises ValueError if it is greater than `largest`."""
+        """Reads a number of items. `what` is the plural noun for the items in messages. Raises
+        ValueError if the number is greater than `largest`."""
         count: int = self.number("Q")
         if count > largest:
             raise ValueError(f"{self._path} says that it has {count} {what}")
@@ -263,8 +264,8 @@ class _Reader:
         return numbers
 
     def tensor(self) -> tuple[str, TensorPlace]:
-        """Reads the description of a tensor, and returns its name and its position. The offset is
-        counted from the end of the metadata."""
+        """Reads the description of a tensor, and returns the tensor's name and position. The offset
+        is counted from the end of the metadata."""
         name = self.string()
         n_dimensions = self.number("I")
         if n_dimensions > MAX_DIMENSIONS:

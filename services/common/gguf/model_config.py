@@ -119,8 +119,11 @@ def _n_layers(said: Metadata) -> int:
 def _translated(said: Metadata, names: Mapping[str, str], *, optional: Any = _OPTIONAL) -> Config:
     """Returns the numbers that a file has under the keys of `names`. In the result, each number has
     the name that `names` gives its key, which is the name in `config.json`. Keys with an empty name
-    are ignored. A key that is missing in the file is left out, or a ValueError if it isn't in
-    `optional`."""
+    are ignored. A key that the file lacks is left out of the result if it is in `optional`.
+
+    Raises:
+        ValueError: the file lacks a key that is not in `optional`.
+    """
     config: Config = {}
     for key, name in names.items():
         value = said.number(key) if name else None
@@ -132,8 +135,8 @@ def _translated(said: Metadata, names: Mapping[str, str], *, optional: Any = _OP
 
 
 def _vocab_size(said: Metadata) -> int:
-    """Returns the number of tokens: the number of rows of the embedding table or, without it, the
-    length of the token list."""
+    """Returns the number of tokens: the number of rows of the embedding table, or else the length
+    of the token list, or else the value of the key `vocab_size`."""
     n_rows = said.n_rows("token_embd.weight")
     if n_rows is not None:
         return n_rows
@@ -142,7 +145,7 @@ def _vocab_size(said: Metadata) -> int:
 
 
 def _refuse_unknown(said: Metadata, architecture: Architecture) -> None:
-    """Raises ValueError if the file has keys of the architecture that are not read."""
+    """Raises ValueError if the file has keys of the architecture that this module does not read."""
     known = SIZES.keys() | architecture.keys.keys() | architecture.others | ROPE_KEYS | _OTHERS
     unknown = sorted(
         said.name(key).rpartition(": ")[2]
@@ -156,10 +159,14 @@ def _refuse_unknown(said: Metadata, architecture: Architecture) -> None:
 
 
 def _heads(said: Metadata, architecture: Architecture, config: Config) -> Config:
-    """Returns the size of heads, and the share of a head that is rotated.
+    """Returns the configuration keys for the size of heads and, if an architecture rotates only a
+    part of each head, for the rotated fraction.
 
-    Unless the architecture rotates only a part of each head, the sizes of keys, values and rotated
-    elements must be equal.
+    If an architecture rotates whole heads, the sizes of keys, values and rotated elements must be
+    equal.
+
+    Raises:
+        ValueError: these sizes differ.
     """
     if architecture.renamed.get("attention.key_length") == "":
         return {}

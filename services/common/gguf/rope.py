@@ -68,7 +68,8 @@ def _yarn(said: Metadata) -> Config:
 
 def log_scale(said: Metadata, *, has_tenth: bool) -> Config:
     """Returns the factor by which "yarn" multiplies attention scores in some families, as two keys
-    of `rope_scaling`. `has_tenth` says that the number in the file includes the factor 0.1."""
+    of `rope_scaling`. `has_tenth` is true if the number in the file is already multiplied by 0.1.
+    Returns an empty configuration if the file has no such number."""
     factor = said.number("rope.scaling.yarn_log_multiplier")
     if not factor:
         return {}

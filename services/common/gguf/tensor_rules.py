@@ -28,14 +28,16 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class PlusOne:
-    """The scales of a norm to which the file has added 1. The family adds this 1 itself."""
+    """The scales of a norm, which are greater by 1 in the file than in the family. The family's
+    code adds this 1 itself."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One item of a stacked tensor [n, ...]. The item's number is in the family's name for it."""
+    """One item of a stacked tensor [n, ...]. The number of the item stands in the family's name of
+    the tensor."""
 
     name: str
 
@@ -49,7 +51,7 @@ class Numbered:
 
 @dataclass(frozen=True, slots=True)
 class OneRow:
-    """A vector in the file that is a matrix of one row in the family."""
+    """A vector in the file that the family has as a matrix with one row."""
 
     name: str
 
@@ -78,8 +80,8 @@ class Both:
 
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
-    """Two stacks of matrices, from latents to keys and from latents to values. They are one matrix
-    in the family.
+    """Two stacks of matrices in the file, from latents to keys and from latents to values, which
+    are one matrix in the family.
 
     `keys` is [n_heads, latent, size] and `values` is [n_heads, size, latent].
     """

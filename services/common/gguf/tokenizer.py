@@ -74,7 +74,7 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> str:
 
 
 def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the texts of special tokens by the names that chat templates use, such as
+    """Returns the texts of the special tokens, keyed by the names that chat templates use, such as
     `bos_token`."""
     names = {
         "bos_token": "bos_token_id",
@@ -109,7 +109,7 @@ class _GgufVocabulary:
         self.types: Sequence[int] = types
 
     def ids(self, *, without: Sequence[int] = ()) -> dict[str, int]:
-        """Returns the id of each token, except the tokens whose type is in `without`."""
+        """Returns the id of each token, by its text. Leaves out tokens whose type is in `without`."""
         return {
             token: token_id
             for token_id, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
@@ -117,8 +117,8 @@ class _GgufVocabulary:
         }
 
     def added(self) -> Iterator[Json]:
-        """Yields the added tokens. The tokenizer finds them in a text before it divides the
-        rest."""
+        """Yields the added tokens: tokens that the tokenizer finds in a text before it divides the
+        rest of the text."""
         for token_id, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
             if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token:
                 yield {
@@ -133,8 +133,8 @@ class _GgufVocabulary:
 
 
 def _types_by_names(tokens: Sequence[str], metadata: Mapping[str, Any]) -> Sequence[int]:
-    """Returns the type of each token for a file that does not list types. Tokens that a key names
-    are special, and all others are normal."""
+    """Returns the type of each token of a file that does not list types. A token whose id is the
+    value of a key, such as `bos_token_id`, is special. All other tokens are normal."""
     named = {
         value
         for key, value in metadata.items()
@@ -172,7 +172,8 @@ def _byte_level(vocabulary: _GgufVocabulary, metadata: Mapping[str, Any]) -> Jso
 
 
 def _stored_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns the pairs that the file merges, in the order of merging."""
+    """Returns the merges that the file lists, each as the pair of texts that is merged, in the
+    order of merging."""
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list):
         raise ValueError("tokenizer.ggml.merges is no list of texts")
@@ -235,7 +236,7 @@ def _around(
     vocabulary: _GgufVocabulary, metadata: Mapping[str, Any], *, by_default: bool
 ) -> Json | None:
     """Returns the section of `tokenizer.json` that adds tokens before and after a text, or None if
-    no token is added."""
+    no token is added. `by_default` says whether tokens are added if the file does not say so."""
     ends = []
     for end, default in (("bos", by_default), ("eos", False)):
         wants = metadata.get(f"tokenizer.ggml.add_{end}_token", default)

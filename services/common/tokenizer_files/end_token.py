@@ -1,4 +1,4 @@
-"""Finds the token with which a checkpoint's tokenizer ends a text."""
+"""Finds the token that ends a text for a checkpoint's tokenizer."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ Both files must be there."""
 
 
 def tokenizer_in(names: Collection[str]) -> str | None:
-    """Returns which of `names`, the files of a directory, is the tokenizer. Returns None if none of
-    them is."""
+    """Returns the name of the tokenizer file among `names`, the names of a directory's files.
+    Returns None if there is no tokenizer."""
     for name in (TOKENIZER_JSON, *_TRANSLATED):
         if name in names and _BESIDE.get(name, name) in names:
             return name
@@ -60,8 +60,8 @@ def tokenizer_file(model: Path) -> Path:
 
 def default_roles(file: Path) -> Mapping[str, str]:
     """Returns the texts of tokens by their roles, such as `bos_token`, that the tokenizer's own
-    file names. Returns an empty mapping for a `tokenizer.json`, since other files name the roles
-    then.
+    file names. Returns an empty mapping for a `tokenizer.json`: the roles of its tokens are in
+    other files.
 
     Raises:
         OSError: the file cannot be read.

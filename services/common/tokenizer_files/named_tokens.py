@@ -54,14 +54,14 @@ class NamedTokens:
         )  # fmt: skip
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Returns the boolean under `name` in the configuration, or `default` if it is null or
-        missing."""
+        """Returns the boolean that `tokenizer_config.json` has under `name`. Returns `default` if
+        the value is null or missing."""
         found = self.config.get(name)
         return default if found is None else bool(found)
 
     def with_role(self, role: str, vocab: Mapping[str, int]) -> tuple[str, int] | None:
-        """Returns the text and the id of the token with a role, or None if the vocabulary has no
-        such token."""
+        """Returns the text and the id of the token with the role `role`, such as `bos_token`.
+        Returns None if `vocab` has no such token."""
         text = self.roles.get(role)
         if text is None:
             return None

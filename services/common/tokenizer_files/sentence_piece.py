@@ -2,8 +2,9 @@
 
 Two kinds of models are translated: byte pair encoding, whose merges are made here from the order of
 the scores, and unigram models. A space is added in front of a text by the rules of the
-`transformers` library, which differ from SentencePiece in two cases: no space is added to a text
-that begins with one, nor, unless `legacy` is true, to the text after a special token.
+`transformers` library. They differ from SentencePiece in two cases. No space is added to a text
+that begins with a space. And no space is added to the text after a special token, unless `legacy`
+is true.
 """
 
 from __future__ import annotations

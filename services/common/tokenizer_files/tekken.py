@@ -70,8 +70,8 @@ def tekken_version(path: Path) -> int:
 
 
 def reasoning_efforts(path: Path) -> tuple[str, ...]:
-    """Returns the values that a conversation's `reasoning_effort` may have, the default first;
-    empty if the file, of version 15 or later, does not ask for one.
+    """Returns the values that a conversation's `reasoning_effort` may have, the default first.
+    Files have such values from version 15 on. Returns an empty tuple if the file has none.
 
     Raises:
         OSError: the file cannot be read.

@@ -45,8 +45,13 @@ def _deepseek(said: Metadata, config: Config) -> Config:
 
 
 def _experts(said: Metadata) -> Config:
-    """Returns the keys that say how experts are chosen. Old files do not say whether scores pass
-    through a sigmoid."""
+    """Returns the configuration keys that determine how experts are chosen. Old files do not state
+    whether scores pass through a sigmoid. For these files the answer is yes if there is a tensor
+    `exp_probs_b`, a bias that is added to the scores.
+
+    Raises:
+        ValueError: scores pass through a softmax, and the weights of the experts are normalised.
+    """
     function = said.integer("expert_gating_func")
     has_bias = said.has_in_layers("exp_probs_b.bias") or said.has_in_layers("exp_probs_b")
     n_groups = said.integer("expert_group_count") or 1

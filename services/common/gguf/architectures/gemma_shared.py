@@ -64,13 +64,15 @@ _NOT_ROTATED = 1e29  # divisors of frequencies above this mark elements that are
 
 
 def _per_layer(said: Metadata) -> Config:
-    """Returns the key for the number of tokens in the table of per-layer inputs."""
+    """Returns the configuration key for the number of tokens in the table of per-layer inputs.
+    Returns an empty configuration if the file has no such table."""
     n_rows = said.n_rows("per_layer_token_embd.weight")
     return {} if n_rows is None else {"vocab_size_per_layer_input": n_rows}
 
 
 def _bases(said: Metadata, config: Config) -> tuple[float, float]:
-    """Returns two rotary bases: of layers without a window, and of layers with a window."""
+    """Returns the rotary base of layers without a window, and the rotary base of layers with a
+    window. Removes `rope_theta` from `config`."""
     local = said.number("rope.freq_base_swa")
     base = config.pop("rope_theta", _DEFAULT_BASE)
     return base, _DEFAULT_LOCAL_BASE if local is None else float(local)
@@ -148,9 +150,12 @@ def _gemma4_experts(said: Metadata) -> Config:
 
 
 def _rotated_share(said: Metadata) -> float:
-    """Returns the share of a head that is rotated in layers without a window.
+    """Returns the fraction of a head's elements that are rotated in layers without a window.
 
-    The file marks elements that are not rotated by a very large divisor of their frequency.
+    The file marks an element that is not rotated by a very large divisor of its frequency.
+
+    Raises:
+        ValueError: the divisor of an element that is rotated is not 1.
     """
     if not said.has("rope_freqs.weight"):
         return 1.0

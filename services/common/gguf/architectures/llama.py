@@ -49,8 +49,8 @@ def _granite(said: Metadata, config: Config) -> Config:
 
 
 def _mistral3(said: Metadata, config: Config) -> Config:
-    """Adds the keys for scaling queries by their position. Without such keys, the model is a
-    Mistral."""
+    """Returns the configuration keys that scale queries by position. If the file has no such scale,
+    returns keys that make the model a plain Mistral."""
     growth = said.number("attention.temperature_scale")
     if not growth:
         return {"architectures": ["MistralForCausalLM"], "sliding_window": None}

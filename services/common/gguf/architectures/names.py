@@ -10,7 +10,7 @@ OUTSIDE: Rules = {
     "model.norm": "output_norm",
     "lm_head": "output",
 }
-"""Tensors outside of layers."""
+"""Names of the tensors outside of layers."""
 
 PROJECTIONS: Rules = {
     "self_attn.q_proj": "attn_q",
@@ -56,12 +56,12 @@ EXPERTS: Rules = {
 """Names of a router and its experts. In old files each expert has tensors of its own."""
 
 DECODER: Rules = {**OUTSIDE, **PRE_NORMS, **PROJECTIONS, **MLP}
-"""The tensors of a descendant of Llama."""
+"""Names of the tensors of a model that is built like Llama."""
 
 
 def plus_one(rules: Rules) -> Rules:
-    """Returns rules for scales of norms to which the file has added 1, because the family adds 1
-    itself."""
+    """Returns rules for scales of norms that are greater by 1 in the file, because the family's
+    code adds 1 to its scales itself."""
     return {
         name: PlusOne(rule) if isinstance(rule, str) and name.endswith("norm") else rule
         for name, rule in rules.items()

@@ -8,7 +8,8 @@ from services.common.gguf.architectures.names import OUTSIDE, PRE_NORMS
 
 
 def _phi3(said: Metadata, config: Config) -> Config:
-    """Adds the original context, and the window unless it is 0, which means no window."""
+    """Returns the configuration keys for the original context, if the file states it, and for the
+    sliding window. A window of 0 in the file means no window."""
     original = said.integer("rope.scaling.original_context_length")
     window = said.integer("attention.sliding_window")
     return {

@@ -23,8 +23,8 @@ SHARED_EXPERT: Rules = {
 
 
 def _norm_topk(said: Metadata, config: Config) -> Config:
-    """Adds the key that says whether the weights of the chosen experts add up to one; by default
-    they do."""
+    """Returns the configuration key that says whether the weights of the chosen experts are scaled
+    to add up to one. If the file does not say so, they are."""
     weights_norm = said.value("expert_weights_norm")
     return {"norm_topk_prob": True if weights_norm is None else bool(weights_norm)}
 

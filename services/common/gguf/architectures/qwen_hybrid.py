@@ -65,7 +65,8 @@ _DEFAULT_INTERVAL = 4  # every fourth layer has attention
 
 
 def _layers(said: Metadata, config: Config) -> Config:
-    """Adds the keys that say which layers have attention, and how large values are."""
+    """Returns the configuration keys that say which layers have attention, and how many elements a
+    value has in the other layers."""
     n_layers = config["num_hidden_layers"]
     recurrent = said.per_layer("attention.recurrent_layers", n_layers)
     if recurrent is None:
