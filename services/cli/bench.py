@@ -19,7 +19,7 @@ from services.common.http_api import ApiError
 
 PERCENTILES = (50, 90, 99)
 TEXT = "The quick brown fox jumps over the lazy dog. Pack my box with five dozen liquor jugs."
-"""Prompts are made of tokens of this text, in random order."""
+"""Text from whose tokens the prompts are made. Each token of a prompt is chosen at random."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,8 +62,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def measure(target: Target, options: argparse.Namespace) -> list[Answered]:
-    """Sends a warm-up request, then all requests of the benchmark. Returns the result of each,
-    without the warm-up."""
+    """Sends a warm-up request, and then all requests of the benchmark. Returns the results of all
+    requests except the warm-up."""
     vocabulary = sorted(
         set(target.api.post("/tokenize", {"prompt": TEXT, "model": target.model})["tokens"])
     )
@@ -114,7 +114,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def report(found: dict[str, Any], options: argparse.Namespace) -> list[str]:
-    """Returns the figures as lines of text for a terminal."""
+    """Returns the figures, `found`, as lines of text for a terminal."""
     lines = [
         f"{found['n_requests'] - found['n_failed']} requests of {options.prompt_tokens} + "
         f"{options.output_tokens} tokens, {options.users} users, {found['seconds']:.1f} s",

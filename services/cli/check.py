@@ -22,7 +22,7 @@ _KIB = 1024
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line."""
+    """Returns the parser of the command line of `orcinus check`."""
     made = argparse.ArgumentParser(
         prog="orcinus check", description="Says what would run of a checkpoint, and what not."
     )
@@ -77,7 +77,8 @@ _PASSED = ("dtype", "load_format", "quantization", "stages", "tp")
 
 
 def report(facts: Mapping[str, Any], *, kv_memory: int) -> list[str]:
-    """Returns the facts about a checkpoint as lines of text for a terminal."""
+    """Returns the facts about a checkpoint as lines of text for a terminal. `kv_memory` is the K/V
+    memory of each rank in bytes."""
     refused = facts["refused"]
     lines = [f"{facts['model']} can{'not' if refused else ''} be served"]
     rows: list[tuple[str, str]] = []
@@ -149,7 +150,7 @@ def _text_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def counted(n: int) -> str:
-    """Returns a large number as text with a word, such as "1.5 billion"."""
+    """Returns a large number as text with a word for its magnitude, such as "1.5 billion"."""
     for unit, name in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
         if n >= unit:
             return f"{n / unit:.3g} {name}"

@@ -43,7 +43,8 @@ from services.worker.models.tensor_files import CheckpointError, TensorFiles
 from services.worker.models.weights import Part, WantedTensors
 
 MAX_TP = 64
-"""Largest number of ranks of a stage that the program considers."""
+"""Largest number of ranks of a stage for which the program tries whether the model can be divided.
+"""
 _CPU = torch.device("cpu")
 _SCALE_BITS = 16
 _ELEMENT_BITS: Mapping[Quantization, float] = {
@@ -55,12 +56,12 @@ group's scale."""
 
 
 Grouped = Callable[[Sequence[Part]], int | None]
-"""A function that returns the number of bytes of a matrix if the checkpoint's files store it
-quantised, otherwise None."""
+"""A function that returns the number of bytes of a matrix that is stored quantised in the
+checkpoint's files. Returns None for any other matrix."""
 
 
 class _Counted(WantedTensors):
-    """The tensors that a rank wants, and a list of the matrices that are made of them.
+    """The tensors that a rank needs, and a list of the matrices that are made of these tensors.
 
     Matrices may be quantised, so their bytes are counted separately from other tensors.
     """
@@ -170,8 +171,8 @@ def _report(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the part of the facts about memory: what each rank of the pipeline needs, and how
-    many tokens fit."""
+    """Returns the part of the facts about memory: how many bytes the weights of each rank take, and
+    how many tokens fit into the K/V memory."""
     opened = open_checkpoint(path, load_format=options.load_format)
     config, files = opened.config, opened.files
     dtype, n_stages = config.resolve_dtype(options.dtype), options.stages
@@ -209,7 +210,8 @@ def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _room(stages: Sequence[Division]) -> dict[str, Any]:
-    """Returns the capacity of the whole pipeline, which is the smallest capacity of any stage.
+    """Returns the capacity of the pipeline's K/V memory, which is the smallest capacity of any
+    stage.
 
     The capacity is a number of tokens and, for models with recurrent states, a number of requests.
     """
@@ -259,11 +261,11 @@ def _grouped(
     dtype: torch.dtype,
     options: argparse.Namespace,
 ) -> Grouped:
-    """Returns the function that computes the sizes of matrices that are stored quantised. With
-    random weights there are no files, so no matrix is stored quantised.
+    """Returns the function that computes the sizes of matrices that are stored quantised. For
+    random weights there are no files, so the function returns None for every matrix.
 
     Raises:
-        CheckpointError: a tensor in the files has another form than the model wants.
+        CheckpointError: a tensor in the files has another form than the model needs.
     """
     if options.load_format == "random":
         return lambda parts: None
@@ -282,8 +284,8 @@ def _grouped(
 def _bytes_of(
     share: _Counted, grouped: Grouped, dtype: torch.dtype, quantization: Quantization
 ) -> int:
-    """Returns the number of bytes of a rank's weights in memory. For quantised matrices, the
-    quantised size is used."""
+    """Returns the number of bytes that a rank's weights take in memory. The size of a quantised
+    matrix is its size after quantisation."""
     n_plain = sum(part.n_elements for part in share.parts)
     n_bytes = 0
     for parts in share.matrices:
@@ -303,7 +305,8 @@ def _bytes_of(
 
 
 def _kv_bytes(config: ModelConfig, layers: range, dtype: torch.dtype, tp: int) -> int:
-    """Returns the number of bytes of a token's keys and values on a rank, over all K/V groups."""
+    """Returns the number of bytes that the keys and values of one token take on a rank, summed over
+    all K/V groups."""
     n_bytes = kv_block_bytes(config, layers, block_size=1, dtype=dtype, tp_size=tp)
     return n_bytes * len(KVGroups.of(config).windows)
 

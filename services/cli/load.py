@@ -129,8 +129,8 @@ class Load:
 
 
 class _StreamedAnswer:
-    """An answer that is being received. The server reports the answer's number of tokens at the
-    end."""
+    """An answer that is being received. The server reports the answer's number of tokens in the
+    last part."""
 
     def __init__(self) -> None:
         self.is_complete = False

@@ -25,8 +25,8 @@ class FoundModel:
 
 
 def find(text: str) -> FoundModel:
-    """Returns the model that a text names. If the text names a remote source, the model is fetched
-    first if needed.
+    """Returns the model that a text names: a path, or a remote source. A model at a remote source
+    is fetched first, unless it is already on this machine.
 
     Raises:
         NoModel: there is no such model, or it cannot be fetched.

@@ -1,4 +1,4 @@
-"""Commands that run a program of its own: `orcinus serve`, `orcinus tune` and `orcinus arena`.
+"""Commands that run another program: `orcinus serve`, `orcinus tune` and `orcinus arena`.
 
 The program replaces this process. So signals reach the program, and its exit status is the exit
 status of the command.
@@ -65,8 +65,8 @@ def _become(command: str, module: str, arguments: Sequence[str], *, takes_severa
 
 def options_for_several(texts: Sequence[str]) -> list[str]:
     """Returns the options for a program that serves several models. Each of `texts` is a model or
-    NAME=MODEL. If NAME is missing, the model has its name at its remote source, or else the name of
-    its directory.
+    NAME=MODEL. If NAME is missing, the model is served under its name at the remote source, or else
+    under the name of its directory.
 
     Raises:
         NoModel: a model does not exist, or cannot be fetched.
@@ -75,8 +75,8 @@ def options_for_several(texts: Sequence[str]) -> list[str]:
 
 
 def with_adapters(options: Sequence[str]) -> list[str]:
-    """Returns options in which the sources of adapters, NAME=SOURCE, are directories. Adapters are
-    fetched if needed.
+    """Returns `options` with the sources of adapters, NAME=SOURCE, replaced by directories,
+    NAME=DIRECTORY. Adapters at remote sources are fetched if needed.
 
     Raises:
         NoModel: an adapter does not exist, or cannot be fetched.
@@ -95,7 +95,8 @@ def with_adapters(options: Sequence[str]) -> list[str]:
 
 
 def _fetched(adapters: str) -> str:
-    """Returns adapters, NAME=SOURCE separated by commas, as NAME=DIRECTORY."""
+    """Converts a list of adapters, NAME=SOURCE separated by commas, to NAME=DIRECTORY separated by
+    commas. Fetches adapters if needed."""
     pairs = [pair_in(text) for text in SEPARATOR.split(adapters)]
     return ",".join(
         f"{name}={find(source).path.absolute()}" if name else source for name, source in pairs
@@ -103,14 +104,16 @@ def _fetched(adapters: str) -> str:
 
 
 def _named(text: str) -> str:
-    """Returns a model as NAME=DIRECTORY."""
+    """Converts a model, given alone or as NAME=MODEL, to NAME=DIRECTORY. Fetches the model if
+    needed."""
     name, model = _name_and_model(text)
     found = find(model)
     return f"{name or found.name or model_name(found.path)}={found.path.absolute()}"
 
 
 def _name_and_model(text: str) -> tuple[str, str]:
-    """Returns the parts of NAME=MODEL. The name is empty if a text is a model alone."""
+    """Returns the two parts of NAME=MODEL. If the text is a model without a name, the first part is
+    empty."""
     return ("", text) if Path(text).expanduser().exists() else pair_in(text)
 
 
@@ -118,8 +121,8 @@ def options_for(arguments: Sequence[str], *, is_named: bool) -> list[str]:
     """Returns the options for a program that uses a model.
 
     The first of `arguments` names the model and becomes the option `--model`. The other arguments
-    are appended unchanged. With `is_named`, an option for the model's name at its remote source is
-    added, unless the arguments or the environment set a name.
+    are appended unchanged. If `is_named` is true and the model has a name at its remote source, an
+    option with this name is added, unless the arguments or the environment set a name.
 
     Raises:
         NoModel: there is no such model.

@@ -1,7 +1,7 @@
 """`orcinus receipt-key`: makes a key that signs receipts.
 
-The new key comes first in the file, so that it signs, and the keys that the file had stay behind
-it, so that they are still published.
+The new key becomes the first key of the file, which is the key that signs. Keys that were in the
+file before stay behind it, so that they are still published.
 """
 
 import argparse
@@ -19,8 +19,9 @@ MODE = 0o600
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Writes a key file and prints the id of the new key. Returns the exit status, which is 1 if
-    the file cannot be written or has something else."""
+    """Writes a key file and prints the id of the new key. Returns the exit status. It is 1 if the
+    file cannot be written, if it exists and `--rotate` is not given, or if `--rotate` is given and
+    the file has no keys."""
     parser = argparse.ArgumentParser(
         prog="orcinus receipt-key", description="Makes a key that signs receipts of answers."
     )
@@ -38,12 +39,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def write_key(file: Path, *, rotates: bool) -> str:
-    """Writes a new key to a file and returns the id of the key. With `rotates` the keys that the
-    file had come after the new key. The file changes as a whole.
+    """Writes a new key to a file and returns the id of the key. If `rotates` is true, the file must
+    exist, and its earlier keys are kept behind the new key. The file is replaced in one step.
 
     Raises:
         OSError: the file cannot be written, or exists and `rotates` is false.
-        ValueError: the file has no keys.
+        ValueError: `rotates` is true and the file has no keys.
     """
     earlier = b""
     if rotates:

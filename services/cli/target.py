@@ -14,7 +14,7 @@ from services.common.http_api import ApiError, HttpApi
 
 URL = "http://localhost:8000"
 ANSWER_LIMIT_S = 600.0
-"""Seconds without a received byte from the server after which a call fails."""
+"""Seconds without a received byte from the server after which a call has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ def parsed(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:
     """Parses a command line. Returns the options of the command, and the remaining options, which
-    are for `services.local`.
+    are options of `services.local`.
 
-    The process ends with an error if there are remaining options without a MODEL, if both a MODEL
-    and a URL are given, or if the variable for the API key is not set.
+    The process ends with an error in three cases: there are remaining options without a MODEL; both
+    a MODEL and a URL are given; or the variable that should hold the API key is not set.
     """
     options, rest = parser.parse_known_args(arguments)
     if rest and options.model is None:

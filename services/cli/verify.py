@@ -1,7 +1,8 @@
 """`orcinus verify`: checks receipts, and computes their answers again.
 
-A system that makes receipts itself is started for the model, with the element type, the
-quantization and the longest sequence that the receipts name, or one that serves already is used.
+By default the answers are computed by a local system that this command starts for the model, with
+the element type, the quantization and the longest sequence in the receipts. With `--grpc` they are
+computed by a system that serves already.
 """
 
 import argparse
@@ -31,14 +32,15 @@ from services.verify.verdict import Outcome, Signature, Verdict
 
 KEYS_PATH = "/.well-known/orcinus-keys.json"
 UNCHECKED = 3
-"""Exit status if no receipt is wrong, but some cannot be checked."""
+"""Exit status if no receipt is wrong, but some receipt cannot be checked."""
 MAX_KEYS_BYTES = 2**20
 """Largest size of a file of public keys, in bytes."""
 MAX_PROMPTS_BYTES = 2**30
 """Largest size of a file of prompts, in bytes."""
 
 Layout = tuple[tuple[str, str], ...]
-"""Options of `services.local` with which a system computes as receipts say."""
+"""Options of `services.local`, as pairs of a name and a value, that make a system compute as a
+receipt states."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -81,7 +83,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Checks receipts and prints what was found. Returns the exit status."""
+    """Checks receipts and prints a line for each. Returns the exit status. It is 2 if the check
+    could not be made."""
     made = parser()
     options, rest = made.parse_known_args(arguments)
     if rest and options.model is None:
@@ -111,12 +114,14 @@ def checked(
     keys: PublicKeys | None,
     prompts: Sequence[Sequence[int]],
 ) -> list[Verdict]:
-    """Returns the verdict about each receipt, in order. Receipts of different layouts are checked
-    by one system after the other. A place without a receipt needs no system of its own. Receipts of
-    a layout with which no system of the model starts cannot be checked.
+    """Returns the verdict about each receipt, in order.
+
+    Receipts with different layouts need different systems, which run one after the other. If no
+    system starts with a layout, the receipts with this layout are unchecked. An entry of `receipts`
+    that has no receipt is put into the group of the first receipt.
 
     Raises:
-        DoesNotServe: no system starts, of whatever layout.
+        DoesNotServe: no system starts with any of the layouts.
         SystemFailed: a system does not answer, or makes no receipts.
     """
     by_layout: dict[Layout, list[int]] = {}
@@ -159,8 +164,8 @@ def _unchecked(
 
 
 def layout_of(receipt: dict[str, Any]) -> Layout:
-    """Returns the options of `services.local` with which a system computes as a receipt says. A
-    receipt that says nothing sensible gets no options."""
+    """Returns the options of `services.local` with which a system computes as a receipt states.
+    Fields of the receipt that are missing or have unknown values give no options."""
     made: dict[str, Any] = {}
     match receipt.get("arithmetic"):
         case [{} as first, *_]:
@@ -181,7 +186,8 @@ def layout_of(receipt: dict[str, Any]) -> Layout:
 
 @contextmanager
 def _system(options: argparse.Namespace, rest: Sequence[str], layout: Layout) -> Iterator[str]:
-    """Yields the address of the gRPC API of the system that computes answers."""
+    """Yields the address, host:port, of the gRPC API of the system that computes answers. The
+    system is started for the `with` block, unless the command line gives the address of one."""
     if options.model is None:
         yield options.grpc
         return
@@ -206,12 +212,12 @@ def _in_words(layout: Layout) -> str:
 
 
 def keys_at(place: str) -> PublicKeys:
-    """Returns the public keys in a file, or of a server at a URL.
+    """Returns the public keys in a file, or the public keys that a server at a URL publishes.
 
     Raises:
         ApiError: the server does not answer, or makes no receipts.
         OSError: the file cannot be read.
-        ValueError: there are no keys.
+        ValueError: the file or the answer has no keys.
     """
     if place.startswith(("http://", "https://")):
         return PublicKeys.from_jwks(HttpApi(place.removesuffix(KEYS_PATH)).get(KEYS_PATH))
@@ -225,8 +231,8 @@ def keys_at(place: str) -> PublicKeys:
 
 
 def prompts_in(file: Path) -> list[list[int]]:
-    """Returns the prompts in a file of JSON lines. Raises ValueError if a line is no list of
-    tokens."""
+    """Returns the prompts in a file of JSON lines, as lists of tokens. Raises ValueError if a line
+    is not a list of tokens."""
     found = []
     lines = bounded_file.read_bytes(file, max_bytes=MAX_PROMPTS_BYTES).decode().splitlines()
     for number, line in enumerate(lines, start=1):
@@ -239,7 +245,8 @@ def prompts_in(file: Path) -> list[list[int]]:
 
 
 def status_of(verdicts: Sequence[Verdict]) -> int:
-    """Returns the exit status for the verdicts of all receipts."""
+    """Returns the exit status for the verdicts of all receipts: 0 if all tokens were the same, 1 if
+    a receipt is wrong, and `UNCHECKED` if no receipt is wrong but some receipt is unchecked."""
     is_wrong = (it.outcome is Outcome.DIFFERS or it.signature is Signature.WRONG for it in verdicts)
     if any(is_wrong):
         return 1

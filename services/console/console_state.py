@@ -3,8 +3,8 @@
 The module reads no clock: each event carries its time. Most events are the changes that
 `services/common/watch_view.py` makes. Three events are about the stream itself:
 
-    gap     some changes were missed; the stream then repeats the present state
-    here    a scheduler is watched again; the stream then repeats the present state
+    gap     the stream has left out some changes, and then repeats the present state
+    here    a scheduler is watched again, and the stream then repeats the present state
     away    no scheduler is watched now; `text` is the reason
 
 A state is repeated as all events of one type, then all events of the next type. So an event may be
@@ -44,7 +44,7 @@ class RequestRow:
     account: str = ""
     reason: str = ""
     pipeline: int = 0
-    """Number of the pipeline that has admitted the request last."""
+    """Number of the pipeline that admitted the request most recently."""
     ended_at: float | None = None
 
 
@@ -60,7 +60,8 @@ class DrawnIteration:
     kind: str
     """Kind of work on the request `request`: `p` (prefill), `d` (decode) or `r` (recomputation)."""
     computing: tuple[tuple[float, float], ...]
-    """For each stage, the times at which the computation of the iteration began and ended."""
+    """For each stage, the times in seconds at which the stage began and ended the computation of
+    the iteration."""
     pipeline: int = 0
     """Number of the pipeline that ran the iteration."""
 
@@ -84,7 +85,7 @@ class PipelineMark:
 
 @dataclass(frozen=True, slots=True)
 class KvSlots:
-    """The number of K/V slots in each use; the numbers add up to all slots."""
+    """The number of K/V slots in each kind of use. The numbers add up to the number of all slots."""
 
     shared: int = 0
     used: int = 0
@@ -121,16 +122,16 @@ class ServingPipeline:
 
 @dataclass(slots=True)
 class ConsoleState:
-    """Everything that a console knows about the pipelines; each event given to `feed` updates
-    it."""
+    """The state of all pipelines as far as a console shows it. Each event given to `feed` updates
+    the state."""
 
     epoch: dict[str, Any] = field(default_factory=dict)
     """The last `epoch` event, without its fields `type` and `t`. Empty before the first event."""
     away: str = CONNECTING
     """Reason why no scheduler is watched now; empty while a scheduler is watched."""
     pipelines: dict[int, ServingPipeline] = field(default_factory=dict)
-    """The pipelines that serve, by their numbers. If no pipeline serves, the pipeline that was lost
-    last."""
+    """The pipelines that serve, by number. If no pipeline serves, this is only the pipeline that
+    was lost last."""
     now: float = 0.0
     """Time of the latest event."""
     requests: dict[int, RequestRow] = field(default_factory=dict)
@@ -146,7 +147,7 @@ class ConsoleState:
     """Number of all marks so far, including marks that are no longer kept."""
 
     def feed(self, event: Json) -> None:
-        """Updates the state with an event. An event of an unknown type changes nothing.
+        """Updates the state with an event. Ignores events of unknown types.
 
         Raises:
             ValueError: a field is missing or wrong.
@@ -205,7 +206,8 @@ class ConsoleState:
             self.n_marks += 1
 
     def _begin_anew(self) -> None:
-        """Forgets all requests and iterations, because the stream will repeat them."""
+        """Forgets all requests and iterations, because the stream is about to repeat the present
+        ones."""
         self.now = 0.0
         self.requests.clear()
         self.iterations.clear()
@@ -317,7 +319,8 @@ _TAKERS: Mapping[str, Callable[[ConsoleState, Json], None]] = {
 
 
 def _printable(value: Any) -> Any:
-    """Returns a value. If it is a text, each unprintable character is replaced by a middle dot.
+    """Returns `value` unchanged, unless it is a text. In a text, replaces each unprintable
+    character by a middle dot.
 
     Unprintable characters could be commands to the terminal.
     """
@@ -327,8 +330,8 @@ def _printable(value: Any) -> Any:
 
 
 def _pipeline_of(event: Json) -> int:
-    """Returns the number of an event's pipeline. Recordings of a single pipeline may not name
-    it."""
+    """Returns the number of an event's pipeline, or 0 if the event has no number, as in recordings
+    of a single pipeline."""
     return int(event.get("pipeline", 0))
 
 

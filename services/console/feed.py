@@ -18,9 +18,10 @@ from services.common.http_api import ApiError, HttpApi
 
 EVENTS_PATH = "/pipeline/events"
 MAX_WAITING = 10_000
-"""Largest number of events that wait to be shown.
+"""Largest number of events in the queue.
 
-At this limit, reading from the source pauses. A frontend then soon skips events for this console.
+When the queue is full, reading from the source pauses. After a short time a frontend then leaves
+out events for this console.
 """
 FIRST_BREAK_S = 0.5
 MAX_BREAK_S = 15.0
@@ -44,7 +45,8 @@ VERSION = 2
 
 
 class Feed(ABC):
-    """A source of events. A thread reads it from the call of `start` to the call of `close`."""
+    """A source of events. A thread reads the source from the call of `start` until the call of
+    `close`."""
 
     def __init__(self) -> None:
         self.events: queue.Queue[Json] = queue.Queue(MAX_WAITING)
@@ -56,8 +58,7 @@ class Feed(ABC):
         self._thread.start()
 
     def close(self) -> None:
-        """Asks the reading thread to end at the next event. The process does not wait for the
-        thread."""
+        """Signals the reading thread to end at the next event. Does not wait for the thread."""
         self._closing.set()
 
     def _run_to_end(self) -> None:
@@ -73,7 +74,8 @@ class Feed(ABC):
         """Puts events into the queue until there are no more, or until `close` is called."""
 
     def _put(self, event: Json) -> bool:
-        """Puts an event into the queue. Returns False if the source has been closed."""
+        """Puts an event into the queue, and waits for room if needed. Returns False if `close` was
+        called."""
         while not self._closing.is_set():
             try:
                 self.events.put(event, timeout=TURN_S)

@@ -11,7 +11,7 @@ from services.console.console_state import DrawnIteration
 
 WINDOWS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 MIN_CELLS = 2
-"""Number of cells that an iteration of median length must at least cover."""
+"""Least number of cells that an iteration of median length must cover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,10 @@ class Cell:
 
 
 def window_for(iterations: Sequence[DrawnIteration], n_cells: int) -> float:
-    """Returns the number of seconds that a line of cells must cover.
+    """Returns the number of seconds that a line of `n_cells` cells must cover.
 
-    This is the largest number for which an iteration of median length covers `MIN_CELLS` cells.
+    This is the largest number of `WINDOWS_S` with which an iteration of median length covers at
+    least `MIN_CELLS` cells.
     """
     durations = sorted(
         end - start for it in iterations[-200:] for start, end in it.computing if end > start
@@ -42,7 +43,7 @@ def window_for(iterations: Sequence[DrawnIteration], n_cells: int) -> float:
 def cells_of(
     iterations: Iterable[DrawnIteration], stage: int, *, end: float, window_s: float, n_cells: int
 ) -> list[Cell | None]:
-    """Returns the cells of a stage for the `window_s` seconds before `end`.
+    """Returns the `n_cells` cells of a stage, which cover the `window_s` seconds before `end`.
 
     A cell is None if the stage was idle.
     """

@@ -15,8 +15,8 @@ from services.console.lanes import Cell, busy_share, cells_of, window_for
 
 GLYPHS = {"p": "█", "d": "▄", "r": "▞"}
 FIRST_GLYPHS = {"p": "▐", "d": "▗", "r": "▝"}
-"""Glyphs of the first cell of an iteration, by the kind of work. They separate the iteration from
-the previous one."""
+"""Glyphs of the first cell of an iteration, by the kind of work. These glyphs show where an
+iteration begins."""
 IDLE = "·"
 PALETTE = (39, 208, 76, 199, 220, 141, 51, 203, 112, 75, 214, 177)
 """Colours of requests, as numbers in the terminal palette of 256 colours.
@@ -124,7 +124,7 @@ def _lanes(state: ConsoleState, screen: Screen, *, width: int, now: float) -> It
 
 
 def _heading(number: int, pipeline: ServingPipeline) -> Text:
-    """Returns the line above the lanes of one of several pipelines."""
+    """Returns the line above the lanes of a pipeline, for screens that show several pipelines."""
     text = f"  epoch {pipeline.epoch.get('epoch')}  {pipeline.n_running} running"
     text += "  draining" * bool(pipeline.epoch.get("is_draining"))
     return Text(f"pipeline {number}", style="bold").append(text, style="dim not bold")

@@ -21,11 +21,11 @@ LAG_S = 0.3
 The delay is needed because the event of an iteration arrives up to a quarter of a second late.
 """
 QUIET_S = 1.0
-"""Seconds between two summary lines in the output of `write`."""
+"""Shortest interval in seconds between two summary lines in the output of `write`."""
 
 
 class BrokenFeed(Exception):
-    """The source of events ended with an error. The message is the error's text."""
+    """The source of events ended with an error. The message is the text of that error."""
 
 
 def show(feed: Feed, console: Console) -> None:
@@ -82,9 +82,9 @@ def write(feed: Feed) -> None:
 
 
 class _Clock:
-    """An estimate of the scheduler's clock between two events.
+    """Estimates the time of the scheduler's clock between two events.
 
-    With this estimate the lanes move on while no event arrives.
+    Because of this estimate the lanes move on while no event arrives.
     """
 
     def __init__(self) -> None:
@@ -93,8 +93,9 @@ class _Clock:
         self._is_stopped = False
 
     def now(self, latest: float) -> float:
-        """Returns the estimated time of the scheduler, at which the drawn lanes end. `latest` is
-        the time of the latest event. After `stop` was called, returns `latest` itself."""
+        """Returns the estimated time of the scheduler's clock, in seconds. The drawn lanes end at
+        this time. `latest` is the time of the latest event. After `stop` was called, returns
+        `latest` itself."""
         if latest != self._latest:
             self._latest, self._heard = latest, time.monotonic()
         return latest if self._is_stopped else latest - LAG_S + time.monotonic() - self._heard

@@ -19,7 +19,7 @@ from services.hub.source import Source, SourceError
 
 INTERRUPTED = 130
 LAST_BYTES_S = 2.0
-"""Seconds that downloading threads have to stop before the process ends."""
+"""Seconds that threads which still download have to stop before the process ends."""
 
 
 def say(line: str) -> None:

@@ -27,8 +27,9 @@ _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICAT
 
 
 def named_authorities(environment: Mapping[str, str], *others: str) -> str:
-    """Returns the certificates of all authorities that variables name, in PEM. The result is empty
-    if no variable is set. `others` are names of further variables of the same kind as `FILES`.
+    """Returns the certificates of all authorities that environment variables name, in PEM. The
+    result is empty if no such variable is set. `others` are names of further variables of the same
+    kind as `FILES`.
 
     Raises:
         SourceError: a variable names a file or directory that contains no certificates.
@@ -43,9 +44,8 @@ def named_authorities(environment: Mapping[str, str], *others: str) -> str:
 
 
 def context_with(authorities: str) -> ssl.SSLContext | bool:
-    """Returns the argument `verify` of an httpx2 client that trusts `authorities`: an SSL context.
-    If `authorities` is empty, returns True, with which httpx2 trusts the authorities of the system.
-    """
+    """Returns the argument `verify` for an httpx2 client that trusts `authorities`: an SSL context.
+    If `authorities` is empty, returns True. Then httpx2 trusts the authorities of the system."""
     if not authorities:
         return True
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

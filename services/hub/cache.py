@@ -29,9 +29,10 @@ def folder_of(name: HubName, cache: Path) -> Path:
 
 
 def commit_of(name: HubName, cache: Path) -> str | None:
-    """Returns the commit that a name meant when the checkpoint was last fetched into the cache.
+    """Returns the commit to which a name referred when its checkpoint was last fetched into the
+    cache.
 
-    Returns None if the cache does not know the commit.
+    Returns None if the cache has no valid record of the commit.
     """
     if _COMMIT.fullmatch(name.revision):
         return name.revision
@@ -58,8 +59,9 @@ def complete_snapshot(name: HubName, cache: Path) -> Path | None:
 
 
 def _has_weights(snapshot: Path) -> bool:
-    """Returns whether all weight files are there. If there is an index, it says which files are
-    needed. As in a stage, an index beside a single file is not read."""
+    """Returns whether all weight files are there. If there is an index, its list of files is
+    compared with the directory. An index is not read if the single file of the same form is there,
+    as in a stage. Returns True if there is neither a single file nor an index."""
     for single in SINGLES:
         if (snapshot / single).is_file():
             return True

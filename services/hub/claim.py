@@ -1,11 +1,12 @@
 """A checkpoint in a directory that several machines share, such as a claim of Kubernetes.
 
     PARENT/.hub/…      the cache, with all states that have been fetched
-    PARENT/NAME        a link to one state, created when the state is complete
+    PARENT/NAME        a symbolic link to one state, made when the state is complete
 
 A state is the checkpoint at one commit. NAME always leads to one complete state, even if several
 processes fetch the checkpoint and some of them die. When a branch on the hub changes, a restarted
-pod still reads the linked state. Earlier states are kept for processes that still read them.
+pod still reads the state to which NAME leads. Earlier states are kept for processes that still read
+them.
 """
 
 import os
@@ -19,13 +20,13 @@ POLL_S = 1.0
 
 
 def cache_of(directory: Path) -> Path:
-    """Returns the path of the cache that is next to a directory."""
+    """Returns the path of the cache that is in the same parent directory as `directory`."""
     return directory.parent / CACHE
 
 
 def there(source: Source, directory: Path) -> Fetched | None:
-    """Returns the fetched checkpoint if `directory` is a link to a state of `source`. Returns None
-    otherwise."""
+    """Returns the fetched checkpoint if `directory` is a symbolic link to the last fetched state of
+    `source`. Returns None otherwise."""
     fetched = source.fetched_in(cache_of(directory))
     if fetched is None or not directory.is_symlink():
         return None
@@ -33,10 +34,11 @@ def there(source: Source, directory: Path) -> Fetched | None:
 
 
 def link(directory: Path, state: Path) -> None:
-    """Makes `directory` a link to a state, in one atomic step. An earlier link is replaced.
+    """Makes `directory` a symbolic link to `state`, the directory of one fetched state, in one
+    atomic step. An earlier link is replaced.
 
     Raises:
-        FileExistsError: the directory exists and is not a link.
+        FileExistsError: the directory exists and is not a symbolic link.
     """
     if directory.exists() and not directory.is_symlink():
         raise FileExistsError(f"{directory} is there, and was not fetched by this command")

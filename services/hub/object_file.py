@@ -45,7 +45,7 @@ class ObjectFile:
 
     @property
     def part(self) -> Path:
-        """Path of the incomplete file, while some of its pieces are missing."""
+        """Path of the file while some of its pieces are missing."""
         return self.path.with_suffix(".part")
 
     @property
@@ -54,7 +54,7 @@ class ObjectFile:
         return self.path.with_suffix(f".pieces-{PIECE_BYTES}")
 
     def missing(self) -> list[int]:
-        """Returns the offset of the first byte of each piece that has not been fetched."""
+        """Returns the offsets, in bytes, at which the pieces begin that have not been fetched."""
         if self.path.exists():
             return []
         there = set[int]()
@@ -68,9 +68,9 @@ class ObjectFile:
         return min(PIECE_BYTES, self.stored.size - begin)
 
     def prepare(self) -> None:
-        """Creates a file of the full size for the pieces, unless there is one.
+        """Creates a file of the object's full size for the pieces, unless there is one.
 
-        An existing file of another size is emptied, and its pieces are fetched again.
+        A file of another size is replaced, and its pieces are fetched again.
         """
         if self.part.exists() and self.part.stat().st_size == self.stored.size:
             return
@@ -98,13 +98,14 @@ class ObjectFile:
             notes.write(f"\n{begin // PIECE_BYTES:08x}\n".encode())
 
     def finish(self) -> None:
-        """Checks the content against the ETag, and gives the complete file its final name.
+        """Checks the content of the file against the ETag, and gives the complete file its final
+        name.
 
         If an object was uploaded in parts, or is encrypted with a key of KMS, its ETag is not a
-        digest. Its content is then not checked.
+        digest of the content. The content is then not checked.
 
         Raises:
-            SourceError: the content does not match the ETag.
+            SourceError: the content does not match the ETag. The file has been removed.
         """
         if not self._is_as_promised():
             self.notes.unlink(missing_ok=True)

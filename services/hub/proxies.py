@@ -1,7 +1,7 @@
 """The proxies that the environment names for connections to sources of checkpoints.
 
-The libraries find their proxies in the same variables. This module refuses proxies that no library
-supports, and tells which proxy a connection uses, for messages.
+The libraries that fetch checkpoints read the same variables. This module refuses proxies that none
+of these libraries supports. For messages, it determines the proxy that a connection uses.
 """
 
 import ipaddress
@@ -62,8 +62,9 @@ def _named(scheme: str, environment: Mapping[str, str]) -> Proxy | None:
 
 
 def _value(name: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Returns the name and the value of a variable, whose name may also be written in lower
-    case."""
+    """Returns the name and the value of a variable. The name may be written in lower case in the
+    environment, and is returned as it is written there. The value is empty if the variable is not
+    set."""
     variable = name.lower() if name.lower() in environment else name
     return variable, environment.get(variable, "")
 

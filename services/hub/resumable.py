@@ -30,7 +30,8 @@ PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LargeFile:
-    """A large file of a repository at a commit. The hub identifies its content by the SHA-256."""
+    """A large file of a repository at a commit. The hub identifies the content of the file by its
+    SHA-256."""
 
     repository: str
     commit: str
@@ -39,7 +40,8 @@ class LargeFile:
     size: int
 
     def n_missing(self, blobs: Path) -> int:
-        """Returns how many bytes of the file have not been fetched yet."""
+        """Returns the number of bytes of the file that have not been fetched into the directory
+        `blobs`."""
         if (blobs / self.sha256).exists():
             return 0
         part = blobs / f"{self.sha256}.part"
@@ -47,11 +49,11 @@ class LargeFile:
 
     def fetch(self, blobs: Path, on_progress: TransferProgress) -> None:
         """Fetches the content of the file, unless the content is already complete. `blobs` is the
-        directory of contents in the cache of the repository.
+        directory `blobs` of the repository in the cache.
 
         Raises:
             SourceError: the digest of the content does not match.
-            httpx2.HTTPError: the hub refuses, or cannot be reached.
+            httpx2.HTTPError: the hub refuses the request, or cannot be reached.
             OSError: the content cannot be written.
         """
         blob = blobs / self.sha256
@@ -86,7 +88,8 @@ class LargeFile:
             time.sleep(PAUSE_S)
 
     def _read_on(self, file: BinaryIO, on_progress: TransferProgress) -> None:
-        """Appends the bytes that one connection delivers. They continue at the end of the file."""
+        """Appends the bytes that one connection delivers to the file. If the server sends the whole
+        file again, the file is emptied first."""
         url = hf_hub_url(self.repository, self.path, revision=self.commit)
         location = get_hf_file_metadata(url, timeout=TIMEOUT_S).location
         begin = file.tell()
@@ -108,8 +111,8 @@ class LargeFile:
                 on_progress(len(piece))
 
     def _check(self, part: Path) -> None:
-        """Compares the digest of the file's content with the digest that the source announced. If
-        they differ, removes the file and raises SourceError."""
+        """Compares the SHA-256 of the file `part` with the SHA-256 that the hub announced. If they
+        differ, removes the file and raises SourceError."""
         with part.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != self.sha256:

@@ -2,7 +2,7 @@
 
     s3--BUCKET--DIGEST/objects/     contents, each under a digest of its key, size and ETag
     s3--BUCKET--DIGEST/states/…/    one state of the prefix, as links to contents
-    s3--BUCKET--DIGEST/current      names the state of the prefix that was fetched last
+    s3--BUCKET--DIGEST/current      the name of the state that was fetched last
 
 list the prefix → find missing pieces → fetch them, resumably → check the contents → link the state
 in one step
@@ -184,8 +184,7 @@ def _users_cache() -> Path:
 
 
 def _state_of(files: dict[str, StoredObject]) -> str:
-    """Returns a digest of the content of a prefix. The digest changes if any key, size or ETag
-    changes."""
+    """Returns a digest of the keys, sizes and ETags of all objects below a prefix."""
     lines = (f"{name}\n{it.key}\n{it.size}\n{it.etag}\n" for name, it in sorted(files.items()))
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:40]
 

@@ -42,7 +42,7 @@ REQUEST_TIMEOUT_S = 900.0
 MAX_RETRIES = 5
 """Largest number of retries of a request, or of the rest of its answer."""
 RETRY_TIMEOUT_S = 180.0
-"""Seconds after the first attempt of a request after which it is not retried any more."""
+"""Seconds from the first attempt of a request until it is no longer retried."""
 CHUNK_BYTES = 1 << 20
 _MAX_CREDENTIALS_BYTES = 1 << 20
 _SIGNED_FOR = timedelta(minutes=5)
@@ -113,8 +113,9 @@ class Bucket:
             raise SourceError(f"s3://{name}: {_first_line(error)}") from error
 
     def objects_in(self, prefix: str) -> list[StoredObject]:
-        """Returns the objects directly below a prefix. Other objects that the storage may list are
-        left out. The prefix has no slash at its end, and is empty for the top of the bucket."""
+        """Returns the objects directly below a prefix. Any other object that the storage lists is
+        left out, such as an object whose key is the prefix itself. The prefix has no slash at its
+        end, and is empty for the top of the bucket."""
         with self._explained(prefix):
             listed = self._store.list_with_delimiter(prefix or None)["objects"]
         begin = f"{prefix}/" if prefix else ""
@@ -125,7 +126,7 @@ class Bucket:
         ]
 
     def object_at(self, key: str) -> StoredObject:
-        """Returns the object with a key."""
+        """Returns the object with the key `key`, with its size and ETag."""
         with self._explained(key):
             found = self._store.head(key)
         return StoredObject(key, found["size"], (found["e_tag"] or "").strip('"'))
@@ -204,8 +205,8 @@ class Bucket:
         return SourceError, words
 
     def _unreachable(self, error: Exception, line: str) -> str:
-        """Returns an error message that says that the endpoint cannot be reached, which proxy was
-        used, and why it failed."""
+        """Returns an error message that contains three facts: the endpoint cannot be reached, the
+        proxy that was used, and the reason of the failure."""
         way = "" if self._proxy is None else f" through the proxy {self._proxy}"
         if isinstance(error, httpx2.HTTPError):
             return f"{self.endpoint} cannot be reached{way}: {reason_of(error)}"
@@ -225,7 +226,7 @@ def _is_url(endpoint: str) -> bool:
 
 
 def _proxy(url: str, environment: Mapping[str, str]) -> Proxy | None:
-    """Returns the proxy by which storage is reached. Returns None if no proxy is needed. Raises
+    """Returns the proxy through which storage is reached, or None if no proxy is used. Raises
     SourceError for a SOCKS proxy, which the library does not support."""
     check_proxies(environment)
     proxy = proxy_for(url, environment)
@@ -260,9 +261,13 @@ def _first_line(error: Exception) -> str:
 
 
 def _credentials(environment: Mapping[str, str]) -> "S3Config":
-    """Returns the credentials in the shared file, which the library does not read itself. Returns
-    nothing if variables with credentials are set, which take precedence and are read by the
-    library."""
+    """Returns the credentials in the file of credentials, which the library does not read itself.
+    Returns an empty dictionary if there is no such file, or if environment variables hold
+    credentials. The library reads these variables itself, and they take precedence.
+
+    Raises:
+        SourceError: the file has no complete credentials.
+    """
     if environment.get(_KEY) or environment.get(_ROLE):
         return {}
     path = Path(environment.get(_FILE) or Path.home() / ".aws" / "credentials")
@@ -286,6 +291,6 @@ def _credentials(environment: Mapping[str, str]) -> "S3Config":
 
 
 def _kind(error: Exception) -> str:
-    """Returns a description of an error that was found in a file of secrets. The description does
-    not quote the file."""
+    """Returns a description of an error in a file of credentials. The description does not quote
+    the file."""
     return f"no {error}" if isinstance(error, KeyError) else type(error).__name__

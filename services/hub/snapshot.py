@@ -1,6 +1,6 @@
 """Fetches a checkpoint from the hub into the cache that the hub's library and other programs use.
 
-ask for the commit → find missing files → fetch large files, resumably → fetch the other files and
+find out the commit → find missing files → fetch large files, resumably → fetch the other files and
 link all files
 """
 
@@ -34,8 +34,8 @@ API_TIMEOUT_S = 30.0
 
 
 def fetch(name: HubName, *, say: Say, cache: Path | None = None) -> Path:
-    """Fetches a checkpoint into a cache, and returns the checkpoint's directory in the cache. The
-    default is the cache that HF_HOME names.
+    """Fetches a checkpoint into a cache, and returns the checkpoint's directory in the cache.
+    Without `cache`, the cache that HF_HOME names is used.
 
     If several processes want the same checkpoint, one of them fetches it and the others wait.
 
@@ -74,7 +74,12 @@ def connect(environment: Mapping[str, str]) -> None:
 
 
 def _listing(name: HubName) -> tuple[str, dict[str, RepoFile]]:
-    """Returns the commit to which a name's branch, tag or commit refers, and the files to fetch."""
+    """Returns the commit to which a name refers, and the files to fetch, by their paths in the
+    repository.
+
+    Raises:
+        SourceError: a variable is wrong, the commit is not known, or the repository lacks files.
+    """
     if constants.HF_HUB_OFFLINE:
         raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
     connect(os.environ)

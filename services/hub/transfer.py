@@ -29,7 +29,8 @@ class _Stopped(Exception):
 
 
 def check_space(source: str, directory: Path, n_bytes: int) -> None:
-    """Creates a directory. Raises SourceError if its disk has less than `n_bytes` bytes free."""
+    """Creates a directory. Raises SourceError if the disk of the directory has less than `n_bytes`
+    bytes free. `source` is the name of the source in the message."""
     directory.mkdir(parents=True, exist_ok=True)
     n_free = shutil.disk_usage(directory).free
     if n_bytes > n_free:
@@ -42,8 +43,8 @@ def check_space(source: str, directory: Path, n_bytes: int) -> None:
 def transfer(
     parts: Iterable[Callable[[TransferProgress], None]], *, n_connections: int, n_bytes: int
 ) -> None:
-    """Runs the functions `parts`, `n_connections` at a time, which together transfer `n_bytes`
-    bytes. Raises the error of the first part that fails."""
+    """Runs the functions `parts`, each in a thread, at most `n_connections` at a time. Together
+    they transfer `n_bytes` bytes. Raises the error of the first part that fails."""
     stopping = threading.Event()
     with _bar(n_bytes) as advance:
 
@@ -67,7 +68,7 @@ def _bar(n_bytes: int) -> Iterator[TransferProgress]:
     """Yields the function that must be called with the progress of a transfer.
 
     The progress is shown on standard error: as a bar on a terminal, otherwise as a line for each
-    tenth.
+    tenth of the bytes.
     """
     if sys.stderr.isatty():
         with tqdm(desc="fetching", unit="B", unit_scale=True, total=n_bytes, leave=False) as bar:

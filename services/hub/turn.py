@@ -1,5 +1,6 @@
-"""Makes processes that want the same checkpoint take turns, on one machine or on several machines
-that share a volume. One process fetches, and the others wait until it has finished."""
+"""Lets only one process at a time fetch a checkpoint, on one machine or on several machines that
+share a volume. Other processes that need the same checkpoint wait until the first one has finished.
+"""
 
 import fcntl
 import time
@@ -16,11 +17,11 @@ POLL_S = 0.5
 
 @contextmanager
 def turn_of(folder: Path, *, say: Say, limit_s: float = LIMIT_S) -> Iterator[None]:
-    """Waits until no other process fetches into `folder`. Then keeps other processes waiting until
-    the end of the `with` block. If a process dies, its turn ends.
+    """Locks `folder` for the `with` block, so that no other process fetches into it. Waits at first
+    until no other process has the lock. If a process dies, the kernel releases its lock.
 
     Raises:
-        SourceError: other processes have not finished within `limit_s`.
+        SourceError: other processes have not finished within `limit_s` seconds.
         OSError: the file system cannot lock files.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,9 +13,9 @@ from services.hub.proxies import proxy_for
 
 
 def unreachable(endpoint: str, error: BaseException) -> str:
-    """Returns an error message that says that an endpoint cannot be reached, which proxy was used,
-    and why it failed. If the endpoint has redirected the client to another server, the message
-    names that server."""
+    """Returns an error message that contains three facts: the endpoint cannot be reached, the proxy
+    that was used, and the reason of the failure. If the endpoint had redirected the client to
+    another server, the message names that server."""
     server = next(filter(None, map(_server, _causes(error))), without_credentials(endpoint))
     proxy = proxy_for(server, os.environ)
     way = "" if proxy is None else f" through the proxy {proxy}"
@@ -23,8 +23,8 @@ def unreachable(endpoint: str, error: BaseException) -> str:
 
 
 def _server(error: BaseException) -> str:
-    """Returns the URL of the server to which the failed request was sent. The result is empty if
-    `error` does not know it."""
+    """Returns the URL of the server to which the failed request was sent, or an empty text if
+    `error` has no request."""
     if not isinstance(error, httpx2.RequestError):
         return ""
     try:
@@ -35,7 +35,7 @@ def _server(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Explains an error of httpx2: why a server cannot be reached."""
+    """Returns the reason why a server cannot be reached, as text. `error` is an error of httpx2."""
     causes = list(_causes(error))
     for cause in causes:
         match cause:

@@ -1,8 +1,8 @@
-"""The files of a repository that serving reads: weights, and the files beside them.
+"""The files of a repository that serving needs: weights, and the files beside them.
 
-Repositories hold the weights in several forms. Safetensors files are fetched and, only if there are
-none, files of `torch.save`. Files in folders are not fetched, because they are other forms of the
-weights or belong to other programs.
+Repositories hold the weights in several forms. Safetensors files are fetched. Files of `torch.save`
+are fetched only if there are no safetensors files. Files in folders are not fetched, because they
+are other forms of the weights or belong to other programs.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,8 @@ weights."""
 
 
 def wanted(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Returns the files of a repository that must be fetched, with their sizes in bytes."""
+    """Returns the files of a repository that must be fetched, by path, with their sizes in bytes.
+    `sizes` has the size of every file of the repository."""
     found = {
         path: size
         for path, size in sizes.items()
@@ -44,8 +45,9 @@ def wanted(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def trouble_with(paths: Mapping[str, int]) -> str:
-    """Returns a text that names what is missing among the files to fetch; empty if nothing is
-    missing. A repository with an adapter needs no model and no tokenizer."""
+    """Returns a text that names what is missing among the files to fetch, or an empty text if
+    nothing is missing. `paths` are the files to fetch. A repository with an adapter needs no model
+    and no tokenizer."""
     if _ADAPTER[0] in paths and "config.json" not in paths:
         lacking = [name for name in _ADAPTER if name not in paths]
         return f"has no {', no '.join(lacking)} to serve" if lacking else ""
