@@ -85,7 +85,7 @@ class PipelineMark:
 
 @dataclass(frozen=True, slots=True)
 class KvSlots:
-    """The number of K/V slots in each kind of use. The numbers add up to the number of all slots."""
+    """The number of K/V slots in each kind of use. The sum is the number of all slots."""
 
     shared: int = 0
     used: int = 0

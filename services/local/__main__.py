@@ -30,7 +30,7 @@ CHAT = (
 )
 """Route and body of the example request for a model that answers conversations."""
 LAST_WORDS_S = 1.5
-"""Seconds from the loss of a service until all services are stopped.
+"""Seconds between the loss of a service and the stop of all other services.
 
 The pipeline can use this time to send errors to its clients.
 """
@@ -49,7 +49,8 @@ class LoadingBar:
         self._workers: dict[int, tuple[int, int]] = {}
 
     def update(self, worker: int, n_done: int, n_total: int) -> None:
-        """Takes the number of loaded bytes and of all bytes of a worker, and redraws the bar."""
+        """Redraws the bar after a worker has loaded more. `worker` is the index of the worker. Of
+        the `n_total` bytes of its weights, it has loaded `n_done`."""
         self._workers[worker] = (n_done, n_total)
         done, total = (sum(column) for column in zip(*self._workers.values(), strict=True))
         self._bar.total = total
@@ -98,9 +99,9 @@ def shape_of(settings: LocalSettings) -> str:
 
 
 async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
-    """Serves a model until a signal asks to stop, or until a service has died and is not restarted.
+    """Serves all models until SIGTERM or SIGINT, or until a service has ended and is not restarted.
 
-    Returns the exit status: 0 after a signal, else 1.
+    Returns the exit status: 0 after a signal, otherwise 1.
     """
     stopping = asyncio.create_task(process.stop_event().wait())
     running = asyncio.create_task(launch(settings, launcher_class))
@@ -114,7 +115,7 @@ async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
 
 
 async def launch(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
-    """Starts all services, and waits until one of them has died and is not restarted.
+    """Starts all services, and waits until one of them has ended and is not restarted.
 
     Returns the exit status, which is 1.
     """
@@ -142,7 +143,7 @@ async def launch(settings: LocalSettings, launcher_class: type[Launcher]) -> int
 def main(
     settings_class: type[LocalSettings] = LocalSettings, launcher_class: type[Launcher] = Launcher
 ) -> int:
-    """Serves a model, and returns the exit status.
+    """Serves all models, and returns the exit status.
 
     Benchmarks pass other classes, which run another scheduler.
     """

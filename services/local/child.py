@@ -29,8 +29,8 @@ If the machine is suspended or overloaded, the checks of this process are delaye
 that the service is not killed for this reason.
 """
 MAX_CHECKS_WITHOUT_BEATS = 240
-"""The same number for a service that sends no beats yet, since it imports its modules, or no more,
-since it ends."""
+"""Number of checks, BEAT_S apart, without a new message after which a service that sends no beats
+counts as hung. A service sends no beats while it imports its modules and while it ends."""
 
 OnMessage = Callable[[dict[str, Any]], None]
 """A function that is called with each message of a service."""
@@ -77,7 +77,8 @@ class Child:
         is_spare: bool = False,
     ) -> "Child":
         """Starts `python -m module` in a session of its own, so that Ctrl-C reaches only the
-        launcher. A spare starts, and then waits for `let_serve` before it serves.
+        launcher. With `is_spare`, the process starts up and then waits for `let_serve` before it
+        serves.
 
         Raises:
             OSError: the process cannot be started.
@@ -110,7 +111,8 @@ class Child:
         return self._process.pid
 
     def let_serve(self) -> bool:
-        """Gives a spare its turn. Returns whether it will serve: False if it has ended."""
+        """Writes the byte to a spare's pipe that lets the spare serve. Returns False if the process
+        has ended or is not a spare."""
         if self._turn_fd is None or self._process.returncode is not None:
             return False
         try:
@@ -129,7 +131,7 @@ class Child:
         """Waits until the service reports a value under `key`, and returns the value.
 
         Raises:
-            ChildDied: the service ended before.
+            ChildDied: the service ended, or closed its pipe, without such a value.
         """
         async with self._has_news:
             await self._has_news.wait_for(lambda: key in self.said or self._is_silent)
@@ -153,7 +155,8 @@ class Child:
         return f"{self.name} exited with status {status}"
 
     async def kill_when_hung(self) -> None:
-        """Waits until the service has sent no message for too long, then kills the service."""
+        """Watches the service, and kills it when it has sent no message for so long that it counts
+        as hung."""
         n_messages, n_missed = 0, 0
         while n_missed < (MAX_MISSED_BEATS if self._is_beating else MAX_CHECKS_WITHOUT_BEATS):
             await asyncio.sleep(BEAT_S)
@@ -164,7 +167,8 @@ class Child:
             self._process.kill()
 
     async def stop(self, *, limit_s: float = STOP_TIMEOUT_S) -> None:
-        """Ends the service with SIGTERM, or with SIGKILL after `limit_s`."""
+        """Ends the service with SIGTERM, or with SIGKILL if it has not ended after `limit_s`
+        seconds."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -208,8 +212,8 @@ class Child:
 
 
 def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
-    """Returns the read end and the write end of a new pipe. Each end is closed by the owner that is
-    given for it."""
+    """Returns the read end and the write end of a new pipe. The end of the stack `reader` closes
+    the read end, and the end of the stack `writer` closes the write end."""
     read_fd, write_fd = os.pipe()
     reader.callback(os.close, read_fd)
     writer.callback(os.close, write_fd)

@@ -1,11 +1,13 @@
 """Starts the services of a local system, and stops them in reverse order.
 
-The workers start first, then the scheduler of each model, which needs the addresses of the model's
-workers, and then a frontend, which needs the schedulers' addresses. A service reports its address
-before it is ready, so that the services load side by side. Further frontends, which share the ports
-of the first one, and spare workers start once all services serve, so that they delay no other
-start. From then on, a service that dies or hangs is started again. If a service of one of several
-models cannot be started any more, the other models are still served.
+The workers start first. The scheduler of each model is next, and needs the addresses of the model's
+workers. A frontend is last, and needs the addresses of the schedulers. A service reports its
+address before it is ready, so that the services load side by side. Further frontends, which share
+the ports of the first one, and spare workers start once all services serve, so that they delay no
+other start.
+
+Once all services serve, a service that dies or hangs is started again. If a service of one of
+several models cannot be started any more, the other models are still served.
 """
 
 import asyncio
@@ -26,14 +28,14 @@ from services.local.settings import LocalSettings
 from services.local.supervisor import Supervisor
 
 HEAD_START_S = 1.0
-"""Seconds between the loss of a worker and its restart, in a system with spare workers. A spare
-loads the weights of the lost worker meanwhile, and has the processors for itself.
-"""
+"""Seconds between the loss of a worker and its restart, in a system with spare workers. Meanwhile a
+spare loads the weights of the lost worker, and has the processors for itself."""
 ADDRESS_LIMIT_S = 10.0
-"""Seconds for which the addresses of the metrics of spare workers and further frontends are waited
-for."""
+"""Timeout in seconds for spare workers and further frontends to report the addresses of their
+metrics."""
 OnProgress = Callable[[int, int, int], None]
-"""A function of a worker's index, its loaded bytes and its total bytes."""
+"""A function that is called with the index of a worker, the number of bytes of weights that the
+worker has loaded, and the number that it loads in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +50,12 @@ class LocalAddresses:
     can_chat: bool = False
     """Whether the first model has a chat template, so that the API answers conversations."""
     reports: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
-    """How each checkpoint was understood: the rows of a CheckpointReport, keyed by the model's
-    name."""
+    """The rows of each model's CheckpointReport, keyed by the model's name."""
 
 
 class Launcher:
-    """The process tree of a local system: workers and a scheduler for each model, and a frontend.
-    It leaves no process behind."""
+    """The processes of a local system: workers and a scheduler for each model, and a frontend. At
+    the end of the `async with` block, all processes have ended."""
 
     worker_module = "services.worker"  # benchmarks override these two modules
     scheduler_module = "services.scheduler"
@@ -87,7 +88,7 @@ class Launcher:
         """Starts all services, waits until they serve, and returns the addresses.
 
         Raises:
-            ChildDied: a service ended before. `death` has the reason.
+            ChildDied: a service ended before it served. The result of `death` is the reason.
         """
         self._waves = [[], [], []]
         settings = self._settings
@@ -144,8 +145,9 @@ class Launcher:
     async def _start_spares(
         self, ports: Mapping[int, socket.socket], on_progress: OnProgress
     ) -> dict[int, Child]:
-        """Starts the spare workers at the ports that are reserved for them, and returns them by
-        their index. A spare that cannot be started is left out, since the system serves without."""
+        """Starts the spare workers, and returns them keyed by index. `ports` has the socket that
+        reserves the port of each spare, keyed by index. A spare that cannot be started is left out,
+        since the system serves without it."""
         spares = {}
         for index, port in ports.items():
             address = self._address_at(port)
@@ -165,7 +167,8 @@ class Launcher:
         schedulers: Sequence[Child],
         frontends: Sequence[Child],
     ) -> LocalAddresses:
-        """Returns what the services have reported. `workers` are keyed by their index."""
+        """Returns the addresses and properties that the services have reported. `workers` are keyed
+        by index."""
         metrics = {
             child.name: child.said["metrics"]
             for child in (*workers.values(), *schedulers, *frontends)
@@ -195,10 +198,11 @@ class Launcher:
         has_spare: bool = False,
         give_up: Callable[[str], None] | None = None,
     ) -> Child:
-        """Starts a service that belongs to a wave: the services of a wave start together. `model`
-        is the index of the model to which the service belongs, or None. The service is ready when
-        it has reported a value for one of `ready_keys`. `give_up` is called when it is not started
-        any more; without it, the model is lost."""
+        """Starts a service that belongs to a wave: the services of a wave stop together. `model` is
+        the index of the model to which the service belongs, or None for the frontend. The service
+        is ready when it has reported a true value for one of `ready_keys`. `give_up` is called with
+        the reason when the service has ended and is not restarted. By default, the model is then
+        lost."""
         if model is not None and len(self._settings.model) > 1:
             name = f"{self._settings.model_names[model]}: {name}"
         metrics = service_options.free_address(self._host) if self._settings.metrics else None
@@ -229,7 +233,7 @@ class Launcher:
             self.death.set_result(reason)
 
     def _lose_model(self, model: int, reason: str) -> None:
-        """Notes that a service of a model has ended and is not restarted. The other models are
+        """Called when a service of a model has ended and is not restarted. The other models are
         still served, unless the services are starting or `fail_fast` is set."""
         self._lost_models.add(model)
         n_left = len(self._settings.model) - len(self._lost_models)
@@ -239,8 +243,8 @@ class Launcher:
             self._note_death(reason)
 
     def _lose_worker(self, model: int, reason: str) -> None:
-        """Notes that a worker of a model is not restarted. The model is served as long as it has no
-        fewer workers than its pipelines need."""
+        """Called when a worker of a model has ended and is not restarted. The model is still served
+        if it has as many workers as its pipelines need."""
         self._n_lost_workers[model] += 1
         if self._has_started and self._n_lost_workers[model] <= self._settings.n_spares_each:
             _complain(f"{reason}; there is one spare less")
@@ -259,7 +263,7 @@ class Launcher:
     async def _start_worker(
         self, index: int, on_progress: OnProgress, *, address: Address | None = None
     ) -> Child:
-        """Starts a worker, which listens at `address` if it is given, or at a free port."""
+        """Starts a worker, which listens at `address`, or at a free port if `address` is None."""
         options = self.worker_options(index)
         model, number = divmod(index, self._settings.n_workers_each)
         name = f"stage {number}" if self._settings.has_fixed_stages else f"worker {number}"
@@ -328,7 +332,8 @@ class Launcher:
 
 
 async def _until_known(*addresses: Coroutine[Any, Any, object]) -> None:
-    """Waits for a while until the services have reported their addresses. Some may have died."""
+    """Waits until services have reported their addresses, but at most `ADDRESS_LIMIT_S` seconds. A
+    service that has died does not report."""
     waiting = [asyncio.create_task(address) for address in addresses]
     await asyncio.wait(waiting, timeout=ADDRESS_LIMIT_S)
     for task in waiting:

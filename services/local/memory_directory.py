@@ -1,8 +1,8 @@
 """The directory in memory with the keys and values of a local system's workers.
 
-The files in it outlive a worker, so that the process that takes the worker's place goes on with
-them. The directory is removed when the system ends. A system that was killed leaves its directory
-behind, and the next system of the same user that starts removes it.
+The files in the directory outlive the workers. When a worker dies, the process that replaces it
+uses the dead worker's files. The directory is removed when the system ends. If a system was killed,
+its directory stays, until the same user starts another system, which removes it.
 """
 
 import fcntl
@@ -23,12 +23,12 @@ MEMORY = Path("/dev/shm")
 _PREFIX = "orcinus-local-"
 _OWN = re.compile(_PREFIX + "[a-z0-9_]{8}")
 _SUFFIX = ".kv"
-"""Ending of the names of all files in such a directory."""
+"""Ending of the names of all files in a memory directory."""
 
 
 class MemoryDirectory:
-    """A directory in memory that only this user may read. It is locked as long as this process
-    lives."""
+    """A directory in memory that only this user may read. This process holds a lock on it as long
+    as this process lives."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
@@ -36,8 +36,9 @@ class MemoryDirectory:
 
     @classmethod
     def make(cls, memory: Path = MEMORY) -> Self | None:
-        """Makes a new directory in `memory`, and removes directories that systems which no longer
-        run have left there. Returns None if there is no such file system."""
+        """Makes a new directory in `memory`, and removes the directories of systems that no longer
+        run. Returns None if no directory can be made, for example because `memory` does not
+        exist."""
         try:
             for path in memory.iterdir():
                 if _OWN.fullmatch(path.name):
@@ -54,8 +55,9 @@ class MemoryDirectory:
 
 
 def _made(memory: Path) -> tuple[Path, int]:
-    """Makes a directory and returns its path and its locked descriptor. The directory is locked
-    before it has a name of the kind that systems remove."""
+    """Makes a directory, and returns its path and the file descriptor that holds its lock. The
+    directory is locked before it gets its final name: other systems remove directories with such
+    names that are not locked."""
     unnamed = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=memory))  # with mode 0700
     fd = _locked(unnamed)
     assert fd is not None, "a directory that no other process knows is locked"
@@ -63,8 +65,8 @@ def _made(memory: Path) -> tuple[Path, int]:
 
 
 def _remove_if_abandoned(path: Path) -> None:
-    """Removes a directory of this user that no process has locked, unless it has something else
-    than files of keys and values, so that it may be somebody's own."""
+    """Removes a directory of this user if no process has locked it. Does not remove a directory
+    with other files than files of keys and values, since the user may have made it."""
     with suppress(OSError):  # of another user, or just removed
         if path.lstat().st_uid == os.geteuid() and (fd := _locked(path)) is not None:
             if all(file.suffix == _SUFFIX for file in path.iterdir()):
@@ -73,11 +75,11 @@ def _remove_if_abandoned(path: Path) -> None:
 
 
 def _locked(path: Path) -> int | None:
-    """Locks a directory and returns its descriptor. Returns None if another process has locked
-    it.
+    """Locks a directory, and returns the file descriptor that holds the lock. Returns None if
+    another process has locked the directory.
 
     Raises:
-        OSError: the path is no directory that this user may read.
+        OSError: the path is not a directory that this user may read.
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

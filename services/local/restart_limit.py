@@ -1,8 +1,8 @@
-"""How often, and after which pauses, a service is started again that does not become ready."""
+"""How often a service that does not become ready is started again, and after which pauses."""
 
 MAX_RESTARTS = 5
-"""Largest number of restarts in a row of a service that does not become ready; then the service
-stays dead."""
+"""Largest number of restarts in a row of a service that does not become ready. After that it is not
+restarted any more."""
 FIRST_PAUSE_S = 0.5
 """Seconds of pause before the second restart of a service that has not become ready.
 
@@ -15,14 +15,17 @@ class RestartLimit:
     them."""
 
     def __init__(self, *, first_pause_s: float = FIRST_PAUSE_S, ready_pause_s: float = 0.0) -> None:
-        """`ready_pause_s` is the pause after a child that was ready."""
+        """`first_pause_s` is the pause before the second restart of a child that did not become
+        ready. `ready_pause_s` is the pause before the restart of a child that was ready. Both are
+        in seconds."""
         self.n_failed = 0
         """Number of children in a row that have ended before they were ready."""
         self.first_pause_s = first_pause_s
         self._ready_pause_s = ready_pause_s
 
     def pause_s(self, *, was_ready: bool) -> float | None:
-        """Returns the seconds to pause before the next restart, or None if there is none.
+        """Returns the seconds to pause before the next restart, or None if the service must not be
+        restarted.
 
         `was_ready` says whether the child that has ended was ready.
         """

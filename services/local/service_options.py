@@ -10,15 +10,16 @@ from services.local.child import STOP_TIMEOUT_S
 from services.local.settings import LocalSettings
 
 DRAIN_S = 5
-"""Seconds for running requests to finish when the scheduler is stopped.
+"""Seconds that running requests have to finish when the scheduler is stopped.
 
-The value is below the timeout after which `Child.stop` kills a service. The frontend's own setting
-is set to that timeout.
+The value is below the timeout after which `Child.stop` kills a service. For the frontend, that
+timeout itself is used.
 """
 
 
 def free_address(host: str) -> str:
-    """Returns the address of a port of `host` that the operating system chooses."""
+    """Returns the address, host:port, of a port of `host` that the operating system has found to be
+    free."""
     return str(Address(host, 0))
 
 
@@ -113,11 +114,14 @@ def of_frontend(settings: LocalSettings, schedulers: Sequence[str]) -> dict[str,
 def share_cpus(
     settings: LocalSettings, n_usable: int, cpus: Sequence[int]
 ) -> tuple[int, list[list[int]]]:
-    """Returns the number of compute threads of each rank, and the CPUs of each worker's threads.
+    """Returns the number of compute threads of each rank, and a list of CPUs for each worker, to
+    which its threads are bound.
 
-    Each thread is bound to a CPU only if the threads of all ranks use all CPUs. Otherwise the lists
-    of CPUs are empty, since another system on this machine would choose equal CPUs. Spare workers
-    are not counted, and are bound only if one worker uses all CPUs: its spare may use them, too.
+    The lists are empty, and no thread is bound, unless the threads of all ranks need exactly all
+    CPUs. The reason is that another system on this machine would choose the same CPUs. Spare
+    workers do not count as ranks. If a single worker uses all CPUs, its spares are bound to the
+    same CPUs. Otherwise spares are not bound.
+
     `n_usable` is the number of CPUs whose time this process may use. A quota can make it smaller
     than the number of `cpus`.
     """
@@ -134,6 +138,7 @@ def share_cpus(
 
 
 def _by_model(names: Sequence[str], values: Sequence[str]) -> str:
-    """Returns the text of a setting that has a value for each model."""
+    """Returns a setting that has a value for each model, as text. `names` and `values` have one
+    entry per model."""
     pairs = zip(names, values, strict=True)
     return ",".join(f"{name}={value}" if name else value for name, value in pairs)

@@ -202,7 +202,8 @@ class LocalSettings(ServiceSettings):
 
     @property
     def n_computing_each(self) -> int:
-        """Number of workers of each model in all its pipelines. They compute, and spares wait."""
+        """Number of workers that the pipelines of each model need: `pipelines` times `stages`.
+        Spare workers are not counted."""
         return self.pipelines * self.stages
 
     @property
@@ -226,15 +227,15 @@ class LocalSettings(ServiceSettings):
 
     @property
     def has_fixed_stages(self) -> bool:
-        """Whether each worker is told its stage at start. With several pipelines or spare workers,
+        """Whether each worker gets its stage as a setting. With several pipelines or spare workers,
         the scheduler assigns the stages, since a worker may have to take the stage of a lost
         worker."""
         return self.pipelines == 1 and not self.has_spares
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether the workers' keys and values outlive their processes. This needs workers on CPUs
-        that are started again or have spares."""
+        """Whether the keys and values of workers are kept when a worker process ends. They are kept
+        if workers run on CPUs and are started again."""
         return not self.fail_fast and dict(self.worker).get("device", "cpu") == "cpu"
 
     def is_spare(self, index: int) -> bool:
@@ -244,7 +245,7 @@ class LocalSettings(ServiceSettings):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The name of each model that answers show."""
+        """The name of each model, as in the answers of the API."""
         served = next(iter(self.served_model_name), "")
         return tuple(name or served or model_name(path) for name, path in self.model)
 

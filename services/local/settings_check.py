@@ -23,8 +23,8 @@ LAYER_KEYS = ("num_hidden_layers", "n_layer")
 
 
 def trouble_with(settings: LocalSettings) -> str:
-    """Returns why the models cannot be served on this machine with the settings. The result is
-    empty if no problem is found."""
+    """Returns the reason why the models cannot be served on this machine with the settings, or an
+    empty text if no problem is found."""
     try:
         loopback()
     except OSError:
@@ -63,8 +63,8 @@ def _trouble_with_receipts(settings: LocalSettings) -> str:
 
 
 def _trouble_with_model(model: Path, n_stages: int) -> str:
-    """Returns why a model cannot be served in `n_stages` stages. The result is empty if no problem
-    is found."""
+    """Returns the reason why a model cannot be served in `n_stages` stages, or an empty text if no
+    problem is found."""
     if not model.is_dir() and not model.is_file():
         return f"model: there is no directory {model}"
     if model.is_file() and not is_gguf(model):

@@ -1,9 +1,10 @@
-"""Keeps a spare of a service: a process that has started, and waits for its turn.
+"""Keeps a spare of a service: a process that has started up and waits until the service ends.
 
-When the service ends, the launcher writes a byte to the pipe `turn_fd` of the spare, which then
+When the service ends, the launcher writes a byte to the pipe `turn_fd` of the spare. The spare then
 binds the addresses of the service and serves (`services.common.process.wait_for_turn`). Another
-spare starts when the spare is taken or ends. A spare that ends again and again before it waits is
-not started any more: then the service is started anew when it ends.
+spare is started when the spare serves or ends. If spares end several times in a row before they are
+ready to take over, no more spares are started. Then a new process of the service is started when
+the service ends.
 """
 
 import asyncio
@@ -14,15 +15,15 @@ from services.local.child import Child, ChildDied
 from services.local.restart_limit import RestartLimit
 
 PAUSE_S = 1.0
-"""Seconds before a spare is started, and between two looks whether the service is ready. A process
+"""Seconds before a spare is started, and between two checks whether the service is ready. A process
 that has just taken over has the processors for itself in this time."""
 
 START_LIMIT_S = 120.0
-"""Seconds after which a spare that does not wait for its turn counts as hung."""
+"""Seconds within which a spare must be ready to take over. After that it counts as hung."""
 
 
 class Spare:
-    """The spare of one service, if it has one now."""
+    """Keeps at most one spare of a service."""
 
     def __init__(
         self,
@@ -33,10 +34,11 @@ class Spare:
         tell: Callable[[str], None],
         limit: RestartLimit,
     ) -> None:
-        """`start` starts a process that waits. A spare starts only while `is_wanted` returns True.
-        `tell` is called with the reason if no spare is started any more."""
+        """`start` starts a process as a spare. It is called only while `is_wanted` returns True.
+        `tell` is called with the reason if no spare is started any more. `limit` counts the spares
+        that end before they are ready to take over."""
         self.process: Child | None = None
-        """The process that waits for its turn."""
+        """The spare that is ready to take over, or None if there is none."""
         self._name = name
         self._start = start
         self._is_wanted = is_wanted
@@ -46,11 +48,11 @@ class Spare:
         self._keeping: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Keeps a spare from now on."""
+        """Starts to keep a spare."""
         self._keeping = asyncio.create_task(self._keep(), name=f"spare {self._name}")
 
     def take(self) -> Child | None:
-        """Lets the spare serve, and returns it. Returns None if no spare waits for its turn."""
+        """Lets the spare serve, and returns it. Returns None if no spare is ready to take over."""
         spare, self.process = self.process, None
         if spare is None or not spare.let_serve():
             return None
@@ -79,8 +81,8 @@ class Spare:
         self._tell(f"{self._name} has no spare any more, since its spares end before they wait")
 
     async def _offer(self, spare: Child) -> bool:
-        """Lets the process be taken once it waits for its turn. Returns when it is taken or has
-        ended. Returns whether it was ready: False if it ended or hung before it waited."""
+        """Waits until a spare is ready to take over, and then until it was taken or has ended. Ends
+        a spare that was not taken. Returns False if the spare ended or hung before it was ready."""
         try:
             async with asyncio.timeout(START_LIMIT_S):
                 await spare.wait_for("waits_for_turn")

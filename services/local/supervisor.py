@@ -1,12 +1,12 @@
 """Keeps a service running: starts a new child process when the present one dies or hangs.
 
-The new child gets the addresses of the former child, which the other services know. A child that
-was ready is replaced at once, or after a pause in which a spare takes its place undisturbed. If a
-service ends again and again before it is ready, something is wrong with it: the pauses before the
-next starts grow, and at last it is not started any more.
+The new child gets the same addresses as the earlier one, since the other services have them. A
+child that was ready is replaced at once, or after a pause if a spare worker takes over its stage.
+If children end several times in a row before they are ready, something is wrong with the service:
+the pauses before the next starts become longer, and at last it is not started any more.
 
-A spare of a service is a process that has started and waits. It takes over when the child ends, so
-that clients do not wait for a process to start.
+A spare of a service is a process that has started up and waits. It takes over when the child ends,
+so that clients do not wait for a process to start.
 """
 
 import asyncio
@@ -45,7 +45,9 @@ class Supervisor:
         has_spare: bool = False,
     ) -> None:
         """A child is ready while a value that it has reported for one of `ready_keys` is true. With
-        `has_spare`, another process starts when a child serves, and takes over when it ends."""
+        `has_spare`, a spare process is started when a child serves, and takes over when the child
+        ends. `tell` is called with a text about each restart. `give_up` is called with the reason
+        when the service has ended and is not restarted."""
         self.child: Child
         self._restarts = False
         self._spare = Spare(
@@ -68,14 +70,16 @@ class Supervisor:
         self._task: asyncio.Task[None]
 
     async def start(self) -> Child:
-        """Starts the first child. From now on, a child that ends is replaced."""
+        """Starts the first child, and a task that waits for its end. The child is restarted only
+        after `begin_restarts` was called."""
         await self._start_child()
         self._task = asyncio.create_task(self._keep_running(), name=self._name)
         return self.child
 
     def begin_restarts(self) -> None:
-        """Starts a new child whenever the present one ends from now on. The launcher calls this
-        once all services serve: a child that ends earlier would fail to start again."""
+        """From now on, starts a new child whenever the present one ends. The launcher calls this
+        method once all services serve. A child that ends earlier is not restarted, because it would
+        fail again."""
         self._restarts = True
         if self._has_spare:
             self._spare.begin()
@@ -108,7 +112,7 @@ class Supervisor:
         return any(self.child.said.get(key) for key in self._ready_keys)
 
     def _note_message(self, message: dict[str, Any]) -> None:
-        """Remembers the addresses that a child reports, for its successor."""
+        """Keeps the addresses that a child reports, so that the next child gets the same ones."""
         for key, option in ADDRESS_OPTIONS.items():
             if message.get(key) is not None:
                 self._options[option] = message[key]
@@ -116,7 +120,7 @@ class Supervisor:
 
     async def _keep_running(self) -> None:
         """Starts a new child whenever one ends, until the limit of restarts is reached or `stop` is
-        called."""
+        called. If restarts have not begun, returns when the first child ends."""
         while True:
             reason = await self._end_of_child()
             if self._stopping.is_set():
@@ -147,7 +151,8 @@ class Supervisor:
                 return  # `stop` ends the new child, too
 
     async def _end_of_child(self) -> str:
-        """Waits until the child ends, or kills it if it hangs. Returns the reason of the end."""
+        """Waits until the child ends, or kills it if it hangs. Returns the reason of the end as a
+        sentence."""
         watching = asyncio.create_task(self.child.kill_when_hung())
         try:
             return await self.child.obituary()

@@ -1,7 +1,7 @@
 """Canonical JSON (RFC 8785) of receipts, written fast.
 
-`rfc8785` writes each number by itself, which takes about a microsecond, while the event loop waits.
-Lists of tokens, which are nearly all of a receipt, are therefore written at once.
+`rfc8785` writes each number separately, which takes about a microsecond per number and blocks the
+event loop. Nearly all of a receipt are lists of tokens. Therefore such a list is written at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ MAX_WHOLE = 2**53 - 1
 
 
 def canonical_json(value: Any) -> bytes:
-    """Returns the same bytes as `rfc8785.dumps`. Raises ValueError if the value has no canonical
-    form."""
+    """Returns a value as canonical JSON: the same bytes as `rfc8785.dumps` returns. Raises
+    ValueError if the value has no canonical form."""
     if isinstance(value, Mapping) and all(type(name) is str for name in value):
         names = sorted(value, key=lambda name: name.encode("utf-16-be"))
         members = [rfc8785.dumps(name) + b":" + canonical_json(value[name]) for name in names]
@@ -26,7 +26,8 @@ def canonical_json(value: Any) -> bytes:
 
 
 def _are_whole(values: Sequence[int]) -> bool:
-    """Returns whether all values are whole numbers that canonical JSON can have."""
+    """Returns whether `values` are not empty, and are all whole numbers within the range of
+    canonical JSON."""
     if set(map(type, values)) != {int}:
         return False
     return min(values) >= -MAX_WHOLE and max(values) <= MAX_WHOLE

@@ -7,11 +7,12 @@ from services.common.mounted import Mounted
 from services.receipts.keys import SigningKeys
 
 MAX_FILE_BYTES = 2**16
-"""Largest size of a key file in bytes; a key takes 120."""
+"""Largest size of a key file in bytes. A key takes 120 bytes."""
 
 
 class KeyFile:
-    """The keys in a file, kept up to date, as Kubernetes changes the Secrets that it mounts."""
+    """The keys in a file that signs receipts. The file is read again when it changes, as Kubernetes
+    changes the Secrets that it mounts."""
 
     def __init__(self, path: Path) -> None:
         """Reads the file for the first time.
@@ -25,7 +26,7 @@ class KeyFile:
 
     @property
     def latest(self) -> SigningKeys:
-        """The keys of the newest valid content."""
+        """The keys of the newest content of the file that was valid."""
         return self._keys.latest()
 
     def _read(self) -> bytes:

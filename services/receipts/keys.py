@@ -55,7 +55,7 @@ class PublicKeys:
         """Returns the keys of a JSON Web Key Set.
 
         Raises:
-            ValueError: the document is no set of Ed25519 keys, or a key has a wrong id.
+            ValueError: `document` is not a set of Ed25519 keys, or the id of a key is wrong.
         """
         found = document.get("keys") if isinstance(document, dict) else None
         if not isinstance(found, list):
@@ -88,8 +88,8 @@ class PublicKeys:
         }
 
     def has_signed(self, receipt: Mapping[str, Any]) -> bool:
-        """Returns whether the signature of a receipt is right. Returns False also for a receipt
-        whose key is not among these keys, or that has no signature."""
+        """Returns whether one of these keys has made the signature of `receipt`. Returns False if
+        the receipt has no signature, or names a key that is not one of these."""
         public = self.by_id.get(str(receipt.get("key_id")))
         if public is None:
             return False
@@ -115,8 +115,8 @@ class SigningKeys:
         """Returns the keys of a key file.
 
         Raises:
-            ValueError: the content has no keys, the first is not private, or one is no Ed25519 key
-            in PEM without a password.
+            ValueError: the content has no keys, the first key is not a private key, or a key is
+                not an Ed25519 key in PEM without a password.
         """
         blocks = [(found[1], found[0]) for found in _BLOCK.finditer(content)]
         if not blocks:
@@ -130,15 +130,15 @@ class SigningKeys:
         return cls(first, key_id(publics[0]), published)
 
     def signed(self, receipt: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a receipt with the fields `key_id` and `signature`."""
+        """Returns a copy of `receipt`, signed: with the fields `key_id` and `signature`."""
         unsigned = {**receipt, "key_id": self.id}
         signature = self.private.sign(canonical_json(unsigned))
         return {**unsigned, "signature": base64.b64encode(signature).decode()}
 
 
 def signed_part(receipt: Mapping[str, Any]) -> bytes:
-    """Returns the bytes of a receipt that its signature covers. Raises ValueError if the receipt
-    has no canonical form."""
+    """Returns the bytes of a receipt that are signed. Raises ValueError if the receipt has no
+    canonical form."""
     return canonical_json({name: value for name, value in receipt.items() if name != "signature"})
 
 

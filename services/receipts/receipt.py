@@ -18,17 +18,17 @@ VERSION = 1
 """Version of the form of receipts."""
 
 TYPE = "orcinus.receipt"
-"""Value of the field `type`, which tells receipts from other signed objects."""
+"""Value of the field `type`, by which programs tell receipts from other signed objects."""
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """Type of a SHA-256 in hexadecimal digits."""
 
 Token = Annotated[int, Field(ge=0, lt=2**32)]
-"""Type of a token's number."""
+"""Type of the id of a token."""
 
 
 class Record(BaseModel):
-    """Base of the parts of a receipt: no fields but the declared ones, and no converted types."""
+    """Base of the parts of a receipt. Undeclared fields and values of other types are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -48,13 +48,14 @@ class ModelRecord(Record):
     name: str
     """Name of the model as clients spell it."""
     weights: Digest
-    """Digest of all bytes of the weight files: of lines that name each file and its digest."""
+    """Digest of all bytes of the weight files. It is made from lines that name each file and its
+    digest."""
     configuration: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-    """First digits of a digest of the configuration that the workers have read, with the length of
-    the longest sequence."""
+    """First digits of a digest of the configuration that the workers have read, together with the
+    length of the longest sequence."""
     max_model_len: Annotated[int, Field(ge=1)]
-    """Number of tokens of the longest sequence that the workers serve. The setting `max_model_len`
-    changes it, and with it the digest of the configuration."""
+    """Number of tokens of the longest sequence that the workers serve. If the setting
+    `max_model_len` changes this number, `configuration` changes, too."""
     tokenizer: Digest
     """Digest of the tokenizer, as a `tokenizer.json`."""
     template: Digest | None
@@ -64,8 +65,8 @@ class ModelRecord(Record):
 
 
 class Arithmetic(Record):
-    """All that decides how numbers are rounded. Two answers to a request are equal if their
-    arithmetic is equal, and if it keeps the promise of `docs/determinism.md`."""
+    """Everything that determines how numbers are rounded. Two answers to a request are equal if
+    their arithmetic is equal, and if that arithmetic keeps the promise of `docs/determinism.md`."""
 
     kernels: str
     """Implementation of the operations: `native-avx512_bf16` is the native library's build for an
@@ -83,8 +84,9 @@ class Arithmetic(Record):
     torch: str
     """Version of PyTorch."""
     adapters: str = ""
-    """First digits of a digest of all adapters of the workers, since numbers are rounded otherwise
-    beside an adapter of a gated MLP. Left out without adapters."""
+    """First digits of a digest of all adapters of the workers. An adapter of a gated MLP changes
+    how numbers are rounded, also in answers without the adapter. Left out if there are no
+    adapters."""
 
     def __str__(self) -> str:
         named = zip(type(self).model_fields, self.model_dump().values(), strict=True)
@@ -99,19 +101,21 @@ class TokenPrompt(Record):
 
 
 class HiddenPrompt(Record):
-    """A prompt that the receipt does not show. Whoever has the prompt can show that it is this
-    one."""
+    """A prompt that the receipt does not contain. Anyone who has the prompt can compute its digest
+    and compare the two."""
 
     digest: Digest
     """Digest of the salt and the prompt's tokens, each token as 4 bytes, least significant first.
     """
     salt: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-    """Random bytes in hexadecimal digits, since short prompts can be guessed."""
+    """Random bytes in hexadecimal digits. Because of them, equal prompts have different digests,
+    and short prompts cannot be found in a table of digests."""
     n_tokens: Annotated[int, Field(ge=1)]
     """Number of tokens of the prompt."""
 
     def is_of(self, tokens: Sequence[int]) -> bool:
-        """Returns whether the digest is that of a prompt."""
+        """Returns whether this is the prompt with the tokens `tokens`: the number of tokens and the
+        digest must be equal."""
         return len(tokens) == self.n_tokens and prompt_digest(self.salt, tokens) == self.digest
 
 
@@ -123,7 +127,7 @@ _JSON_TYPES: dict[Any, Any] = {
     tuple[tuple[int, ...], ...]: list[list[Token]],
     tuple[tuple[int, float], ...]: list[list[float]],
 }
-"""Type in a receipt for each type of a sampling option."""
+"""The type that a sampling option has in a receipt, for each type in `SamplingParams`."""
 
 _FIELDS: dict[str, Any] = {
     field.name: (
@@ -139,8 +143,9 @@ SamplingRecord: Any = create_model("SamplingRecord", __base__=Record, **_FIELDS)
 
 
 class OptionsRecord(Record):
-    """The options of a request that decide its tokens, as the server understood them: with its
-    defaults, with all tokens that end the answer, and with formats and tools as a grammar."""
+    """The options of a request that determine its tokens, as the server applied them: with its
+    default values, with all tokens that end the answer, and with formats and tools converted to a
+    grammar."""
 
     max_tokens: Annotated[int, Field(ge=0)]
     """Largest number of tokens of the answer."""
@@ -151,35 +156,36 @@ class OptionsRecord(Record):
 
 
 class Receipt(Record):
-    """How one answer was made."""
+    """A signed record of how one answer was made."""
 
     type: Literal["orcinus.receipt"]
     """Always `orcinus.receipt`."""
     version: Literal[1]
     """Version of this form."""
     id: str
-    """Id of the request, a hyphen, and the index of the answer among its answers. Several receipts
-    may have the same id, since a client that resumes a stream chooses the id of the request."""
+    """Id of the request, a hyphen, and the index of this answer among the answers to the request.
+    Several receipts may have the same id, since a client that resumes a stream chooses the id of
+    the request."""
     model: ModelRecord
-    """The model."""
+    """The model that made the answer."""
     arithmetic: list[Arithmetic]
-    """The arithmetic that made the tokens, in order. There is more than one only if the answer
-    moved to workers of another build, and none if this call computed no token."""
+    """The arithmetic that made the tokens, in order. There are several entries only if the answer
+    moved to workers of another build. There is none if this call computed no token."""
     prompt: TokenPrompt | HiddenPrompt
     """The prompt: its tokens, or a digest of them."""
     options: OptionsRecord
-    """The options."""
+    """The options of the request."""
     seed: Annotated[str, Field(pattern=r"^-?[0-9]{1,19}$")]
-    """Seed of this answer, as a decimal text."""
+    """Seed of this answer, as a decimal number."""
     tokens: list[Token]
-    """Tokens of the answer, with the one that ended it."""
+    """Tokens of the answer, including the token that ended it."""
     n_given: Annotated[int, Field(ge=0)]
-    """Number of tokens at the beginning of `tokens` that the client gave when it resumed a broken
-    stream. The server did not compute them for this call."""
+    """Number of tokens at the beginning of `tokens` that the client sent when it resumed a broken
+    stream. The server did not compute these tokens in this call."""
     finish: Literal["stop", "stop_text", "length"]
-    """Why the answer ended: by a token, by one of the texts in `stop`, or by its length."""
+    """Why the answer ended: by a token, by one of the texts in `stop`, or at the largest length."""
     time: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
-    """Time at which the receipt was made."""
+    """Time in UTC at which the receipt was made."""
     key_id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     """Id of the key that signed the receipt."""
     signature: str
@@ -187,7 +193,8 @@ class Receipt(Record):
 
     @property
     def sampling(self) -> SamplingParams:
-        """The sampling options with the seed. Raises ValueError if the seed is out of its range."""
+        """The sampling options together with the seed. Raises ValueError if the seed does not fit
+        into 64 bits."""
         seed = int(self.seed)
         if not INT64_MIN <= seed <= INT64_MAX:
             raise ValueError(f"seed: {seed} has more than 64 bits")
@@ -198,12 +205,12 @@ class Receipt(Record):
 
 
 def sampling_record(sampling: SamplingParams) -> dict[str, object]:
-    """Returns the sampling options without the seed, as a receipt has them."""
+    """Returns the fields of a receipt's `sampling`: all sampling options except the seed."""
     return {name: getattr(sampling, name) for name in _FIELDS}
 
 
 def prompt_digest(salt: str, tokens: Sequence[int]) -> str:
-    """Returns the digest of a prompt with a salt, which is in hexadecimal digits."""
+    """Returns the digest of a prompt with a salt. `salt` is in hexadecimal digits."""
     packed = struct.pack(f"<{len(tokens)}I", *tokens)
     return hashlib.sha256(bytes.fromhex(salt) + packed).hexdigest()
 

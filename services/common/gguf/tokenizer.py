@@ -109,7 +109,8 @@ class _GgufVocabulary:
         self.types: Sequence[int] = types
 
     def ids(self, *, without: Sequence[int] = ()) -> dict[str, int]:
-        """Returns the id of each token, by its text. Leaves out tokens whose type is in `without`."""
+        """Returns the id of each token, by the text of the token. Leaves out tokens whose type is
+        in `without`."""
         return {
             token: token_id
             for token_id, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
