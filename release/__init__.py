@@ -1,1 +1,1 @@
-"""Building what is delivered: the wheel (`backend`), and all files of a release (`release`)."""
+"""Builds what is delivered: the wheel (`backend`), and all files of a release (`release`)."""

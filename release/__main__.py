@@ -17,8 +17,8 @@ from release.release import Unreleasable, make
 
 
 def main() -> None:
-    """Makes the release that the command line asks for. Ends the process with a message if that
-    fails."""
+    """Makes the release that the command line describes. If that fails, the process ends with a
+    message."""
     parser = argparse.ArgumentParser(
         prog="python -m release",
         description=__doc__,

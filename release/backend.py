@@ -1,12 +1,14 @@
-"""Builds the package: setuptools' build backend, and before a wheel the parts that are no Python.
+"""Builds the package. This is setuptools' build backend, which also builds the parts that are not
+Python before it builds a wheel.
 
-A wheel contains the native library for every instruction set of its processors, and the code of
-the wire contracts, both made in the source tree by g++ 12 or newer, or the compiler that CXX names.
-So an installation of the wheel needs no compiler. A checkout that is installed with `pip install
---editable` uses the same folders, which `make` fills.
+A wheel contains the native library for each instruction set that its processors may have, and the
+Python code of the protobuf messages. Both are made in the source tree. The library is compiled by
+g++ 12 or newer, or by the compiler that CXX names. So an installation of the wheel needs no
+compiler. A checkout that is installed with `pip install --editable` uses the same folders, which
+`make` fills.
 
-A wheel for Linux is tagged with the oldest glibc that has all functions which the libraries use.
-Elsewhere wheels have no native library, and PyTorch's operations are used.
+A wheel for Linux is tagged with the oldest glibc that has all functions which the libraries use. On
+other systems wheels have no native library, and PyTorch's operations are used instead.
 """
 
 import platform
@@ -31,14 +33,14 @@ PROTOS = Path("protos")
 GENERATED = PROTOS / "gen"
 LIBRARIES = Path("kernels/native/lib")
 OLDEST = (2, 17)
-"""The oldest glibc that a tag may name, manylinux2014's."""
+"""The oldest version of glibc that a tag may name: the version of manylinux2014."""
 
 Settings = Mapping[str, Any] | None
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
-    """Returns what building a wheel needs: the compiler of the wire contracts, in the version that
-    is tested."""
+    """Returns the packages that building a wheel needs, including the protobuf compiler in the
+    version that is tested."""
     lines = Path("constraints.txt").read_text(encoding="utf-8").splitlines()
     tools = [line for line in lines if line.startswith("grpcio-tools==")]
     return [*build_meta.get_requires_for_build_wheel(config_settings), *tools]
@@ -47,7 +49,7 @@ def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
 def build_wheel(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
-    """Builds the wheel into `wheel_directory` and returns its name."""
+    """Builds the wheel into `wheel_directory`, and returns the name of the wheel's file."""
     generate_protos()
     tag = build_libraries() if sys.platform == "linux" else "any"
     # Setuptools copies all files there before: what an earlier wheel had must not be in this one.
@@ -62,7 +64,7 @@ def build_wheel(
 
 
 def generate_protos() -> None:
-    """Writes the code of the wire contracts, as `make protos` does."""
+    """Generates the Python code of the protobuf messages and services, as `make protos` does."""
     GENERATED.mkdir(exist_ok=True)
     options = [f"--{kind}_out={GENERATED}" for kind in ("python", "pyi", "grpc_python")]
     contracts = [str(path) for path in sorted(PROTOS.glob("orcinus/v1/*.proto"))]
@@ -71,8 +73,8 @@ def generate_protos() -> None:
 
 
 def build_libraries() -> str:
-    """Compiles the native library for every instruction set, and returns the tag of the platforms
-    that can load all of them."""
+    """Compiles the native library for every instruction set. Returns the platform tag of wheels,
+    which names the oldest glibc that can load all these libraries."""
     subprocess.run([sys.executable, "kernels/build.py", "all"], check=True)
     libraries = [path.read_bytes() for path in LIBRARIES.glob("*.so")]
     major, minor = max(OLDEST, *map(needed_glibc, libraries))
@@ -80,6 +82,7 @@ def build_libraries() -> str:
 
 
 def needed_glibc(library: bytes) -> tuple[int, int]:
-    """Returns the version of the newest function of glibc that a library uses."""
+    """Returns the version, as two numbers, of the newest glibc function that a library uses.
+    `library` is the content of the library's file."""
     versions = re.findall(rb"\0GLIBC_(\d+)\.(\d+)(?=[.\0])", library)
     return max((int(major), int(minor)) for major, minor in versions)

@@ -18,20 +18,24 @@ from services.common.version import VERSION
 ROOT = Path(__file__).parents[1]
 CHECKSUMS = "SHA256SUMS"
 LOCKS = ("frontend", "scheduler", "worker-cuda")
-"""Files of `requirements` that together have all packages which the wheel needs."""
+"""Names of the lock files in `requirements` that together have all packages that the wheel
+needs."""
 DISTRIBUTED = ("*.whl", "*.tgz", "*.cdx.json", CHECKSUMS)
 
 
 class Unreleasable(Exception):
-    """The checkout is not what a release is made of."""
+    """The state of the checkout does not allow a release: its files or its tag are wrong."""
 
 
 def make(directory: Path, tools: Path) -> list[Path]:
-    """Makes the files of a release of the present commit into `directory`, and returns them.
-    Removes the files of earlier releases there. `tools` has the programs that build.
+    """Makes the files of a release of the present commit in `directory`, and returns their paths.
+    Removes the files of earlier releases from `directory`. `tools` is the folder of the programs
+    that are used.
 
-    Raises Unreleasable if files differ from the commit, or a tag of the commit from the version,
-    and CalledProcessError if a program fails.
+    Raises:
+        Unreleasable: files differ from the commit, or a tag of the commit names another version.
+        FileNotFoundError: a program is missing.
+        subprocess.CalledProcessError: a program fails.
     """
     check_tags(_git("tag", "--points-at", "HEAD", "v*").split())
     if changed := _git("status", "--porcelain", "--untracked-files=no"):
@@ -50,7 +54,7 @@ def make(directory: Path, tools: Path) -> list[Path]:
 
 
 def check_tags(tags: list[str]) -> None:
-    """Raises Unreleasable if the commit has a tag of another version than the files."""
+    """Raises Unreleasable if the commit has tags, and none of them is the tag of `VERSION`."""
     if tags and f"v{VERSION}" not in tags:
         text = f"the commit has the tag {', '.join(tags)}, and services/common/version.py has"
         raise Unreleasable(f"{text} {VERSION}")
@@ -62,7 +66,8 @@ def _git(*arguments: str) -> str:
 
 @contextmanager
 def _exported() -> Iterator[Path]:
-    """The files of the commit, and no others, dated as the commit."""
+    """Yields a folder with all files of the commit and no others. The times of the files are the
+    time of the commit."""
     archive = subprocess.check_output(["git", "archive", "HEAD"], cwd=ROOT)
     with tempfile.TemporaryDirectory() as made:
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
@@ -71,7 +76,8 @@ def _exported() -> Iterator[Path]:
 
 
 def build_wheel(tree: Path, directory: Path, tools: Path, date_s: int) -> None:
-    """Builds the wheel of the sources in `tree`."""
+    """Builds the wheel of the sources in `tree` into `directory`. `date_s` is the time of its
+    files, in seconds since 1970."""
     python = str(tools.absolute() / "python")
     command = [python, "-m", "build", "--no-isolation", "--wheel"]
     variables = {**os.environ, "SOURCE_DATE_EPOCH": str(date_s), "PYTHONHASHSEED": "0"}
@@ -80,7 +86,8 @@ def build_wheel(tree: Path, directory: Path, tools: Path, date_s: int) -> None:
 
 
 def pack_chart(tree: Path, file: Path, date_s: int) -> None:
-    """Writes the Helm chart of the sources in `tree` as an archive that Helm installs."""
+    """Writes the Helm chart of the sources in `tree` as an archive that Helm can install. `date_s`
+    is the time of the files in the archive, in seconds since 1970."""
     with tempfile.TemporaryDirectory() as made:
         command = [sys.executable, "-m", "k8s.chart", str(Path(made, "orcinus"))]
         subprocess.run(command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, check=True)
@@ -100,7 +107,8 @@ def _add(archive: tarfile.TarFile, path: Path, name: str, date_s: int) -> None:
 
 
 def list_packages(file: Path, tools: Path) -> None:
-    """Writes the packages that the wheel needs, in the versions that were tested, as CycloneDX."""
+    """Writes a list of the packages that the wheel needs, in the versions that were tested. The
+    format of the list is CycloneDX."""
     with tempfile.TemporaryDirectory() as made:
         locked = Path(made, "requirements.txt")
         locked.write_text(merged_locks(), encoding="utf-8")
@@ -118,8 +126,8 @@ def list_packages(file: Path, tools: Path) -> None:
 
 
 def merged_locks() -> str:
-    """Returns each package of the lock files once, by version and without hashes, which differ by
-    the index of PyTorch."""
+    """Returns the lines of all lock files together, each package with its version, once and without
+    hashes. The hashes depend on the index from which PyTorch is installed."""
     lines: set[str] = set()
     for name in LOCKS:
         text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
@@ -128,7 +136,8 @@ def merged_locks() -> str:
 
 
 def write_checksums(directory: Path) -> None:
-    """Writes the digests of all files of the release, as `sha256sum --check` reads them."""
+    """Writes the SHA-256 digests of all files of the release, in the form that `sha256sum --check`
+    reads."""
     files = sorted(
         path for pattern in DISTRIBUTED if pattern != CHECKSUMS for path in directory.glob(pattern)
     )

@@ -1,10 +1,11 @@
 """`orcinus arena POLICY… --trace …`: runs policies on the same requests and compares them.
 
-A policy is a name of the setting `policy` or `order`, both as POLICY/ORDER, or a file FILE.py that
-defines one. By default policies run in virtual time, by the scheduling core that serves, on a
-machine of known costs. With --real they also run on a model on this machine, and with --sleeping in
-a real system whose ranks sleep for the time that the machine takes; virtual time then has the costs
-that were measured there. Every batch is checked, and a policy that breaks a rule is stopped.
+A policy is given by a name of the setting `policy` or `order`, by both as POLICY/ORDER, or by a
+file FILE.py that defines a policy or an order. By default, policies run in virtual time: the real
+scheduling core runs on a simulated machine whose costs are known. With --real, policies also run on
+a model on this machine. With --sleeping, they also run in a real system whose ranks sleep for the
+time that a given machine takes. The costs in virtual time are then the costs that were measured in
+that system. Every batch is checked, and a policy that breaks a rule is stopped.
 
 The exit status is 0 if all runs were complete, 1 if one was stopped because its policy broke a rule
 or its system failed, and 2 if nothing could be run.
@@ -63,8 +64,8 @@ def _show(results: Sequence[Result], *, as_json: bool) -> None:
 
 
 def _drawing() -> Callable[[Path, Sequence[Result]], None]:
-    """Returns the function that draws. Raises ValueError if matplotlib is not installed, which
-    serving does not need."""
+    """Returns the function that draws results. Raises ValueError if matplotlib is not installed;
+    serving does not need it."""
     try:
         module = import_module("services.arena.drawing")
     except ModuleNotFoundError as error:
@@ -75,7 +76,8 @@ def _drawing() -> Callable[[Path, Sequence[Result]], None]:
 
 
 def _recorded(options: argparse.Namespace, entrants: Sequence[Entrant]) -> list[Result]:
-    """Returns what the recorded policy did, and what it and the entrants do in virtual time."""
+    """Returns the results for a recording: what the recorded policy did in the real system, and
+    what this policy and the entrants do in virtual time."""
     history = recorded.read(options.recording)
     own = history.entrant
     name = history.traffic.name
@@ -88,7 +90,7 @@ def _recorded(options: argparse.Namespace, entrants: Sequence[Entrant]) -> list[
 def _compared(
     options: argparse.Namespace, entrants: Sequence[Entrant], files: Sequence[Path]
 ) -> Iterator[list[Result]]:
-    """Yields the results of each trace."""
+    """Yields, for each trace, the results of all entrants."""
     model = options.real or options.sleeping
     place = None
     if model is not None:

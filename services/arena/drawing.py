@@ -1,4 +1,4 @@
-"""The results as a picture: a row for each trace, a column for each figure, a bar for each
+"""The results as a picture, with a row for each trace, a column for each figure, and bars for each
 policy."""
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,8 @@ from services.arena.figures import Figures, Result
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of plots: its title, and the values that it shows, a wide and a narrow bar."""
+    """A column of plots. `values` returns the one or two values that a policy's bars show: one bar,
+    or a dark and a light bar one above the other."""
 
     title: str
     values: Callable[[Figures], tuple[float | None, ...]]

@@ -1,4 +1,5 @@
-"""The policies that are compared: each is a policy with an order, by name or from a file."""
+"""The policies that are compared. Each entrant is a policy together with an order, given by name or
+by a file."""
 
 import importlib.util
 import sys
@@ -23,12 +24,14 @@ GALLERY = (
     "batchmaker",
     "faster_transformer",
 )
-"""The entrants of this project. `fair` is the order, with the policy `chunked`."""
+"""Names of the entrants that this project defines. `fair` is an order; its entrant has the policy
+`chunked`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """A policy and the order of the requests that wait, by their names in the settings."""
+    """A policy, and the order in which waiting requests are admitted, by their names in the
+    settings."""
 
     policy: str
     order: str
@@ -53,18 +56,20 @@ class Entrant:
 
     @property
     def name(self) -> str:
-        """Name of the entrant for people: what differs from the defaults."""
+        """Name of the entrant as shown to users: its policy, its order, or both as `policy/order`,
+        whichever are not the defaults."""
         if self.order == DEFAULT_ORDER:
             return self.policy
         return self.order if self.policy == DEFAULT_POLICY else f"{self.policy}/{self.order}"
 
 
 def load_file(path: Path) -> str:
-    """Loads the one policy or order that a Python file defines. Returns the name by which it is
-    known in this process from then on.
+    """Loads a Python file that defines one policy or one order. Returns the name of that policy or
+    order, which is then known in this process.
 
     Raises:
-        ValueError: the file cannot be loaded, or does not define exactly one policy or order.
+        ValueError: the file cannot be loaded, does not define exactly one policy or order, or
+            defines one whose name is taken.
     """
     module_name = f"orcinus_arena_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -95,8 +100,8 @@ def load_file(path: Path) -> str:
 
 
 def parse(texts: list[str]) -> tuple[list[Entrant], list[Path]]:
-    """Returns the entrants that texts name, and the files that were loaded for them. A text may be
-    a file that ends with `.py`, alone or in the place of a name.
+    """Returns the entrants that `texts` name, and the paths of the files that were loaded for them.
+    In a text, a file that ends with `.py` may stand in the place of each name.
 
     Raises:
         ValueError: a text names no policy or order, or two files define the same name.
@@ -118,8 +123,8 @@ def parse(texts: list[str]) -> tuple[list[Entrant], list[Path]]:
 
 
 def _parts(text: str) -> list[str]:
-    """Returns the name or file of a policy, of an order, or of both; the names of files may contain
-    slashes."""
+    """Divides a text into the names or files of a policy, of an order, or of both. The names of
+    files may contain slashes."""
     if text.endswith(".py") and Path(text).is_file():
         return [text]
     file, end, tail = text.partition(".py/")

@@ -19,16 +19,18 @@ class Figures:
     """Output tokens per second, from the first arrival to the last token."""
     ttft_p50_s: float
     ttft_p99_s: float
-    """Percentiles of the times from the arrival of a request to its first token."""
+    """50th and 99th percentile of the seconds from the arrival of a request to its first token."""
     gap_p50_s: float
     gap_p99_s: float
-    """Percentiles of the times between two successive tokens of a request."""
+    """50th and 99th percentile of the seconds between two successive tokens of a request."""
     jain: float | None
-    """Jain's index over the clients, of the tokens that they got until the last arrival, as parts
-    of their even shares. None where there are fewer than two clients, or no token came by then."""
+    """Jain's fairness index of the clients until the last arrival. For each client it takes the
+    number of tokens that the client got, divided by the client's even share. None if there are
+    fewer than two clients, or if no token came before the last arrival."""
     n_preemptions: int | None
     select_us: float | None
-    """Mean number of microseconds of the processor that the policy takes for a selection."""
+    """Mean processor time of one selection of the policy, in microseconds. None if it was not
+    measured."""
 
     @classmethod
     def of(
@@ -61,15 +63,16 @@ class Result:
     trace: str
     entrant: str
     way: str
-    """How the run was made: `virtual`, `sleeping`, `real`, or `recorded` where it is history."""
+    """How the run was made: `virtual`, `sleeping`, `real`, or `recorded` for what happened in a
+    recording."""
     figures: Figures | None
-    """None if the run was stopped."""
+    """Figures of the run. None if the run was stopped."""
     stopped: str = ""
-    """The broken rule, with the policy and the batch, or why the system failed; empty if the run
-    was complete."""
+    """Why the run was stopped: the broken rule, with the policy and the batch, or the failure of
+    the system. Empty if the run was complete."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the result as an object of JSON."""
+        """Returns the result as a JSON object."""
         found = {"trace": self.trace, "policy": self.entrant, "way": self.way}
         if self.figures is None:
             return {**found, "stopped": self.stopped}

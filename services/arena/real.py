@@ -1,7 +1,6 @@
-"""A run of a real system on this machine: a client sends the requests at their times, and every
-process of a server takes part. Ranks compute a model, or sleep for the time that they would take on
-another machine.
-"""
+"""Runs a real system on this machine: a client sends the requests at their times to all processes
+of a server. Ranks compute a model, or sleep for the time that they would take on another
+machine."""
 
 import asyncio
 import json
@@ -36,14 +35,14 @@ from simulator.outcome import Outcome
 
 KV_BYTES = 2**29
 SLEEPING_MAX_LEN = 16_384
-"""Longest sequence, in tokens, where ranks sleep."""
+"""Longest sequence, in tokens, of a system whose ranks sleep."""
 SPARE_S, SPARE_FACTOR = 120.0, 3.0
-"""A run is given up if it takes `SPARE_FACTOR` times as long as in virtual time, and `SPARE_S`
-longer."""
+"""A run fails if it takes longer than `SPARE_FACTOR` times its duration in virtual time plus
+`SPARE_S` seconds."""
 
 
 class ArenaLauncher(TuneLauncher):
-    """A launcher of a system whose scheduler checks and reports."""
+    """A launcher of a system whose scheduler checks each batch and writes a report."""
 
     scheduler_module = "services.arena.scheduler"
 
@@ -56,12 +55,12 @@ class SleepingLauncher(ArenaLauncher):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The system of real runs, before its scheduler has a policy."""
+    """The system of real runs, without the policy of an entrant."""
 
     model: Path
-    """Directory of the checkpoint. Where ranks sleep, only its tokenizer and sizes are read."""
+    """Directory of the checkpoint. If ranks sleep, only its tokenizer and its sizes are read."""
     sleeping: str | None
-    """Name of the machine for which ranks sleep; None if they compute the model."""
+    """Name of the machine that sleeping ranks imitate. None if ranks compute the model."""
     stages: int
     max_batch_size: int
     max_batch_tokens: int
@@ -70,16 +69,16 @@ class Place:
     is_optimistic: bool = False
     """Whether requests reserve less memory than they may need, and may be preempted."""
     files: Sequence[Path] = ()
-    """Files that define policies."""
+    """Files that define policies or orders."""
 
     @property
     def way(self) -> str:
-        """How runs are made, for results."""
+        """The value of `Result.way` for runs of this system: `real` or `sleeping`."""
         return "real" if self.sleeping is None else "sleeping"
 
     @property
     def launcher(self) -> type[ArenaLauncher]:
-        """The class of the launcher."""
+        """The class of the launcher that starts this system."""
         return ArenaLauncher if self.sleeping is None else SleepingLauncher
 
     def shape(self) -> ModelShape:
@@ -96,7 +95,7 @@ class Place:
         return self.shape().max_model_len if self.sleeping is None else SLEEPING_MAX_LEN
 
     def settings(self, entrant: Entrant) -> LocalSettings:
-        """Returns the settings of the system with the policy of an entrant."""
+        """Returns the settings of this system with the policy and the order of an entrant."""
         return LocalSettings(
             model=for_all(self.model),
             stages=self.stages,
@@ -121,7 +120,8 @@ class Place:
             yield "n-slots", str(self.n_slots)
 
     def prepare(self, report: Path) -> None:
-        """Sets the environment of the processes that are started later."""
+        """Sets the environment variables of the processes that are started later. `report` is the
+        file that the scheduler writes."""
         os.environ[FILES] = os.pathsep.join(map(str, self.files))
         os.environ[REPORT] = str(report)
         if self.sleeping is not None:
@@ -131,11 +131,11 @@ class Place:
 async def calibrated(
     system: System, shape: ModelShape, *, max_batch_size: int, limit_s: float
 ) -> tuple[Calibration, Memory]:
-    """Returns the costs of iterations, measured with a load of `limit_s` seconds, and the K/V
-    memory.
+    """Runs a load of `limit_s` seconds on a system. Returns the costs of iterations that were
+    measured, and the size of the K/V memory.
 
     Raises:
-        SystemFailed: a request failed.
+        SystemFailed: a request failed, or no iterations were reported.
     """
     probe = Probe(
         system,
@@ -154,7 +154,8 @@ async def calibrated(
 
 
 def measured_setup(place: Place, *, limit_s: float) -> Setup:
-    """Starts the system, and returns a setup with its measured costs and its memory.
+    """Starts the system and measures it with a load of `limit_s` seconds. Returns a setup with the
+    measured costs and the system's K/V memory.
 
     Raises:
         SystemFailed: the system does not start, or a request failed.
@@ -182,7 +183,7 @@ def measured_setup(place: Place, *, limit_s: float) -> Setup:
 def run(
     entrant: Entrant, place: Place, arrivals: Sequence[Arrival], *, expected_s: float, seed: int
 ) -> Figures:
-    """Returns the figures of an entrant on a real system, as its client measures them.
+    """Runs an entrant on a real system, and returns its figures as the client measures them.
     `expected_s` is the duration of the run in virtual time.
 
     Raises:

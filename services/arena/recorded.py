@@ -1,14 +1,15 @@
-"""A recording of a schedule, for the question what another policy would have done.
+"""A recording of a real scheduler, to compute what another policy would have done.
 
 A recording (the scheduler's setting `record`) has the requests, the settings of the pipeline, and
-the times of all iterations. From these come the arrivals, a setup, and a model of costs that is
-fitted to the iterations, as the tuner fits one. What the recorded policy really did is measured in
-the recording itself.
+the times of all iterations. This module derives three things from it: the arrivals, a setup, and a
+model of costs that is fitted to the iterations as the tuner fits one. The figures of the recorded
+policy are computed from the recorded times.
 
-Outputs have their recorded lengths. Prompts have numbers in the place of tokens, which is enough
-for a prefix cache to find equal prompts. A prompt that repeats an earlier answer finds only what
-comes before the answer, since a simulation has no texts. A recording without decisions, such as one
-that a page has made, has no prompts, and is run without a prefix cache.
+In a run in virtual time, outputs have their recorded lengths. Prompts have numbers in the place of
+tokens, which is enough for a prefix cache to find equal prompts. If a prompt repeats an earlier
+answer, the cache finds only the part before that answer, since a simulation has no output tokens. A
+recording without decisions, such as one that a page has made, has no prompts, and is run without a
+prefix cache.
 """
 
 from array import array
@@ -40,7 +41,7 @@ _NS = 1e9
 
 @dataclass(slots=True)
 class _Seen:
-    """A request of the recording."""
+    """A request of the recording, with the times at which it got tokens."""
 
     number: int
     arrival_s: float
@@ -58,13 +59,13 @@ class Recorded:
     traffic: Traffic
     setup: Setup
     entrant: Entrant
-    """The policy and the order of the recording."""
+    """The policy and the order of the recorded scheduler."""
     figures: Figures
-    """The throughput and latencies that this policy reached in the recorded system."""
+    """The throughput and latencies of the recorded system."""
 
 
 class _Reader:
-    """Collects what the events of a recording say."""
+    """Collects the events of a recording: its epochs, requests, iterations and decisions."""
 
     def __init__(self) -> None:
         self.requests: dict[int, _Seen] = {}
@@ -76,7 +77,7 @@ class _Reader:
         self.weights: dict[str, float] = {}
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Takes an event. Events of types that have nothing to say are left out."""
+        """Adds an event. Ignores events of other types than those that are collected."""
         match event["type"]:
             case "epoch":
                 self.epochs.append(event)
@@ -118,12 +119,12 @@ class _Reader:
 
 
 def read(path: Path) -> Recorded:
-    """Reads a recording. Requests without a token are left out.
+    """Reads a recording. Leaves out requests that got no token.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is no recording, its policy is not known, or no request of it got a
-            token.
+        ValueError: the file is not a recording, its policy or order is not known, or no request of
+            it got a token.
     """
     reader = _Reader()
     try:
@@ -191,8 +192,9 @@ def _arrivals(answered: Sequence[_Seen], reader: _Reader) -> tuple[Arrival, ...]
 
 
 def _setup(reader: _Reader) -> Setup:
-    """Returns the setup of a recording. Its first epoch says what its pipeline is. The decisions,
-    if there are any, say whether there is a prefix cache."""
+    """Returns the setup of a recording. The sizes come from the first epoch, the number of
+    pipelines from all epochs, and the costs from the iterations. Whether there is a prefix cache
+    comes from the first decision; without decisions there is none."""
     first = reader.epochs[0]
     return Setup(
         calibrate(iterations_of(reader.records)).costs,

@@ -1,6 +1,7 @@
 """A scheduler that checks every batch and every token, whichever policy selects.
 
-The rules of a selection are in `checked.py` of the scheduling core. Here are the rules of a run:
+The rules of a selection are in `checked.py` of the scheduling core. This module has the rules of a
+run:
 
 - At most `pipeline_depth` batches are in flight.
 - A span begins where the last span of its request ended, or where the cache ends at an admission.
@@ -24,7 +25,8 @@ from services.scheduler.core.whole_batches import WholeBatchScheduler
 
 
 class Stopped(Exception):
-    """A run was stopped. The message names the policy, the batch and the broken rule."""
+    """A run was stopped because a rule was broken. The message names the policy, the batch and the
+    rule."""
 
 
 class RefereedScheduler(WholeBatchScheduler):
@@ -51,9 +53,9 @@ class RefereedScheduler(WholeBatchScheduler):
             build=build,
         )
         self.n_batches = 0
-        """Number of batches that were selected."""
+        """Number of batches that have been selected."""
         self.n_preemptions = 0
-        """Number of requests that were preempted."""
+        """Number of preemptions that `take_preempted` has returned."""
         self._ends: dict[Request, int] = {}  # the end of the last span
         self._owners: dict[int, Request] = {}  # of each block, the request that got it last
         self._n_told: dict[Request, int] = {}  # tokens returned so far; -1 after the end
@@ -77,16 +79,16 @@ class RefereedScheduler(WholeBatchScheduler):
         return batch
 
     def take_preempted(self) -> list[Request]:
-        """Returns the requests that were preempted since the last call."""
+        """Returns the requests that were preempted since the last call, and counts them."""
         taken = super().take_preempted()
         self.n_preemptions += len(taken)
         return taken
 
     def check_over(self) -> None:
-        """Checks that no request is left and no memory is reserved.
+        """Checks, at the end of a run, that no request is left and no K/V memory is reserved.
 
         Raises:
-            Stopped: a request has not ended, or memory was not returned.
+            Stopped: a request has not ended, or K/V memory is still reserved.
         """
         left = [one.request_id for one in self.pool]
         after = f"after batch {self.n_batches}: policy {self.policy.name}"
@@ -140,17 +142,17 @@ class RefereedScheduler(WholeBatchScheduler):
 
 
 class TimedPolicy(WrappedPolicy):
-    """A policy whose selections are timed."""
+    """Measures the processor time of the selections of another policy."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
         self.n_selections = 0
-        """Number of selections."""
+        """Number of selections that were measured."""
         self.select_ns = 0
-        """Nanoseconds of the processor that all selections took together."""
+        """Processor time of all selections together, in nanoseconds."""
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
-        """Returns the selection of the inner policy."""
+        """Returns the selection of the measured policy."""
         began_ns = thread_time_ns()
         chosen = self.policy.select(pool, kv_manager)
         self.select_ns += thread_time_ns() - began_ns
@@ -159,7 +161,7 @@ class TimedPolicy(WrappedPolicy):
 
     @property
     def mean_us(self) -> float:
-        """Mean number of microseconds of the processor for a selection."""
+        """Mean processor time of one selection, in microseconds."""
         return self.select_ns / 1e3 / max(1, self.n_selections)
 
 

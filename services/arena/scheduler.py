@@ -1,8 +1,8 @@
 """`python -m services.arena.scheduler`: the scheduler of a real run, with checks and a report.
 
-The batches of any policy are checked, and policies that answer whole batches do so. When a rule is
-broken, and when the process ends, it writes what it has measured to the file that the environment
-names.
+The scheduler checks the batches of every policy. If a policy returns the answers of a batch
+together, this scheduler does so, too. The environment variable `ARENA_REPORT` names the file of the
+report. The report is written when a rule is broken, or else when the process ends.
 """
 
 import json
@@ -24,12 +24,12 @@ from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.settings import SchedulerSettings
 
 FILES, REPORT = "ARENA_FILES", "ARENA_REPORT"
-"""Environment variables: the files of policies, separated as in PATH, and the file of the
-report."""
+"""Names of environment variables: for the files of policies, separated as in PATH, and for the file
+of the report."""
 
 
 class ReportingScheduler(RefereedScheduler):
-    """A scheduler whose report is written when a rule is broken."""
+    """A scheduler that writes the report when a rule is broken."""
 
     def select(self) -> Batch | None:
         """Returns the next batch, as `RefereedScheduler.select` does.
@@ -45,10 +45,11 @@ class ReportingScheduler(RefereedScheduler):
 
 
 def build(settings: SchedulerSettings, pipeline: Pipeline, pool: RequestPool) -> Scheduler:
-    """Returns the scheduler of a pipeline.
+    """Returns the scheduler of a pipeline, which checks batches and measures the time of the
+    policy.
 
     Raises:
-        Unavailable: the memory is too small for one block.
+        Unavailable: the K/V memory is too small for one block.
     """
     depth = settings.pipeline_depth or default_depth(pipeline.n_stages)
     policy = build_policy(settings, n_shares=1 if pipeline.n_stages == 1 else depth)

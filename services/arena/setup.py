@@ -1,4 +1,5 @@
-"""The machine and the settings that all entrants have, and the scheduler of one of them."""
+"""The simulated machine and the settings that all entrants share, and the construction of an
+entrant's scheduler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,13 +22,13 @@ from simulator.costs import Costs
 from simulator.virtual_clock import VirtualClock
 
 MAX_REQUESTS = 2**20
-"""Largest number of requests in a pool, so large that no request is refused."""
+"""Largest number of requests in a pool. It is so large that no request is refused."""
 MAX_TOKENS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A machine, and the settings of its scheduler."""
+    """A simulated machine, and the settings of its scheduler."""
 
     costs: Costs
     n_slots: int
@@ -39,15 +40,16 @@ class Setup:
     n_pipelines: int = 1
     has_prefix_cache: bool = False
     is_optimistic: bool = False
-    """Whether requests reserve less memory than they may need, so that some are preempted."""
+    """Whether a request reserves less K/V memory than it may need. Then some requests are
+    preempted."""
 
     @property
     def depth(self) -> int:
-        """Largest number of batches in flight."""
+        """Largest number of batches in flight, as set or by default."""
         return self.pipeline_depth or default_depth(self.costs.n_stages)
 
     def settings(self, entrant: Entrant) -> SchedulerSettings:
-        """Returns the settings of the scheduler of an entrant.
+        """Returns the settings of the scheduler with the policy and the order of an entrant.
 
         Raises:
             ValueError: the settings do not fit together.
@@ -64,10 +66,10 @@ class Setup:
         )
 
     def policy(self, entrant: Entrant, predictor: LengthPredictor | None) -> Policy:
-        """Returns a new policy of an entrant, which is not checked.
+        """Returns a new object of an entrant's policy. Its selections are not checked.
 
         Raises:
-            ValueError: the policy cannot have these options.
+            ValueError: the policy cannot have the options of this setup.
         """
         n_shares = 1 if self.costs.n_stages == 1 else self.depth
         options = PolicyOptions(self.max_batch_size, self.max_batch_tokens, n_shares, predictor)
@@ -75,7 +77,8 @@ class Setup:
         return made.policy if isinstance(made, CheckedPolicy) else made
 
     def pools(self, entrant: Entrant, clock: VirtualClock) -> list[RequestPool]:
-        """Returns the pool of an entrant as each pipeline sees it."""
+        """Returns a pool for each pipeline. All these pools have the same waiting requests, in the
+        order of the entrant."""
         order = build_order(self.settings(entrant), now=clock.now)
         first = RequestPool(max_requests=MAX_REQUESTS, max_tokens=MAX_TOKENS, order=order)
         return [first, *(first.beside() for _ in range(self.n_pipelines - 1))]
@@ -88,8 +91,9 @@ class Setup:
         clock: VirtualClock,
         make: type[Scheduler],
     ) -> list[tuple[Scheduler, LearningScheduler]]:
-        """Returns the scheduler of each pipeline, alone and with what learns the pace, as a leader
-        builds them. Each has one of `policies` and is of the class `make`."""
+        """Returns two objects for each pipeline: its scheduler, of the class `make` and with one of
+        `policies`, and the same scheduler in a `LearningScheduler`, which learns the cost of
+        iterations as a leader does."""
         settings = self.settings(entrant)
         stage = worker_pb2.DescribeResponse(
             block_size=self.block_size, n_kv_blocks=max(1, self.n_slots // self.block_size)

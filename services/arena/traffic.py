@@ -1,8 +1,9 @@
-"""The requests that all entrants get: sampled from published distributions, or read from files.
+"""The requests that each entrant serves. They are sampled from published distributions, or read
+from files.
 
 A trace is a name of `NAMES`, or a file: Azure's or BurstGPT's (CSV), or Mooncake's (JSON lines).
-The traces name no clients, so requests are dealt to clients at random: the first client gets half
-of all requests, and the others share the rest.
+Traces do not name clients, so the client of each request is chosen at random. The first client has
+half of all requests, and the other clients share the rest.
 """
 
 import csv
@@ -23,15 +24,15 @@ NAMES: Mapping[str, str] = {
     "azure-conversation": "Azure 2023 conversation",
     "burstgpt": "BurstGPT, GPT-4",
 }
-"""Traces that are sampled, and their names in `simulator.published_traces`. `PAPER` is another one:
-the lengths of Orca's evaluation, with Poisson arrivals."""
+"""Names of the sampled traces, and their names in `simulator.published_traces`. `PAPER` is a
+further sampled trace, with the lengths of Orca's evaluation and Poisson arrivals."""
 LARGE_PART = 0.5
-"""Part of all requests that the first client sends."""
+"""Fraction of all requests that the first client sends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The requests of a trace."""
+    """The requests of a trace, with the times of their arrival."""
 
     name: str
     arrivals: tuple[Arrival, ...]
@@ -39,20 +40,22 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The choice of requests from a trace."""
+    """Options for the choice of requests from a trace."""
 
     n_requests: int
     max_tokens: int
-    """Largest number of tokens of prompt and output together; longer requests are left out."""
+    """Largest number of tokens of a prompt and its output together. Longer requests are left
+    out."""
     n_clients: int = 4
     asks_exactly: bool = False
-    """Whether requests ask for as many tokens as they generate. Otherwise they ask for the next
-    power of two, as clients that know a length roughly do."""
+    """Whether the limit that a request sets on its output is the number of tokens that it
+    generates. Otherwise the limit is the next power of two, as for clients that know the length
+    roughly."""
     seed: int = 0
 
 
 def traffic_of(text: str, choice: Choice) -> Traffic:
-    """Returns the requests of a trace, given by a name or a file.
+    """Returns the chosen requests of a trace. `text` is the name or the file of the trace.
 
     Raises:
         ValueError: there is no such trace, or the file is malformed or has no requests that fit.
@@ -110,7 +113,8 @@ def _arrivals(trace: Trace, choice: Choice) -> tuple[Arrival, ...]:
 
 
 def _asked(lengths: Lengths, choice: Choice) -> int:
-    """Returns the next power of two, or as much as the largest number of tokens allows."""
+    """Returns the limit that a request sets on its output, in tokens: the power of two at or above
+    its length, but at most what `choice.max_tokens` leaves after the prompt."""
     power = 1 << (lengths.n_output - 1).bit_length()
     return min(power, choice.max_tokens - lengths.n_prompt)
 

@@ -1,4 +1,5 @@
-"""A run in virtual time: the scheduling core that serves, on a machine of known costs."""
+"""Runs an entrant in virtual time: the real scheduling core on a simulated machine whose costs are
+known."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ Around = Callable[[Policy], Policy]
 
 
 class NoisyPredictor:
-    """A predictor that knows the length of each output up to an error."""
+    """Predicts the length of each output: the true length with a random error."""
 
     def __init__(self, lengths: Mapping[str, int], *, error: float, seed: int) -> None:
         """`lengths` has the number of output tokens of each request, by id. `error` is the standard
@@ -32,10 +33,10 @@ class NoisyPredictor:
         }
 
     def learn(self, n_generated: int, max_new_tokens: int) -> None:
-        """Learns nothing."""
+        """Does nothing: predictions do not depend on earlier requests."""
 
     def n_left(self, request: Request) -> float:
-        """Returns the predicted number of tokens that a request has yet to generate."""
+        """Returns the predicted number of tokens that a request has yet to generate, at least 1."""
         n_left = self._predicted[request.request_id] - len(request.generated_token_ids)
         return max(1.0, n_left)
 
@@ -47,8 +48,8 @@ def run(
     *,
     predictor: LengthPredictor | None = None,
 ) -> Figures:
-    """Returns the figures of an entrant. Requests run twice: once with all checks, and once without
-    checks, so that the time of the policy can be measured.
+    """Runs an entrant in virtual time, and returns its figures. The requests run twice: once with
+    all checks, and once without checks, to measure the processor time of the policy.
 
     Raises:
         Stopped: a rule was broken.
@@ -91,7 +92,9 @@ def capacity(setup: Setup, arrivals: Sequence[Arrival]) -> float:
 
 
 def scaled(arrivals: Sequence[Arrival], *, rate: float) -> list[Arrival]:
-    """Returns the requests with all times stretched to a mean of `rate` requests per second."""
+    """Returns the requests with their times of arrival multiplied by a factor, so that `rate`
+    requests arrive per second on average. The first one arrives at 0. If all requests arrive at
+    once, they are returned unchanged."""
     span_s = arrivals[-1].time_s - arrivals[0].time_s
     if not span_s:
         return list(arrivals)

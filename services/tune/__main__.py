@@ -1,7 +1,7 @@
 """`python -m services.tune --model DIR`: finds the settings with which a model serves best here.
 
-The exit status is 0 if the settings were written, 1 if the model does not run, and 130 if the
-process was told to stop. No child process survives.
+The exit status is 0 if the settings were written, 1 if the model does not run, and 130 if a signal
+stopped the process. No child process survives.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ async def tune(
     workload: Workload,
     launcher_class: type[TuneLauncher],
 ) -> Tuned | None:
-    """Runs the tuner and returns its result. Returns None if the process was told to stop
-    earlier."""
+    """Runs the tuner and returns its result. Returns None if a signal stopped the process
+    before."""
     stopping = asyncio.create_task(process.stop_event().wait())
     running = asyncio.create_task(
         Tuner(settings, shape, workload, say=progress, launcher_class=launcher_class).run()

@@ -38,19 +38,19 @@ class MeasuredIteration:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A model of costs, the number of iterations to which it was fitted, and the error of the
-    fit."""
+    """A model of costs, the number of iterations to which the model was fitted, and the error of
+    the fit."""
 
     costs: LinearCosts
     n_iterations: int
     error: float
-    """Error of the fit: the median relative error of a stage's times, for the stage with the
-    largest one."""
+    """Error of the fit. For each stage, this is the median relative error of the stage's times. The
+    largest error of all stages is taken."""
 
 
 def iterations_of(records: Sequence[Record]) -> list[MeasuredIteration]:
-    """Returns the iterations of the records, sorted by their pipelines and numbers. No request may
-    have moved from one pipeline to another."""
+    """Returns the iterations in `records`, sorted by pipeline number and then by iteration number.
+    Every request must have run on one pipeline only."""
     ordered = sorted(records, key=lambda record: (record.pipeline, record.iteration))
     next_spans: dict[int, int] = {}  # the number of tokens of a request's next span
     works: list[IterationWork] = []
@@ -67,8 +67,8 @@ def iterations_of(records: Sequence[Record]) -> list[MeasuredIteration]:
 
 
 def calibrate(iterations: Sequence[MeasuredIteration], lone: Sequence[Lone] = ()) -> Calibration:
-    """Returns the model of costs that fits the iterations best. The requests `lone`, which ran
-    alone, show how much time a request spends outside of iterations.
+    """Returns the model of costs that fits the iterations best. `lone` are requests that ran alone;
+    from their times follows the time that a request spends outside of iterations.
 
     Raises:
         ValueError: there are no iterations.
@@ -91,9 +91,9 @@ def calibrate(iterations: Sequence[MeasuredIteration], lone: Sequence[Lone] = ()
 
 
 def explain_ends(iterations: Sequence[MeasuredIteration]) -> tuple[float, float]:
-    """Returns two times in seconds that explain best when iterations end: the gap after each
-    iteration on a stage, and the travel time of a plan, activations or a result. They minimise the
-    sum of the absolute errors of the iterations' ends."""
+    """Returns the gap after each iteration on a stage, and the travel time of a plan, activations
+    or a result. Both are in seconds. They are chosen such that they predict best when iterations
+    end: they minimise the sum of the absolute errors of the predicted ends."""
     longest_s = max(median(each.end_s - each.start_s for each in iterations), 1e-6)
 
     def best_way(gap_s: float) -> tuple[float, float]:
@@ -104,9 +104,9 @@ def explain_ends(iterations: Sequence[MeasuredIteration]) -> tuple[float, float]
 
 
 def _error(iterations: Sequence[MeasuredIteration], gap_s: float, way_s: float) -> float:
-    """Returns the sum of the absolute errors with which a gap and a travel time predict the ends of
-    iterations. Stages behave as in `simulator.virtual_pipeline`, and plans are sent at the measured
-    times."""
+    """Returns the sum, in seconds, of the absolute errors of the predicted ends of iterations. The
+    prediction uses a gap of `gap_s` seconds and a travel time of `way_s` seconds. Stages behave as
+    in `simulator.virtual_pipeline`, and plans are sent at the measured times."""
     free_of: dict[int, list[float]] = {}  # by pipeline
     error_s = 0.0
     for each in iterations:
@@ -120,8 +120,8 @@ def _error(iterations: Sequence[MeasuredIteration], gap_s: float, way_s: float) 
 
 
 def _least(of: Callable[[float], float], highest: float) -> tuple[float, float]:
-    """Minimises a unimodal function by a golden-section search between 0 and `highest`, and also at
-    0 itself. Returns the argument of the minimum and the minimum."""
+    """Minimises the unimodal function `of` between 0 and `highest`, by a golden-section search.
+    Also tries 0 itself. Returns the argument of the minimum, and the minimum."""
     low, high = 0.0, highest
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     of_left, of_right = of(left), of(right)
@@ -138,9 +138,9 @@ def _least(of: Callable[[float], float], highest: float) -> tuple[float, float]:
 
 
 def _with_request_s(costs: LinearCosts, lone: Sequence[Lone]) -> LinearCosts:
-    """Returns the costs, completed by the time that a request spends outside of iterations. For
-    each lone request this is the time to the first token minus the predicted time of the iteration.
-    The median over all lone requests is used."""
+    """Returns `costs` with the time that a request spends outside of iterations. For each request
+    in `lone`, this is the measured time to the first token minus the predicted time of the
+    iteration. The median over these requests is used."""
     if not lone:
         return costs
     extra_s = [
@@ -157,7 +157,8 @@ def _with_request_s(costs: LinearCosts, lone: Sequence[Lone]) -> LinearCosts:
 
 
 def iteration_s(costs: LinearCosts, work: IterationWork) -> float:
-    """Returns the predicted time in seconds of an iteration that has the pipeline for itself."""
+    """Returns the predicted time in seconds of an iteration, from sending its plan to receiving its
+    result, while no other iteration runs on the pipeline."""
     stages_s = sum(costs.stage_s(index, work) for index in range(costs.n_stages))
     return stages_s + costs.plan_s + (costs.n_stages - 1) * costs.hop_s + costs.result_s
 

@@ -23,12 +23,12 @@ class Check:
     """The result of running a candidate's settings on a real system."""
 
     value: float
-    """Value that the run reached for the whole workload, in the unit of `Workload.value_of`; larger
-    is better. If only a part of the workload was run, or at a lower rate, the value is an estimate:
-    the predicted value of the whole workload, multiplied by the ratio of the measured to the
-    predicted value of the run."""
+    """Value of the whole workload by this run, in the unit of `Workload.value_of`; larger is
+    better. If only a part of the workload was run, or the workload at a lower rate, this is an
+    estimate: the predicted value of the whole workload, multiplied by the ratio of the measured to
+    the predicted value of the run."""
     is_whole: bool
-    """Whether the whole workload was run."""
+    """Whether all requests of the workload were run to their end."""
     iterations: tuple[MeasuredIteration, ...]
     has_failed: bool = False
     """Whether the system did not serve, so that the candidate must not be chosen."""
@@ -37,11 +37,11 @@ class Check:
 async def run_load(
     system: System, prompts: Sequence[tuple[float, Prompt]], *, limit_s: float
 ) -> tuple[list[tuple[float, TimedReply]], float]:
-    """Sends each prompt at its due time, and cancels requests that have not ended after `limit_s`.
-    Due times are in seconds after the start.
+    """Sends each prompt at its due time, which is in seconds after the start. Cancels requests that
+    have not ended `limit_s` seconds after the start.
 
-    Returns a list with the due time and the reply of each prompt, and the time of the start. The
-    reply and the start use the event loop's clock.
+    Returns a list with the due time and the reply of each prompt, and the time of the start. All
+    these times are on the event loop's clock.
 
     Raises:
         SystemFailed: a request has failed.
@@ -78,9 +78,9 @@ async def check(
     *,
     limit_s: float,
 ) -> Check:
-    """Runs the requests of a simulation on a real system, then runs the simulation, and compares
-    both. `simulation` must not have begun. `prompts` are the tokens of its requests' prompts.
-    `prediction` is for the whole workload.
+    """Runs the requests of a simulation on a real system for at most `limit_s` seconds, then runs
+    the simulation, and compares both. `simulation` must not have begun. `prompts` has the tokens of
+    each request's prompt. `prediction` is the prediction for the whole workload.
 
     Raises:
         SystemFailed: a request failed.
@@ -104,8 +104,9 @@ async def check(
 
 
 def speed(simulation: Simulation, records: Sequence[Record]) -> float:
-    """Returns simulated time divided by real time for the same number of tokens. The simulation
-    must have ended."""
+    """Returns simulated time divided by real time for the same number of tokens: 2.0 means that the
+    real system is twice as fast as the simulation. Returns 1.0 if no tokens were computed. The
+    simulation must have ended."""
     ordered = sorted(records, key=lambda record: record.iteration)
     n_tokens = sum(sum(record.n_tokens) for record in ordered)
     if not n_tokens or not simulation.progress:
@@ -118,8 +119,8 @@ def speed(simulation: Simulation, records: Sequence[Record]) -> float:
 
 
 def outcome_of(replies: Sequence[tuple[float, TimedReply]], start_s: float) -> Outcome:
-    """Returns the outcome of a run, with times as the clients measured them. All requests must have
-    ended."""
+    """Returns the outcome of a run on a real system, with times as the client measured them. All
+    requests must have ended. `start_s` is the time of the start."""
     requests = [
         RequestTimes(
             arrival_s=due_s - start_s,

@@ -20,7 +20,7 @@ DEFAULT_BATCH_SIZE, DEFAULT_BATCH_TOKENS = 32, 512
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A calibrated layout, and the prediction for the best settings with this layout."""
+    """A calibrated layout, with the prediction for its best settings."""
 
     layout: Layout
     calibration: Calibration
@@ -46,14 +46,14 @@ class Tuned:
     default: Candidate
     """The default settings of `services.local`."""
     not_tried: Sequence[str]
-    """For each layout that was not tried, a sentence with the reason: it does not run, or there was
-    no time."""
+    """For each layout that was not calibrated, a sentence with the reason, for example that it does
+    not run or that there was no time."""
     limits: LatencyLimits
     seconds: float
 
     @property
     def of_chosen(self) -> Tried:
-        """The tried layout to which the chosen settings belong."""
+        """The calibrated layout of the chosen settings."""
         return next(each for each in self.tried if each.layout == self.chosen.candidate.layout)
 
 
@@ -65,10 +65,11 @@ def default_of(n_cpus: int) -> Candidate:
 def to_check(
     tried: Sequence[Tried], checks: Mapping[Candidate, Check], default: Candidate
 ) -> Candidate | None:
-    """Returns the candidate to run next. Returns None if no other candidate can be the best.
+    """Returns the candidate to run next on a real system. Returns None if no candidate that was not
+    run can be the best.
 
-    The candidate with the best prediction comes first. The default comes next, so that no settings
-    are chosen over the default without a measurement of both.
+    The candidate with the best prediction is run first, and the default second. So if settings are
+    chosen instead of the default, both have been measured.
     """
     best = best_of([each.best for each in tried])
     ranked = sorted((each.best for each in tried), key=lambda each: -each.value)
@@ -81,11 +82,11 @@ def to_check(
 
 
 def check_limits(tried: Sequence[Tried], workload: Workload) -> None:
-    """Checks that some settings keep the latency limits, at least at the lowest rate.
+    """Checks that some settings are predicted to keep the latency limits, at least at the lowest
+    rate.
 
     Raises:
-        SystemFailed: no settings keep the limits. The error names the lowest latencies that were
-            predicted.
+        SystemFailed: no settings keep the limits. The error names the lowest predicted latencies.
     """
     outcomes = [each.best.outcome for each in tried]
     if any(map(workload.is_kept_by, outcomes)):
@@ -102,8 +103,8 @@ def choose(tried: Sequence[Tried], checks: Mapping[Candidate, Check]) -> Predict
     """Returns the prediction for the settings to choose.
 
     If at least two candidates were run, the one with the best measured value is chosen. If only one
-    was run, its measurement cannot be compared. Then the candidate with the best prediction is
-    chosen, unless the prediction for the candidate that was run is nearly as good.
+    was run, there is nothing to compare its measurement with. Then the candidate with the best
+    prediction is chosen, unless the prediction for the candidate that was run is nearly as good.
 
     Raises:
         SystemFailed: all candidates that were run have failed, and no other candidate is left.

@@ -10,8 +10,8 @@ from services.scheduler.observing.pace import PaceOfEpoch
 
 
 class LearningScheduler:
-    """A scheduler, together with the observer that measures iterations and tells the scheduler
-    their fixed cost."""
+    """A scheduler, together with the observer that measures iterations and sets the scheduler's
+    estimate of their fixed cost."""
 
     def __init__(self, scheduler: Scheduler, pace: PaceOfEpoch) -> None:
         self._scheduler = scheduler
@@ -39,8 +39,8 @@ class LearningScheduler:
         return self._scheduler.take_preempted()
 
     def apply(self, iteration: int, token_ids: Sequence[int]) -> Sequence[Update]:
-        """Passes the sampled tokens of a batch to the scheduler, one for each sampled span in
-        order. Returns the updates of the requests."""
+        """Passes the sampled tokens of the batch number `iteration` to the scheduler, one token for
+        each sampled span, in order. Returns the updates of the requests."""
         updates = self._scheduler.apply(iteration, token_ids)
         self._pace.returned(iteration, updates, self._scheduler)
         return updates

@@ -1,4 +1,4 @@
-"""Computes how much memory of this machine keys and values may take."""
+"""Computes how much of this machine's memory the keys and values may take."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ PROCESS_BYTES = 600 * MIB
 iteration."""
 N_OTHERS = 2
 """Number of processes besides ranks and controllers. Each is assumed to take as much memory as a
-rank, which is more than it really takes."""
+rank without weights, which is more than it really takes."""
 SHARE = 0.5
-"""Fraction of the remaining memory that keys and values may take."""
+"""Fraction that keys and values may take of the memory which weights and processes leave free."""
 STEP_BYTES = 64 * MIB
 
 
@@ -27,8 +27,8 @@ def available_bytes(*, meminfo: Path = MEMINFO, cgroups: Path = CGROUPS) -> int:
 
 
 def kv_bytes(n_available: int, *, n_weight_bytes: int, n_ranks: int) -> int:
-    """Returns the number of bytes that the keys and values of all ranks may take together, at least
-    `STEP_BYTES`."""
+    """Returns the number of bytes that the keys and values of all ranks together may take, at least
+    `STEP_BYTES`. `n_available` is the number of bytes that all processes may take."""
     n_left = n_available - n_weight_bytes - (n_ranks + N_OTHERS) * PROCESS_BYTES
     return max(STEP_BYTES, int(SHARE * n_left))
 

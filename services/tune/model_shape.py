@@ -76,9 +76,9 @@ class ModelShape:
 
 
 def _bits(config: Mapping[str, Any]) -> int:
-    """Returns the number of bits of a weight in the files. Weights that stay quantised in memory
-    count as `8 * N_ELEMENT_BYTES` bits: then the memory for weights, which is computed from this
-    number, is the size of the files. Other weights are dequantised when they are loaded."""
+    """Returns the number of bits of a weight in the files, from which the memory for all weights is
+    computed. If weights stay quantised in memory, returns `8 * N_ELEMENT_BYTES` bits: then the
+    computed memory is the size of the files. Other weights are dequantised when they are loaded."""
     plain = 8 * N_ELEMENT_BYTES
     quantization = config.get("quantization_config")
     if config.get("quantization") or not isinstance(quantization, dict):
@@ -98,8 +98,8 @@ def _bits(config: Mapping[str, Any]) -> int:
 
 
 def _bits_of_group(weights: Mapping[str, Any]) -> int:
-    """Returns the number of bits for one group of modules in the format compressed-tensors, as
-    `_bits` does."""
+    """Returns the number of bits of a weight, as `_bits` does, for one group of modules in the
+    format compressed-tensors."""
     found = weights.get("num_bits", 8)
     is_packed = weights.get("type", "int") == "int" or found == 4
     is_kept = is_packed and not weights.get("actorder")

@@ -3,9 +3,9 @@ measured.
 
 The load has three kinds of steps. First, prompts of several lengths are sent one at a time. Then
 groups of requests decode together, up to the largest batch. After a few groups, prompts are sent
-while other requests decode. Each request of a group begins with one of the earlier prompts, which
-the prefix cache has: so requests decode with contexts of all lengths, and their prefill costs
-almost nothing. The whole load is run up to three times, each time with other tokens.
+while other requests decode. Each request of a group begins with one of the earlier prompts, whose
+keys and values are in the prefix cache. So requests decode with contexts of all lengths, and their
+prefill costs almost nothing. The whole load is run up to three times, each time with other tokens.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ GROUPS = (
     (8, True),
     (2, False),
 )
-"""For each group, the number of requests, and whether they begin with the longer prompts (True) or
-the shorter ones. Two lengths are needed, because otherwise the cost of a request could not be
-distinguished from the cost of its context."""
+"""For each group, the number of requests, and whether their prompts begin with one of the longer
+earlier prompts (True) or one of the shorter ones (False). Two lengths are needed, because otherwise
+the cost of a request could not be distinguished from the cost of its context."""
 N_GROUPS_FIRST = 3
-"""Number of groups that are run before the first prompts are sent beside decoding requests."""
+"""Number of groups that are run before prompts are sent while other requests decode."""
 N_GROUP_OUTPUT = 8
 N_ROUNDS = 3
 BESIDE_LENGTHS = (96, 416, 240)
 N_BESIDE = 24
 """Number of requests that decode while the prompts of `BESIDE_LENGTHS` are sent."""
 ROOM = 64
-"""Number of tokens of the context that the longest prompt leaves free for its output."""
+"""Number of tokens of the context that remain for the output after the longest prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +51,16 @@ class Lone:
 
 
 class Probe:
-    """A load on a system. Each call of `run` continues after the last step of the previous call."""
+    """A load on a system, as a list of steps. Each call of `run` continues after the last step of
+    the previous call."""
 
     def __init__(
         self, system: System, *, vocab_size: int, max_model_len: int, max_group: int
     ) -> None:
-        """Creates a load whose requests are sent alone or in groups of at most `max_group`
-        requests."""
+        """Creates a load for `system`. Groups with more than `max_group` requests are left out."""
         self.lone: list[Lone] = []
-        """Requests that ran alone. They show the time that a request spends outside of
-        iterations."""
+        """Requests that ran alone. From their times follows the time that a request spends outside
+        of iterations."""
         self._system = system
         self._vocab_size = vocab_size
         self._longest = max(1, max_model_len - ROOM)
@@ -77,8 +77,8 @@ class Probe:
         await self._system.ask(Prompt(self._tokens(4), 2))
 
     def note_slots(self, n_slots: int) -> None:
-        """Limits further prompts, so that each request fits into the system's `n_slots` K/V
-        slots."""
+        """Limits the length of further prompts, so that each request fits into the system's
+        `n_slots` K/V slots."""
         self._longest = max(1, min(self._longest, n_slots - ROOM))
 
     async def run(self, limit_s: float) -> None:

@@ -11,15 +11,15 @@ from simulator.costs import IterationWork
 from simulator.outcome import LatencyLimits
 
 NOISY = 0.15
-"""Error of a calibration above which its predictions are doubtful: the median relative error."""
+"""Relative error of a calibration above which a warning says that its predictions are doubtful."""
 TYPICAL_CONTEXT = 256
 """Number of tokens of each request's context in the iterations that serve as examples in the
 explanations."""
 
 
 def reasons(tuned: Tuned) -> Iterator[str]:
-    """Yields sentences about the chosen settings: first a warning if measurements were noisy, then
-    a sentence about each setting, then one about each other layout."""
+    """Yields sentences about the chosen settings. The first is a warning if measurements were
+    noisy. Then there is one about each setting, and one about each other layout."""
     error = max(each.calibration.error for each in tuned.tried)
     if error > NOISY:
         yield (

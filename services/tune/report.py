@@ -21,8 +21,8 @@ ENV_FILE, COMPONENT_FILE = "local.env", "kustomization.yaml"
 
 
 def table(tuned: Tuned, unit: str) -> list[str]:
-    """Returns the lines of a table of predicted and measured values. The first row has the chosen
-    settings."""
+    """Returns the lines of a table of predicted and measured values, which are in the unit `unit`.
+    The first row has the chosen settings."""
     rows = [("", "settings", f"predicted {unit}", "measured")]
     predictions = {each.candidate: each for each in _predictions(tuned)}
     chosen = tuned.chosen.candidate
@@ -79,8 +79,8 @@ def command(settings: TuneSettings, tuned: Tuned) -> str:
 
 
 def make_directory(settings: TuneSettings) -> None:
-    """Creates the directory for the files. It is called before the tuner runs, so that an error is
-    found before the long run.
+    """Creates the directory for the files. Called before the tuner runs, since a run takes minutes
+    and an error should be found before.
 
     Raises:
         OSError: the directory cannot be created or written.
@@ -118,7 +118,8 @@ def write(settings: TuneSettings, tuned: Tuned) -> list[Path]:
 
 
 def component(settings: TuneSettings, tuned: Tuned, why: Sequence[str]) -> list[str]:
-    """Returns the lines of a kustomize component with the chosen settings. `why` are comments."""
+    """Returns the lines of a kustomize component with the chosen settings. `why` has the reasons
+    for the settings, which become comments."""
     candidate, layout = tuned.chosen.candidate, tuned.chosen.candidate.layout
     of_weights = {"DTYPE": settings.dtype, "QUANTIZATION": settings.quantization}
     return [
@@ -157,7 +158,8 @@ def _merged(name: str, settings: Mapping[str, object]) -> list[str]:
 
 
 def _predictions(tuned: Tuned) -> list[Prediction]:
-    """Returns the predictions for the candidates that were run, and for the best of each layout."""
+    """Returns the predictions for the candidates that were run, and for the best candidate of each
+    layout."""
     checked = [
         each.predictor(candidate)
         for candidate in tuned.checks

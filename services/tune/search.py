@@ -1,8 +1,9 @@
 """Predicts the outcome of a workload for given settings, and finds the settings with the best
 outcome.
 
-A prediction simulates the scheduler that a real system would use. Both are created by the same
-function. If two candidates have equal values, the candidate with the lower latency is better.
+A prediction simulates the scheduler that a real system would use. The simulated and the real
+scheduler are created by the same function. If two candidates have equal values, the candidate with
+the lower latency is better.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,28 +29,28 @@ from simulator.virtual_clock import VirtualClock
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BATCH_TOKENS = (64, 128, 256, 512, 1024, 2048)
 COARSE = 2
-"""First, only every `COARSE`-th value of a setting is tried."""
+"""In the first step of `climb`, only every `COARSE`-th value of a setting is tried."""
 
 EQUAL = 0.005
-"""Two values count as equal if their relative difference is at most this number."""
+"""Two values count as equal if they differ by at most this fraction of the larger one."""
 
 MAX_HASTE, FIRST_HASTE = 8.0, 2.0
-"""Upper bounds of the rates that are searched: for all candidates, and for the first candidate.
-Both are multiples of the rate at which the first candidate serves requests that all arrive at once.
-Latency limits that a candidate keeps even above the bound for the first candidate are so wide that
-they have no effect."""
+"""Upper bounds of the arrival rates that are searched: for all candidates, and for the first
+candidate. Both are multiples of the rate at which the first candidate serves requests that all
+arrive at once. If a candidate keeps the latency limits above the bound for the first candidate, the
+limits are so wide that they have no effect."""
 LEAST_RATE = 1e-3
 """Lowest rate that is tried, as a fraction of the upper bound for the first candidate."""
 GROWTH = 1.1
-"""For a later candidate, the search starts with rates up to this multiple of the highest rate of
-the earlier candidates. The bound is raised each time a rate keeps the limits."""
+"""Factor of the first upper bound for later candidates. The bound is the highest rate of the
+earlier candidates times this factor, and is raised each time a rate keeps the limits."""
 PRECISION = 0.015
-"""Relative precision of the highest rate that a search finds."""
+"""Relative precision of the highest arrival rate that a search finds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A combination of settings that may be chosen."""
+    """A combination of settings, which the tuner may choose."""
 
     layout: Layout
     max_batch_size: int
@@ -61,7 +62,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The size of the K/V memory, in the units in which the scheduler counts it."""
+    """The size of the K/V memory, in slots, and the number of slots of a block."""
 
     n_slots: int
     block_size: int = 16
@@ -73,12 +74,13 @@ class Prediction:
 
     candidate: Candidate
     value: float
-    """Value to maximise: tokens per second or, with latency limits, requests per second that keep
-    the limits."""
+    """The value to maximise: tokens per second or, with latency limits, the number of requests per
+    second that keep the limits."""
     latency_s: float
     outcome: Outcome
     rate: float | None
-    """Predicted rate of arrivals, in requests per second. None if all requests arrive at once."""
+    """Arrival rate of the predicted run, in requests per second. None if all requests arrive at
+    once."""
 
 
 class SearchGivenUp(Exception):
@@ -89,8 +91,8 @@ Predict = Callable[[Candidate], Prediction]
 
 
 class Predictor:
-    """Predicts outcomes for candidates of one layout, from the layout's costs. Each prediction is
-    made once and remembered."""
+    """Predicts outcomes for the candidates of one layout, from the costs of iterations with this
+    layout. Each prediction is computed once and kept."""
 
     def __init__(self, costs: Costs, workload: Workload, memory: Memory) -> None:
         self._costs = costs
@@ -102,17 +104,17 @@ class Predictor:
         self._rate_limit = 0.0
 
     def __call__(self, candidate: Candidate) -> Prediction:
-        """Returns the prediction for a candidate of the layout."""
+        """Returns the prediction for a candidate, which must have the predictor's layout."""
         if candidate not in self._known:
             self._known[candidate] = self._predict(candidate)
         return self._known[candidate]
 
     def anew(self) -> "Predictor":
-        """Returns a new predictor with the same costs and no remembered predictions.
+        """Returns a new predictor with the same costs and without the predictions of this one.
 
-        A predictor finds the true highest rate of its first candidate. For a later candidate, the
-        search begins at the highest rate of the earlier candidates and does not look for a lower
-        rate.
+        A predictor finds the true highest rate only for its first candidate. For a later candidate,
+        the search begins at the highest rate of the earlier candidates, and does not try lower
+        rates.
         """
         return Predictor(self._costs, self._workload, self._memory)
 
@@ -127,8 +129,9 @@ class Predictor:
         rate: float | None = None,
         arrivals: Sequence[Arrival] | None = None,
     ) -> Simulation:
-        """Returns a simulation that has not begun, of the requests `arrivals` or, without them, of
-        the whole workload at `rate`.
+        """Returns a simulation that has not begun. It has the requests `arrivals` or, if that is
+        None, the whole workload with arrivals at `rate` requests per second. If `rate` is None,
+        too, the rate of the workload is used.
 
         Raises:
             SearchGivenUp: `give_up` was called.
@@ -156,12 +159,13 @@ class Predictor:
         )
 
     def _at_highest_rate(self, candidate: Candidate) -> tuple[Outcome, float]:
-        """Returns the outcome at the highest rate at which the latency limits are kept, and this
-        rate.
+        """Returns two values: the outcome at the highest arrival rate at which a candidate keeps
+        the latency limits, and this rate.
 
         The search begins at the highest rate of the earlier candidates. If the candidate does not
-        keep the limits at this rate, it is worse than they are, and no lower rate is searched. The
-        outcome at this rate is then returned. Its goodput shows how much worse the candidate is.
+        keep the limits at that rate, it is worse than an earlier candidate, and lower rates are not
+        tried. In this case, the outcome at that rate and that rate are returned. The goodput of the
+        outcome shows how much worse the candidate is.
         """
         low, high = self._highest_rate, GROWTH * self._highest_rate
         if low:
@@ -196,8 +200,8 @@ def scheduler_of(
     policy: Literal["orca", "chunked"] = "chunked",
     pool: RequestPool | None = None,
 ) -> LearningScheduler:
-    """Returns a scheduler that has a candidate's settings and runs in the simulated time of
-    `clock`. `pool` is given if the scheduler shares it with others."""
+    """Returns a scheduler with a candidate's settings, which runs in the simulated time of `clock`.
+    Several schedulers may share one `pool`. If `pool` is None, the scheduler gets a new one."""
     stages = candidate.layout.stages
     settings = SchedulerSettings(
         stages=",".join(f"stage:{1 + index}" for index in range(stages)),
@@ -232,8 +236,9 @@ def best_of(predictions: Sequence[Prediction]) -> Prediction:
 
 
 def search(layout: Layout, predict: Predict, *, n_requests: int) -> Prediction:
-    """Returns the best prediction for a layout, found by coordinate descent: first the best batch
-    size is searched, then the best number of batch tokens, then the batch size again."""
+    """Returns the best prediction for a layout, found by coordinate descent. First the best batch
+    size is searched, then the best number of tokens of a batch, then the batch size again.
+    `n_requests` limits the batch sizes that are tried."""
     sizes = [size for size in BATCH_SIZES if size < 2 * n_requests]
     best = predict(Candidate(layout, min(32, sizes[-1]), 512))
 
@@ -253,9 +258,9 @@ def search(layout: Layout, predict: Predict, *, n_requests: int) -> Prediction:
 def climb(
     ladder: Sequence[int], change: Callable[[int], Candidate], predict: Predict
 ) -> Prediction:
-    """Returns the best prediction for the values of one setting. `ladder` has the values in
+    """Returns the best prediction among the values of one setting. `ladder` has the values in
     ascending order, and `change` makes a candidate from a value. Every second value is tried first,
-    and then the neighbours of the best of these."""
+    and then the two neighbours of the best one."""
     tried = {index: predict(change(ladder[index])) for index in range(0, len(ladder), COARSE)}
     best = best_of(list(tried.values()))
     place = next(index for index, prediction in tried.items() if prediction is best)

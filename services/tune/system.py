@@ -1,6 +1,6 @@
-"""A real local system: starts the system, sends requests, and records iterations.
+"""A real local system: starts the system, sends requests to it, and records its iterations.
 
-Each request asks for an exact number of tokens and streams, as most clients' requests do. The
+Each request asks for an exact number of tokens, which are streamed, as for most clients. The
 messages of a stream are decoded after the stream has ended, since this process shares the machine
 with the measured system.
 """
@@ -66,8 +66,8 @@ class System:
         self._watch = watch_pb2_grpc.WatchServiceStub(scheduler).Watch
 
     async def ask(self, prompt: Prompt, reply: TimedReply | None = None) -> TimedReply:
-        """Sends a request and returns the complete reply. If `reply` is given, the times of tokens
-        are written into it, even if the call is cancelled before the reply is complete.
+        """Sends a request and returns the complete reply. If `reply` is given, it is filled and
+        returned. So the caller has the times of the received tokens even if it cancels the call.
 
         Raises:
             SystemFailed: the request was refused or failed, or has the wrong number of tokens.
@@ -103,8 +103,8 @@ class System:
 
     @contextlib.asynccontextmanager
     async def recorded(self) -> AsyncIterator[list[Record]]:
-        """Records all iterations that run during the `with` block. Yields a list that contains the
-        records when the block has ended."""
+        """Records all iterations that run during the `with` block. Yields a list to which the
+        records are added. The list is complete when the block has ended."""
         records: list[Record] = []
         call = self._watch(watch_pb2.WatchRequest())
         await call.initial_metadata()

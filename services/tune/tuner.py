@@ -29,12 +29,12 @@ PROBE_PART, MAX_PROBE_S = 1 / 12, 14.0
 """Time limit for the load that calibrates a layout: a fraction of `budget_s`, and an upper bound in
 seconds."""
 GLANCE_PART = 0.3
-"""Fraction of a calibration's time after which a hopeless layout is abandoned."""
+"""Fraction of a calibration's time after which the tuner decides whether a layout is hopeless."""
 HOPELESS = 0.75
 """A layout is hopeless if its predicted value is less than this fraction of the best predicted
 value."""
 CHECK_S = (6.0, 25.0)
-"""Shortest and longest time for running a candidate, in seconds."""
+"""Least and greatest time limit for running a candidate, in seconds."""
 STOP_S = 2.0
 """Expected time to stop a system, in seconds."""
 FIRST_START_S = 10.0
@@ -43,17 +43,19 @@ PROBE_BATCH_SIZE, PROBE_BATCH_TOKENS = 128, 2048
 PROBE_KV_BYTES = 2**30
 N_CHECKS = 3
 BLOCK_SIZE = 16
-"""Number of K/V slots of a block. The last block of a request may be nearly empty."""
+"""Number of K/V slots of a block. Most slots of a request's last block may be empty."""
 HEAD_ROOM = 1.5
-"""Number of K/V slots to provide, as a multiple of the largest number that the workload
-reserved."""
+"""Number of K/V slots to provide, as a multiple of the largest number that the workload's requests
+reserved at any time."""
 CHECK_RATE = 0.9
-"""Rate at which a candidate is run, as a fraction of its highest predicted rate. At the highest
-rate, a machine slightly slower than its model would miss the limits of nearly all requests."""
+"""Arrival rate at which a candidate is run, as a fraction of its highest predicted rate. At the
+highest rate, a machine slightly slower than its model would miss the limits of nearly all
+requests."""
 SLACK_S = 60.0
 """Seconds beyond the expected time after which a system counts as hung and is stopped."""
 PART_OF_LIMIT = 0.8
-"""Fraction of a run's time limit within which all requests are expected to end, or to arrive."""
+"""Fraction of a run's time limit. The part of the workload that is run should end within this time
+or, if requests arrive at a rate, should arrive within it."""
 
 Say = Callable[[str], None]
 
@@ -142,8 +144,9 @@ class Tuner:
         return self._start_s + CHECK_S[0] + STOP_S
 
     async def _try(self, layout: Layout, best: Prediction | None) -> Tried:
-        """Measures the costs of a layout, and finds the best settings with this layout. If the
-        predicted value is far below the value of `best`, less time is spent on measuring."""
+        """Measures the costs of iterations with a layout, and finds the best settings with this
+        layout. If the predicted value is far below the value of `best`, less time is spent on
+        measuring."""
         kv_memory = min(PROBE_KV_BYTES, self._max_kv_bytes(layout))
         began_s = self._clock()
         settings = self.local_settings(
@@ -190,11 +193,12 @@ class Tuner:
         return replace(found, is_hopeless=is_hopeless)
 
     async def _check(self, tried: list[Tried]) -> dict[Candidate, Check]:
-        """Runs the candidates with the best predictions, and the default settings.
+        """Runs the candidates with the best predictions, and the default settings, on a real
+        system.
 
-        After a run, the costs are fitted to the iterations of the run as well, and replace the old
-        costs in `tried`. The best settings for a layout may change by this, and the next candidate
-        with them. If time is short, another run takes precedence over fitting.
+        After a run, the costs in `tried` are fitted again, with the iterations of the run. This may
+        change the best settings for a layout, and so the candidate that is run next. If there is
+        time either for another run or for fitting, the run takes precedence.
         """
         checks: dict[Candidate, Check] = {}
         for n_after in reversed(range(N_CHECKS)):
@@ -223,8 +227,9 @@ class Tuner:
         return checks
 
     async def _refitted(self, tried: Tried, iterations: Sequence[MeasuredIteration]) -> Tried:
-        """Returns the layout of `tried` with costs that fit both `iterations` and the iterations
-        measured earlier."""
+        """Fits the costs of the layout of `tried` again, to `iterations` and to the iterations that
+        were measured earlier, and finds the best settings with these costs. Returns `tried` itself
+        if `iterations` is empty."""
         if not iterations:
             return tried
         return await self._searched(
@@ -255,7 +260,8 @@ class Tuner:
         )
 
     def _check_memory(self, layout: Layout, bytes_per_slot: float) -> None:
-        """Checks that the K/V memory suffices for every request of the workload.
+        """Checks that the K/V memory of a layout suffices for every request of the workload.
+        `bytes_per_slot` is the number of bytes of a K/V slot in each rank.
 
         Raises:
             SystemFailed: the longest request does not fit into the K/V memory.
@@ -274,8 +280,8 @@ class Tuner:
         return Predictor(calibration.costs, self._workload, Memory(n_slots))
 
     async def _run(self, tried: Tried, candidate: Candidate, *, limit_s: float) -> Check:
-        """Runs the part of the workload that fits into `limit_s` on a real system, and compares the
-        result with the prediction.
+        """Runs a part of the workload on a real system, as much as fits into `limit_s` seconds, and
+        compares the result with the prediction.
 
         Raises:
             SystemFailed: the system did not start, or a request failed.
@@ -311,9 +317,9 @@ class Tuner:
             )
 
     def _kv_memory(self, tried: Tried, prediction: Prediction) -> int:
-        """Returns the number of bytes of K/V memory for each rank: `HEAD_ROOM` times the slots that
-        the workload reserved, but at least enough for the longest request of the model, and at most
-        the available memory."""
+        """Returns the number of bytes of K/V memory for each rank. It has `HEAD_ROOM` times the
+        slots that the workload reserved, but at least enough for the longest request of the model,
+        and at most as much memory as the layout may use."""
         n_slots = max(
             int(HEAD_ROOM * prediction.outcome.max_reserved_slots), self._shape.max_model_len
         )
@@ -354,7 +360,8 @@ class Tuner:
 
     @contextlib.asynccontextmanager
     async def _limited(self, limit_s: float) -> AsyncIterator[None]:
-        """Limits the time of the block, which starts a system and runs a load of `limit_s`.
+        """Limits the time of a block that starts a system and runs a load for about `limit_s`
+        seconds.
 
         Raises:
             SystemFailed: the block has taken far longer than starting and the load should take.
@@ -370,9 +377,9 @@ class Tuner:
 async def in_thread(
     predictor: Predictor, function: Callable[..., Prediction], *arguments: object
 ) -> Prediction:
-    """Calls `function` in a thread and returns the resulting prediction. A prediction takes
-    seconds, in which this process must still watch its children. If the caller is cancelled,
-    `predictor` is stopped, so that the thread ends."""
+    """Calls `function` in a thread and returns the prediction that it returns. A thread is needed
+    because a prediction takes seconds, in which this process must watch its child processes. If the
+    caller is cancelled, the searches of `predictor` are cancelled, so that the thread ends."""
     try:
         return await asyncio.to_thread(function, *arguments)
     except asyncio.CancelledError:
@@ -383,8 +390,9 @@ async def in_thread(
 def part_of(
     arrivals: Sequence[Arrival], prediction: Prediction, *, limit_s: float
 ) -> Sequence[Arrival]:
-    """Returns the first requests of the workload: at least one, and as many as should be done
-    within `limit_s` by the prediction."""
+    """Returns the first requests of the workload: as many as should end by the prediction within
+    the time `PART_OF_LIMIT` times `limit_s` or, if requests arrive at a rate, should arrive within
+    it. Returns at least one request."""
     limit_s *= PART_OF_LIMIT
     if prediction.rate is not None:
         part = [each for each in arrivals if each.time_s <= limit_s]

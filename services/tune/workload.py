@@ -23,8 +23,8 @@ class Workload:
 
     lengths: tuple[Lengths, ...]
     rate: float | None
-    """Rate of arrival in requests per second. None if all requests arrive at once, or if the
-    highest rate is searched."""
+    """Arrival rate in requests per second. None if all requests arrive at once, or if the highest
+    rate is searched."""
     limits: LatencyLimits
     seed: int
 
@@ -68,7 +68,7 @@ class Workload:
 
     @property
     def unit(self) -> str:
-        """The unit of the value to maximise."""
+        """The unit of the value to maximise, as text."""
         return "requests/s in the limits" if self.limits.are_set else "tokens/s"
 
     def arrivals(self, rate: float | None = None) -> list[Arrival]:
@@ -80,8 +80,8 @@ class Workload:
         return arrivals_of(self.lengths, times)
 
     def value_of(self, outcome: Outcome) -> float:
-        """Returns the value to maximise: goodput if there are latency limits, otherwise tokens per
-        second."""
+        """Returns the value of an outcome, which the tuner maximises: goodput in requests per
+        second if there are latency limits, otherwise tokens per second."""
         if self.limits.are_set:
             return outcome.goodput(self.limits)
         return outcome.tokens_per_s

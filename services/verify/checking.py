@@ -1,4 +1,4 @@
-"""Checks many receipts at once against one system."""
+"""Checks several receipts at the same time with one system."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ from services.verify.recomputation import Recomputation
 from services.verify.verdict import Outcome, Verdict
 
 N_AT_ONCE = 64
-"""Number of answers that are computed at a time."""
+"""Number of answers that the system computes at the same time."""
 
 
 class SystemFailed(Exception):
-    """The system that computes answers does not answer. The message says why."""
+    """The system that is to compute answers does not respond. The message says why."""
 
 
 async def check(
@@ -32,11 +32,13 @@ async def check(
     n_at_once: int = N_AT_ONCE,
     on_checked: Callable[[], object] = lambda: None,
 ) -> list[Verdict]:
-    """Checks receipts by the system whose gRPC API is at `address`, and returns a verdict for each,
-    in order. `on_checked` is called after each.
+    """Checks receipts with the system whose gRPC API is at `address`, host:port. Returns a verdict
+    for each receipt, in order. `model` is the name of the model if the system serves several.
+    `keys` are the keys that may have signed, and without them signatures are not checked.
+    `on_checked` is called after each receipt.
 
     Raises:
-        SystemFailed: the system does not answer, or makes no receipts.
+        SystemFailed: the system does not respond, or makes no receipts.
     """
     places = asyncio.Semaphore(n_at_once)
     async with grpc.aio.insecure_channel(address, options=rpc.CHANNEL_OPTIONS) as channel:

@@ -1,4 +1,4 @@
-"""A receipt that has the right form, and the prompt that it is of."""
+"""A receipt of the right form, together with the tokens of its prompt."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from services.verify.receipt_files import FoundReceipt
 from services.verify.verdict import Signature
 
 Prompts = Iterable[Sequence[int]]
-"""Prompts that hidden prompts may be of, as tokens."""
+"""Prompts, as tokens, among which the prompts of receipts without a prompt are searched."""
 
 
 class Unreadable(Exception):
-    """A receipt cannot be checked, whatever system is there. The message says why."""
+    """A receipt cannot be checked by any system. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class GivenReceipt:
 
     @classmethod
     def of(cls, found: FoundReceipt, prompts: Prompts = ()) -> "GivenReceipt":
-        """Returns a receipt that was found. `prompts` are prompts that it may be of, if it has only
-        a digest of its prompt.
+        """Returns a found receipt with the tokens of its prompt. If the receipt has only a digest
+        of its prompt, the prompt is searched in `prompts`.
 
         Raises:
             Unreadable: the receipt is missing, has a wrong form or contradicts itself, or none of
-            the prompts has its digest.
+                `prompts` has its digest.
         """
         if found.complaint:
             raise Unreadable(found.complaint)
@@ -54,8 +54,8 @@ class GivenReceipt:
 
 
 def signature_of(found: FoundReceipt, keys: PublicKeys | None) -> tuple[Signature, str]:
-    """Returns whether the signature of a receipt is right, and the reason if it is wrong. Without
-    keys it is not checked."""
+    """Returns whether the signature of a receipt is right, and the reason if it is wrong. If `keys`
+    is None, or there is no receipt, the signature is unchecked."""
     if keys is None or found.complaint:
         return Signature.UNCHECKED, ""
     name = str(found.content.get("key_id"))
@@ -67,8 +67,8 @@ def signature_of(found: FoundReceipt, keys: PublicKeys | None) -> tuple[Signatur
 
 
 def _contradiction(receipt: Receipt) -> str:
-    """Returns which fields of a receipt no server writes together. The result is empty if there are
-    none."""
+    """Returns a text about fields of a receipt that contradict each other, such as more tokens than
+    `max_tokens` allows. The text is empty if there is no contradiction."""
     n_tokens, options = len(receipt.tokens), receipt.options
     if n_tokens > options.max_tokens:
         return f"tokens: there are {n_tokens}, and options.max_tokens is {options.max_tokens}"

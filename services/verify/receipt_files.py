@@ -1,8 +1,10 @@
-"""Finds receipts in files: a receipt, JSON lines, or whole answers and streams that have receipts.
+"""Finds receipts in files. A file may have a receipt, JSON lines, or whole answers and streams that
+contain receipts.
 
-A receipt is any object whose `type` is `orcinus.receipt`, at any depth. Over gRPC a receipt is a
-text, which is read too. Lines of a saved stream of events begin with `data:`, and most of them have
-no receipt. Any other line without a receipt is reported, since a receipt may be expected there.
+A receipt is any object whose `type` is `orcinus.receipt`, at any depth. In answers over gRPC a
+receipt is a text, which is parsed too. Lines of a saved stream of events begin with `data:`, and
+most of these lines have no receipt. Any other line without a receipt is reported, since it should
+have one.
 """
 
 import json
@@ -15,32 +17,34 @@ from services.common import bounded_file
 from services.receipts.receipt import TYPE
 
 MAX_FILE_BYTES = 2**30
-"""Largest size of a file with receipts, in bytes."""
+"""Largest size in bytes of a file that is searched for receipts."""
 
 
 class NoReceipts(Exception):
-    """A file cannot be read, is no JSON, or has no receipt. The message names the file."""
+    """A file cannot be read, is not JSON, or has no receipt. The message names the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundReceipt:
-    """A receipt in a file, not checked yet, or a place in a file where a receipt is missing."""
+    """A receipt in a file, which is not checked yet, or a place in a file where a receipt is
+    missing."""
 
     place: str
-    """File and number of the receipt in the file, from 1."""
+    """Name of the file, a colon, and the number of the receipt in the file, from 1."""
     content: dict[str, Any]
     """The receipt; empty if it is missing."""
     complaint: str = ""
-    """Reason why there is no receipt at the place; empty if there is one."""
+    """Reason why there is no receipt at the place. Empty if there is a receipt."""
 
 
 def receipts_in(path: Path) -> list[FoundReceipt]:
-    """Returns all receipts in a file, in order, and the places where one is missing: lines, and
-    items of a list, that are no events of a stream.
+    """Returns all receipts in a file, in order, and the places where a receipt is missing. These
+    places are items of a list without a receipt, and lines without a receipt that are not part of a
+    stream of events.
 
     Raises:
-        NoReceipts: the file cannot be read, is no JSON, has an object with the same key twice, or
-        has no receipt.
+        NoReceipts: the file cannot be read, is not JSON, has an object with the same key twice, or
+            has no receipt.
     """
     found: list[tuple[dict[str, Any], str]] = []
     try:
@@ -56,8 +60,9 @@ def receipts_in(path: Path) -> list[FoundReceipt]:
 
 
 def _values(text: str) -> Iterator[tuple[Any, str]]:
-    """Yields the JSON values of a text: the whole text, the items of a list, or one for each line.
-    A value that must have a receipt is named; the name of any other value is empty."""
+    """Yields the JSON values of a text, each with a name. The values are the text itself, or the
+    items of a list, or one value per line. The name is empty if the value need not have a
+    receipt."""
     try:
         whole = _read(text)
     except _RepeatedKey:
@@ -85,7 +90,7 @@ def _values_of_lines(text: str) -> Iterator[tuple[Any, str]]:
 
 
 class _RepeatedKey(ValueError):
-    """An object has the same key twice, so that programs may read different values of the key."""
+    """An object has the same key twice. Programs could read different values of this key."""
 
 
 def _read(text: str) -> Any:

@@ -1,8 +1,8 @@
-"""Computes the answers of receipts again, by a system that serves the same model.
+"""Computes the answers of receipts again, with a system that serves the same model.
 
-The system gets the tokens of the prompt, the options and the seed of each receipt, with the texts
-that end the answer. These are found in the text of the answer, which had or had not special tokens
-in it: a receipt does not say this, so both are tried.
+For each receipt, the system gets the tokens of the prompt, the options, the seed and the texts that
+end the answer. The system looks for these texts in the text of the answer. A receipt does not say
+whether that text contained special tokens, so both ways are tried.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,11 @@ from services.verify.given import GivenReceipt
 from services.verify.verdict import Outcome, Verdict
 
 EXACT_KERNELS = "native-"
-"""Beginning of the names of kernels that promise equal tokens in any batch."""
+"""Beginning of the names of kernels that promise equal tokens in batches of any size."""
 
 ANSWER_TIMEOUT_S = 3600.0
-"""Seconds after which an answer that does not come ends the check: longer than any answer takes."""
+"""Timeout in seconds for an answer, longer than any answer takes. After this time the check
+fails."""
 
 _FINISHES = {
     "stop": inference_pb2.FINISH_REASON_STOP,
@@ -40,23 +41,24 @@ _REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """A system that computes answers again."""
+    """Computes answers again with one system."""
 
     stub: Any
     name: str
-    """Name of the model there; empty for the only one."""
+    """Name of the model in the system's API. Empty if the system serves only one model."""
     model: ModelRecord
-    """The model of the system, by its own receipts."""
+    """The system's model, as stated in a receipt that the system has made."""
     arithmetic: Arithmetic
-    """The arithmetic of the system, by its own receipts."""
+    """The system's arithmetic, as stated in a receipt that the system has made."""
     eos_token_ids: frozenset[int]
 
     @classmethod
     async def of(cls, channel: grpc.aio.Channel, name: str = "") -> Self:
-        """Asks a system for a receipt of its own, which says what the system is.
+        """Requests a description of the model and one answer with a receipt from a system. The
+        receipt states the system's model and arithmetic.
 
         Raises:
-            grpc.aio.AioRpcError: the system does not answer, or makes no receipts.
+            grpc.aio.AioRpcError: the system does not respond, or makes no receipts.
         """
         stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
         request = inference_pb2.DescribeModelRequest(model=name)
@@ -67,10 +69,11 @@ class Recomputation:
         return cls(stub, name, own.model, own.arithmetic[0], frozenset(described.eos_token_ids))
 
     async def verdict(self, given: GivenReceipt) -> Verdict:
-        """Computes the answer of a receipt again, and returns whether it has the same tokens.
+        """Computes the answer of a receipt again, and returns the verdict, which says whether the
+        tokens are the same.
 
         Raises:
-            grpc.aio.AioRpcError: the system does not answer.
+            grpc.aio.AioRpcError: the system does not respond.
         """
         if why := self._other_model(given.receipt):
             return Verdict(place=given.place, outcome=Outcome.UNCHECKED, why=why)
@@ -86,8 +89,9 @@ class Recomputation:
         return await self._compared(given, answer)
 
     async def _computed(self, given: GivenReceipt) -> inference_pb2.Choice:
-        """Returns the answer to the request of a receipt. If it is another one than the receipt's,
-        and texts may have ended it, returns the answer with special tokens in its text."""
+        """Returns the system's answer to the request of a receipt. If its tokens are not the
+        receipt's, and texts may end the answer, the request is repeated such that special tokens
+        are part of the answer's text. The second answer is then returned."""
         request = self._asked(given)
         answer: inference_pb2.Choice = (
             await self.stub.Generate(request, timeout=ANSWER_TIMEOUT_S)
@@ -98,8 +102,8 @@ class Recomputation:
         return answer
 
     def _other_model(self, receipt: Receipt) -> str:
-        """Returns which digests of the model differ from those of a receipt. The result is empty if
-        none does."""
+        """Returns a text that names the digests in which the system's model differs from the model
+        of a receipt. The text is empty if all digests are equal."""
         names = ("weights", "configuration", "tokenizer", "template")
         others = [
             name for name in names if getattr(receipt.model, name) != getattr(self.model, name)
@@ -121,8 +125,8 @@ class Recomputation:
         return _request(given.prompt, options, self._name_for(receipt))
 
     def _name_for(self, receipt: Receipt) -> str:
-        """Returns the name by which the system is asked for the answer of a receipt. An adapter is
-        asked for by its own name."""
+        """Returns the model name for the request of a receipt's answer: the name of the adapter, or
+        the name of the model if there is no adapter."""
         adapter = receipt.model.adapter
         return self.name if adapter is None else adapter.name
 
@@ -143,7 +147,8 @@ class Recomputation:
         return Verdict(place=given.place, outcome=Outcome.DIFFERS, at=at, logit_gap=gap)
 
     def _other_arithmetic(self, receipt: Receipt) -> str:
-        """Returns why the tokens need not be equal here. The result is empty if they must be."""
+        """Returns the reason why the system's tokens may differ from the tokens of a receipt. The
+        result is empty if they must be equal."""
         if len(receipt.arithmetic) != 1:
             n_builds = len(receipt.arithmetic) or "no known"
             return f"{n_builds} builds of the workers made the answer"
@@ -155,9 +160,9 @@ class Recomputation:
         return ""
 
     async def _gap(self, given: GivenReceipt, computed: Sequence[int], at: int) -> float | None:
-        """Returns how much larger the logit of the computed token at an index is than that of the
-        receipt's token. Returns None if one of the answers has no token there, or if the system
-        does not tell."""
+        """Compares the two tokens at the index `at`: returns the logit of the token in `computed`
+        minus the logit of the receipt's token. Returns None if one of the answers has no token
+        there, or if the system returns no log-probability."""
         told = given.receipt.tokens
         if at >= min(len(told), len(computed)):
             return None
@@ -170,16 +175,17 @@ class Recomputation:
             return None
 
     async def _logprob(self, tokens: Sequence[int], name: str) -> float:
-        """Returns the log-probability of the last token after the others, by the model or adapter
-        `name`. Differences between two of them are differences between logits."""
+        """Returns the log-probability of the last token after the preceding tokens, by the model or
+        adapter `name`. At one position, the difference between two log-probabilities is the
+        difference between the logits."""
         options = inference_pb2.GenerationOptions(max_tokens=0, prompt_logprobs=0)
         answer = await self.stub.Generate(_request(tokens, options, name), timeout=ANSWER_TIMEOUT_S)
         return float(answer.choices[0].prompt_logprobs[-1].logprob)
 
 
 def _other_adapter(receipt: Receipt, answer: inference_pb2.Choice) -> str:
-    """Returns why an answer was not made with the adapter of a receipt. The result is empty if it
-    was, or if the receipt has none."""
+    """Returns the reason why the adapter of `answer` is not the adapter of a receipt. The result is
+    empty if it is the same adapter, or if the receipt has no adapter."""
     adapter = receipt.model.adapter
     if adapter is None:
         return ""
@@ -197,8 +203,8 @@ def _request(
 
 
 def _first_difference(told: Sequence[int], computed: Sequence[int]) -> int | None:
-    """Returns the index of the first token that differs or that only one answer has. Returns None
-    if the answers are equal."""
+    """Returns the index of the first token that differs, or that only the longer answer has.
+    Returns None if the answers are equal."""
     for at, (mine, its) in enumerate(zip(told, computed, strict=False)):
         if mine != its:
             return at

@@ -1,4 +1,4 @@
-"""The result of checking a receipt, for people and for programs."""
+"""The result of checking a receipt, which can be written as text or as JSON."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Outcome(StrEnum):
-    """Whether the tokens of a receipt come again."""
+    """Whether the computed tokens are the tokens of a receipt."""
 
     SAME = "same"
     DIFFERS = "differs"
@@ -23,20 +23,20 @@ class Signature(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of checking one receipt: whether its tokens come again when they are computed, and
-    whether its signature is right."""
+    """The result of checking one receipt: whether its tokens are the same when they are computed
+    again, and whether its signature is right."""
 
     place: str
-    """File and number of the receipt."""
+    """Name of the file, a colon, and the number of the receipt in the file."""
     outcome: Outcome
     signature: Signature = Signature.UNCHECKED
     at: int | None = None
-    """Index of the first token that differs, from 0; None unless a token differs."""
+    """Index of the first token that differs, from 0. None unless a token differs."""
     logit_gap: float | None = None
-    """How much larger the logit of the computed token is than that of the receipt's token, before
-    the sampling options change logits; None if it is not known."""
+    """Logit of the computed token minus the logit of the receipt's token at the index `at`, before
+    the sampling options change the logits. None if it is not known."""
     why: str = ""
-    """Explanation for people; empty if there is nothing to add."""
+    """Explanation of the result as text. Empty if there is nothing to explain."""
 
     def __str__(self) -> str:
         said = {
@@ -54,7 +54,7 @@ class Verdict:
         return f"{self.place}: {said}; {signed}" + (f" ({self.why})" if self.why else "")
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the verdict as an object for programs."""
+        """Returns the verdict as a JSON object."""
         return {
             "receipt": self.place,
             "outcome": str(self.outcome),

@@ -1,1 +1,2 @@
-"""Ranks that compute nothing and sleep for the time of an iteration on a given machine."""
+"""Ranks that compute nothing: they sleep for the time that an iteration takes on a given
+machine."""

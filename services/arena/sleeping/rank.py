@@ -2,9 +2,9 @@
 
     python -m services.arena.sleeping.rank    starts a stage's controller with such ranks
 
-All other parts of the system are real, so that a policy, or the tuner's choice, can be measured on
-a machine whose costs are known. A rank that sleeps needs no processor, so other work on the machine
-hardly changes its times.
+All other parts of the system are real. So a policy, or the tuner's choice, can be measured on a
+machine whose costs are known. A rank that sleeps needs no processor, so other work on the machine
+hardly changes the times of its iterations.
 """
 
 import os
@@ -32,9 +32,9 @@ from simulator.costs import IterationWork
 from simulator.machines import Machine
 
 MAX_MODEL_LEN = 1024
-"""Longest sequence in tokens, if the settings give none."""
+"""Longest sequence in tokens, if the settings do not limit it."""
 SLOT_BYTES = 1000
-"""Bytes of a K/V slot, summed over all stages and ranks."""
+"""Size of a K/V slot in bytes, summed over all stages and ranks."""
 
 
 class SleepingRunner(NullRunner):
@@ -52,7 +52,7 @@ class SleepingRunner(NullRunner):
 
 
 def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
-    """Returns a rank with a sleeping runner and without a watchdog."""
+    """Returns a rank that sleeps instead of computing. The rank has no watchdog."""
     n_threads = int(os.environ["OMP_NUM_THREADS"])
     share = share_of(stages=settings.n_stages, tp=settings.tp_size, threads=n_threads)
     runner = SleepingRunner(machine_here(), share)

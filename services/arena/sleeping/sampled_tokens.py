@@ -1,4 +1,5 @@
-"""The tokens that ranks without a model sample."""
+"""The tokens that ranks without a model return as sampled."""
 
 FIRST_TOKEN_ID, N_TOKENS = 256, 512
-"""The range of tokens that are sampled in turn; in models/demo these tokens are pieces of words."""
+"""The first id and the number of the tokens that are returned in turn. In models/demo these tokens
+are pieces of words."""

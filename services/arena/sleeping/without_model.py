@@ -1,4 +1,5 @@
-"""A rank without a model: a real process, channel, plans, groups and reports, and nothing computed.
+"""A rank without a model. Its process, channel, plans, process groups and reports are real, and
+nothing is computed.
 
 Sampled tokens are taken from a range in turn, so that they differ.
 """
@@ -24,7 +25,8 @@ HIDDEN_SIZE = 1024
 
 
 class NullRunner:
-    """A runner that accepts any plan, sleeps, and samples different tokens in turn."""
+    """A model runner that accepts any plan, sleeps, and returns different tokens in turn as
+    sampled."""
 
     def __init__(self, compute_s: float) -> None:
         self._compute_s = compute_s
@@ -63,10 +65,11 @@ def rank_without_model(
     description: worker_pb2.DescribeResponse,
     membership: Membership,
 ) -> Rank:
-    """Returns a rank that joins pipelines like other ranks, with one layer that is never computed.
+    """Returns a rank that joins pipelines like other ranks, and has one layer that is never
+    computed.
 
-    `description` describes the model that the rank pretends to have. The settings give the rank's
-    place in the pipeline.
+    `description` describes the model that the rank seems to have. `settings` has the stage of the
+    rank and its index within the stage.
     """
     torch.set_num_threads(1)
     rendezvous = None
