@@ -24,9 +24,9 @@ class Figures:
     gap_p99_s: float
     """50th and 99th percentile of the seconds between two successive tokens of a request."""
     jain: float | None
-    """Jain's fairness index of the clients until the last arrival. For each client it takes the
-    number of tokens that the client got, divided by the client's even share. None if there are
-    fewer than two clients, or if no token came before the last arrival."""
+    """Jain's fairness index of the clients until the last arrival. The value of a client is the
+    number of tokens that it got, divided by its even share. None if there are fewer than two
+    clients, or if no token came before the last arrival."""
     n_preemptions: int | None
     select_us: float | None
     """Mean processor time of one selection of the policy, in microseconds. None if it was not

@@ -1,4 +1,4 @@
-"""The command line of `orcinus arena`."""
+"""The command-line options of `orcinus arena`."""
 
 import argparse
 from pathlib import Path
@@ -106,14 +106,16 @@ def _add_machine(made: argparse.ArgumentParser) -> None:
 
 
 def count(text: str) -> int:
-    """Returns a positive number. Raises ArgumentTypeError if the text is none."""
+    """Returns the whole number in a text. Raises ArgumentTypeError if the text is not a whole
+    number above 0."""
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
     return int(text)
 
 
 def positive(text: str) -> float:
-    """Returns a number above 0. Raises ArgumentTypeError if the text is none."""
+    """Returns the number in a text. Raises ArgumentTypeError if the text is not a number above
+    0."""
     try:
         value = float(text)
     except ValueError:
@@ -124,7 +126,8 @@ def positive(text: str) -> float:
 
 
 def deviation(text: str) -> float:
-    """Returns a number from 0 to 10. Raises ArgumentTypeError if the text is none."""
+    """Returns the number in a text. Raises ArgumentTypeError if the text is not a number from 0 to
+    10."""
     try:
         value = float(text)
     except ValueError:
@@ -135,7 +138,8 @@ def deviation(text: str) -> float:
 
 
 def png(text: str) -> Path:
-    """Returns the path of a PNG file. Raises ArgumentTypeError if the name has another ending."""
+    """Returns a text as the path of a PNG file. Raises ArgumentTypeError if the name does not end
+    with `.png`."""
     if not text.lower().endswith(".png"):
         raise argparse.ArgumentTypeError(f"must end with .png, not {text!r}")
     return Path(text)

@@ -1,6 +1,5 @@
-"""Runs a real system on this machine: a client sends the requests at their times to all processes
-of a server. Ranks compute a model, or sleep for the time that they would take on another
-machine."""
+"""Runs a real system on this machine, and a client that sends the requests at their times. Ranks
+compute a model, or sleep for the time that they would take on another machine."""
 
 import asyncio
 import json
@@ -67,7 +66,8 @@ class Place:
     n_slots: int | None = None
     """Number of K/V slots; None for all that fit into `KV_BYTES`."""
     is_optimistic: bool = False
-    """Whether requests reserve less memory than they may need, and may be preempted."""
+    """Whether a request reserves less K/V memory than it may need. Then some requests are
+    preempted."""
     files: Sequence[Path] = ()
     """Files that define policies or orders."""
 

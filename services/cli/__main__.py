@@ -13,7 +13,7 @@ from services.console import __main__ as console
 
 INTERRUPTED = 130
 LAST_BYTES_S = 2.0
-"""Seconds that threads which still download have to stop before the process ends anyway."""
+"""Timeout in seconds for downloading threads to stop. After that the process ends anyway."""
 
 
 def watch(arguments: Sequence[str]) -> int:

@@ -199,8 +199,8 @@ def of_grpc_peer(peer: str) -> Address | None:
 
 
 def _plain(host: str) -> str:
-    """Removes the zone from a link-local address, and converts an IPv4 address that is written as
-    IPv6 to IPv4. Returns the result."""
+    """Returns `host` without the zone of a link-local address. An IPv4 address that is written as
+    IPv6, such as `::ffff:1.2.3.4`, is returned as IPv4."""
     host = host.partition("%")[0]
     return host[len(_MAPPED) :] if host.startswith(_MAPPED) and "." in host else host
 

@@ -2,8 +2,9 @@
 layers, and what is ignored.
 
 `orcinus check` and the start of a pipeline print the same rows. The workers and the inspection make
-the report, since they read checkpoints. Programs that know no tensors receive the report as JSON.
-`orcinus check` receives the whole report, and the launcher receives only the rows.
+the report, since they read checkpoints. Programs that do not import the code for tensors receive
+the report as JSON. `orcinus check` receives the whole report, and the launcher receives only the
+rows.
 """
 
 from __future__ import annotations

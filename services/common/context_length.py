@@ -33,16 +33,17 @@ STRETCHING, GGUF_STRETCHING = ("yarn", "linear"), ("yarn",)
 In a GGUF file, the stated length already includes the factor of "linear"."""
 
 _LONGEST = "model_max_length"
-"""Key of `config.json` in which Command R states its length. Its `max_position_embeddings` are
-shorter."""
+"""Key of `config.json` in which Command R states its length. Its value of `max_position_embeddings`
+is smaller."""
 _ORIGINAL = "original_max_position_embeddings"
 _LONGROPE = ("longrope", "su")  # "su" in older files
 _COUNTED = "gemma3"  # models whose `max_position_embeddings` counts the factor
 
 
 def context_length(model: Path) -> int | None:
-    """Returns the number of tokens of the context of a checkpoint's directory or a GGUF file.
-    Returns None if the files are missing or broken, or do not state the number."""
+    """Returns the length in tokens of the context that a checkpoint states. `model` is a
+    checkpoint's directory or a GGUF file. Returns None if the files are missing or broken, or do
+    not state the length."""
     try:
         if is_gguf(model):
             stated = stated_context(_gguf_config(read_header(model).metadata), GGUF_STRETCHING)
@@ -118,7 +119,8 @@ def _stretched(
 
 def _rope(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Returns the key under which `config.json` has the rotary settings, and the settings. If the
-    file has both keys, `rope_parameters` is preferred, and `rope_scaling` adds what it lacks."""
+    file has both keys, the settings are those of `rope_parameters`, and those of `rope_scaling`
+    that `rope_parameters` lacks."""
     both = [config.get(key) for key in ("rope_scaling", "rope_parameters")]
     old, new = (rope if isinstance(rope, dict) else {} for rope in both)
     return "rope_parameters" if new else "rope_scaling", {**old, **new}

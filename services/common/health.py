@@ -5,11 +5,11 @@
 | `startup` | the start is complete: weights loaded, addresses bound |
 | `liveness` | the process makes progress; never depends on other processes |
 | `readiness` | the process could take work now |
-| the API's name, and the empty name | calls of that API are taken |
+| the API's name, and the empty name | calls of that API are accepted |
 | `serving` | requests that arrive now get tokens (`serving.py`); schedulers and frontends only |
 
 Probes by gRPC use a separate port, which serves nothing else. The port has no TLS, since Kubernetes
-cannot present a certificate. Probes by HTTP, for versions of Kubernetes that know no others, ask
+cannot present a certificate. Probes by HTTP, for versions of Kubernetes without gRPC probes, use
 the port of the metrics (`metrics.py`).
 """
 

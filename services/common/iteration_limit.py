@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from operator import mul
 
 MULTIPLE = 10.0
-"""Factor of the expected duration. Together with the floor it is the time that an iteration may
-take."""
+"""The time limit of an iteration is a floor plus its expected duration multiplied by this
+factor."""
 
 FIRST_S = 30.0
 FIRST_TOKEN_S = 0.25

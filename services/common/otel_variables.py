@@ -2,7 +2,7 @@
 wrong.
 
 OpenTelemetry's libraries read the variables while they are imported. A wrong value gives a
-traceback, or a default is used silently. This module knows what the libraries accept, so that a
+traceback, or a default is used silently. This module has the rules of the libraries, so that a
 service refuses a wrong value in one line before it imports them. If traces are off, nothing is
 checked. An empty variable counts as unset, as OpenTelemetry's specification has it.
 """
@@ -59,14 +59,15 @@ def are_traces_wanted(environment: Mapping[str, str]) -> bool:
 
 
 def otlp_variable(environment: Mapping[str, str], name: str) -> str:
-    """Returns the name of the variable from which `name` is read. `OTEL_EXPORTER_OTLP_TRACES_name`
-    takes precedence over `OTEL_EXPORTER_OTLP_name`."""
+    """Returns the name of the variable that sets an option of OTLP. For the option `ENDPOINT`, this
+    is `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` if that is set, otherwise
+    `OTEL_EXPORTER_OTLP_ENDPOINT`."""
     return (_TRACES if environment.get(_TRACES + name) else _ALL) + name
 
 
 def otlp_value(environment: Mapping[str, str], name: str) -> str:
-    """Returns the value of the variable whose name `otlp_variable` returns. The result is empty if
-    the variable is not set."""
+    """Returns the value of an option of OTLP, such as `ENDPOINT`. The result is empty if neither
+    variable of the option is set."""
     return environment.get(otlp_variable(environment, name), "")
 
 
@@ -107,7 +108,8 @@ def _trouble_together(environment: Mapping[str, str]) -> str:
 
 
 def _trouble_with_certificate(environment: Mapping[str, str]) -> str:
-    """Returns what is wrong with the client certificate for the collector, or an empty text."""
+    """Returns a text that says what is wrong with the client certificate for the collector, or an
+    empty text."""
     names = [otlp_variable(environment, name) for name in ("CLIENT_CERTIFICATE", "CLIENT_KEY")]
     certificate, key = (environment.get(name, "") for name in names)
     if not certificate and not key:

@@ -3,8 +3,8 @@
 from services.common.sampling import WholeNumbers
 
 DEFAULT_PRIORITY = 0
-"""Priority of a request that names none. Only API keys with permission may ask for a more urgent
-one."""
+"""Priority of a request that states none. Only API keys with permission may use more urgent
+priorities."""
 
 PRIORITIES = WholeNumbers(-10, 10)
 """The valid priorities. Lower numbers are served first, as in vLLM.

@@ -37,8 +37,8 @@ def server_spans(
     """Returns an observer that records a span for each call. The span is the current span in the
     task of the call.
 
-    `is_known` gets the value of the metadata key `authorization`, and returns whether its caller
-    has permission.
+    `is_known` is called with the value of the metadata key `authorization`, and returns whether the
+    caller has permission.
     """
 
     @contextmanager

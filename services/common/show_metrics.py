@@ -1,7 +1,7 @@
 """`python -m services.common.show_metrics HOST:PORT NAME…`: prints samples of a process's metrics.
 
 Each NAME is the beginning of a sample, so it may include labels. Samples that are 0 are left out.
-So of a gauge with one label for each state only the present state is printed.
+So for a gauge whose label is a state, only the present state is printed.
 """
 
 import argparse

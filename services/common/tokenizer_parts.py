@@ -27,8 +27,9 @@ CL100K_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""The pattern of OpenAI's cl100k, which divides texts into words. `%s` must be replaced by the
-number of digits that stay together."""
+"""The pattern of OpenAI's cl100k, which divides texts into words. `%s` must be replaced by a
+quantifier for the digits of a number: `{1,3}` keeps three digits together, and an empty text
+separates all digits."""
 
 
 def cut_by(pattern: str) -> Json:

@@ -183,8 +183,8 @@ class View:
 
 
 def _memory(event: watch_pb2.IterationEvent, n_slots: int) -> Json:
-    """Returns the number of K/V slots in each kind of use. The numbers add up to `n_slots`, all
-    slots of the pipeline."""
+    """Returns how many of the pipeline's `n_slots` K/V slots are in each kind of use: used, shared,
+    reserved, cached or free."""
     allocated = event.n_allocated_slots
     shared = min(event.n_shared_slots, allocated)
     reserved = max(0, event.n_reserved_slots - allocated)

@@ -19,7 +19,7 @@ from services.hub.source import Source, SourceError
 
 INTERRUPTED = 130
 LAST_BYTES_S = 2.0
-"""Seconds that threads which still download have to stop before the process ends."""
+"""Timeout in seconds for downloading threads to stop. After that the process ends anyway."""
 
 
 def say(line: str) -> None:

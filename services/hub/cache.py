@@ -30,7 +30,7 @@ def folder_of(name: HubName, cache: Path) -> Path:
 
 def commit_of(name: HubName, cache: Path) -> str | None:
     """Returns the commit to which a name referred when its checkpoint was last fetched into the
-    cache.
+    cache. If the revision in the name is a commit, returns that commit.
 
     Returns None if the cache has no valid record of the commit.
     """
@@ -47,7 +47,8 @@ def commit_of(name: HubName, cache: Path) -> str | None:
 
 
 def complete_snapshot(name: HubName, cache: Path) -> Path | None:
-    """Returns the directory of a checkpoint in the cache. Returns None if any file is missing."""
+    """Returns the directory of a checkpoint in the cache. Returns None if the checkpoint is not
+    there, or any of its files is missing."""
     commit = commit_of(name, cache)
     if commit is None:
         return None

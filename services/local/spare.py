@@ -48,11 +48,12 @@ class Spare:
         self._keeping: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Starts to keep a spare."""
+        """Starts the task that keeps a spare."""
         self._keeping = asyncio.create_task(self._keep(), name=f"spare {self._name}")
 
     def take(self) -> Child | None:
-        """Lets the spare serve, and returns it. Returns None if no spare is ready to take over."""
+        """Lets the spare serve, and returns its process. Returns None if no spare is ready to take
+        over."""
         spare, self.process = self.process, None
         if spare is None or not spare.let_serve():
             return None

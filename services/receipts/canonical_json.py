@@ -1,7 +1,8 @@
 """Canonical JSON (RFC 8785) of receipts, written fast.
 
 `rfc8785` writes each number separately, which takes about a microsecond per number and blocks the
-event loop. Nearly all of a receipt are lists of tokens. Therefore such a list is written at once.
+event loop. A receipt consists almost entirely of lists of tokens. Therefore this module writes each
+list of whole numbers at once.
 """
 
 from collections.abc import Mapping, Sequence

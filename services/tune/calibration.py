@@ -44,8 +44,8 @@ class Calibration:
     costs: LinearCosts
     n_iterations: int
     error: float
-    """Error of the fit. For each stage, this is the median relative error of the stage's times. The
-    largest error of all stages is taken."""
+    """Error of the fit for the stage with the largest error. The error of a stage is the median
+    relative error of its predicted times."""
 
 
 def iterations_of(records: Sequence[Record]) -> list[MeasuredIteration]:
@@ -67,8 +67,8 @@ def iterations_of(records: Sequence[Record]) -> list[MeasuredIteration]:
 
 
 def calibrate(iterations: Sequence[MeasuredIteration], lone: Sequence[Lone] = ()) -> Calibration:
-    """Returns the model of costs that fits the iterations best. `lone` are requests that ran alone;
-    from their times follows the time that a request spends outside of iterations.
+    """Returns the model of costs that fits the iterations best. `lone` are requests that ran alone.
+    Their times show how much time a request spends outside of iterations.
 
     Raises:
         ValueError: there are no iterations.

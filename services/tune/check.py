@@ -23,10 +23,10 @@ class Check:
     """The result of running a candidate's settings on a real system."""
 
     value: float
-    """Value of the whole workload by this run, in the unit of `Workload.value_of`; larger is
-    better. If only a part of the workload was run, or the workload at a lower rate, this is an
-    estimate: the predicted value of the whole workload, multiplied by the ratio of the measured to
-    the predicted value of the run."""
+    """Value for the whole workload, as measured by this run, in the unit of `Workload.value_of`;
+    larger is better. If only a part of the workload was run, or the workload at a lower rate, this
+    is an estimate: the predicted value of the whole workload, multiplied by the ratio of the
+    measured to the predicted value of the run."""
     is_whole: bool
     """Whether all requests of the workload were run to their end."""
     iterations: tuple[MeasuredIteration, ...]

@@ -13,7 +13,7 @@ N_OTHERS = 2
 """Number of processes besides ranks and controllers. Each is assumed to take as much memory as a
 rank without weights, which is more than it really takes."""
 SHARE = 0.5
-"""Fraction that keys and values may take of the memory which weights and processes leave free."""
+"""Keys and values may take this fraction of the memory that weights and processes leave free."""
 STEP_BYTES = 64 * MIB
 
 

@@ -59,8 +59,8 @@ class Probe:
     ) -> None:
         """Creates a load for `system`. Groups with more than `max_group` requests are left out."""
         self.lone: list[Lone] = []
-        """Requests that ran alone. From their times follows the time that a request spends outside
-        of iterations."""
+        """Requests that ran alone. Their times show how much time a request spends outside of
+        iterations."""
         self._system = system
         self._vocab_size = vocab_size
         self._longest = max(1, max_model_len - ROOM)

@@ -42,8 +42,9 @@ limits are so wide that they have no effect."""
 LEAST_RATE = 1e-3
 """Lowest rate that is tried, as a fraction of the upper bound for the first candidate."""
 GROWTH = 1.1
-"""Factor of the first upper bound for later candidates. The bound is the highest rate of the
-earlier candidates times this factor, and is raised each time a rate keeps the limits."""
+"""For a later candidate, the first upper bound of the searched rates is the highest rate of the
+earlier candidates multiplied by this factor. The bound is raised each time a rate keeps the
+limits."""
 PRECISION = 0.015
 """Relative precision of the highest arrival rate that a search finds."""
 
@@ -164,8 +165,8 @@ class Predictor:
 
         The search begins at the highest rate of the earlier candidates. If the candidate does not
         keep the limits at that rate, it is worse than an earlier candidate, and lower rates are not
-        tried. In this case, the outcome at that rate and that rate are returned. The goodput of the
-        outcome shows how much worse the candidate is.
+        tried. In this case, the method returns that rate with its outcome, whose goodput shows how
+        much worse the candidate is.
         """
         low, high = self._highest_rate, GROWTH * self._highest_rate
         if low:

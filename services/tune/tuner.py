@@ -390,9 +390,9 @@ async def in_thread(
 def part_of(
     arrivals: Sequence[Arrival], prediction: Prediction, *, limit_s: float
 ) -> Sequence[Arrival]:
-    """Returns the first requests of the workload: as many as should end by the prediction within
-    the time `PART_OF_LIMIT` times `limit_s` or, if requests arrive at a rate, should arrive within
-    it. Returns at least one request."""
+    """Returns the first requests of the workload, at least one. By the prediction, they should end
+    within `PART_OF_LIMIT * limit_s` seconds. If the requests arrive at a rate, those are returned
+    that arrive within this time."""
     limit_s *= PART_OF_LIMIT
     if prediction.rate is not None:
         part = [each for each in arrivals if each.time_s <= limit_s]

@@ -13,7 +13,8 @@ from services.verify.receipt_files import FoundReceipt
 from services.verify.verdict import Signature
 
 Prompts = Iterable[Sequence[int]]
-"""Prompts, as tokens, among which the prompts of receipts without a prompt are searched."""
+"""Prompts, as lists of tokens. If a receipt has only the digest of its prompt, the prompt is
+searched among these."""
 
 
 class Unreadable(Exception):

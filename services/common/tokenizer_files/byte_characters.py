@@ -1,7 +1,7 @@
 """The characters that stand for bytes in the vocabulary of byte-level BPE.
 
-Bytes that are printable characters of Latin-1 stand for themselves. The others, such as the space,
-are written as the characters from U+0100 on, in ascending order.
+Bytes that are printable characters of Latin-1 stand for themselves. All other bytes, such as the
+space, are written as the characters from U+0100 on, in ascending order.
 """
 
 _PRINTABLE = frozenset((*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)))
