@@ -25,8 +25,8 @@ class FoundModel:
 
 
 def find(text: str) -> FoundModel:
-    """Returns the model that a text names: a path, or a remote source. A model at a remote source
-    is fetched first, unless it is already on this machine.
+    """Returns the model that a text names: a path, or a remote source. For a remote source, the
+    newest state of the model is fetched first, unless it has been fetched before.
 
     Raises:
         NoModel: there is no such model, or it cannot be fetched.

@@ -15,7 +15,7 @@ from services.common.ending import give_up
 from services.receipts.keys import SigningKeys, new_key
 
 MODE = 0o600
-"""Mode of the file: only its owner may read it."""
+"""Mode of the file: only its owner may read or write it."""
 
 
 def main(arguments: Sequence[str]) -> int:
