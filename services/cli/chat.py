@@ -57,8 +57,8 @@ class ChatSession:
     def say(self, text: str) -> Generator[AnswerPart]:
         """Sends a message of the user, and yields the pieces of the answer.
 
-        If the caller stops reading before the end, the part of the answer that was read stays in
-        the conversation. If the call fails, the user's message is removed from the conversation.
+        If the caller stops reading before the end, only the part of the answer that was read stays
+        in the conversation. If the call fails, the user's message is removed from the conversation.
 
         Raises:
             ApiError: the server refuses the call, or the connection is lost.

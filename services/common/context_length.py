@@ -57,8 +57,9 @@ def context_length(model: Path) -> int | None:
 
 
 def default_context(config: Mapping[str, Any]) -> int | None:
-    """Returns the context that is served by default: the context that a `config.json` states, or
-    the original context for "longrope". Returns None if no key states a context."""
+    """Returns the length in tokens of the context that is served by default: the length that a
+    `config.json` states, or the original length for "longrope". Returns None if no key states a
+    length."""
     stated = stated_context(config)
     if stated is None:
         return None

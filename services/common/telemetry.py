@@ -1,6 +1,6 @@
-"""Logs on standard error, in one of two formats. For people, each event is one line that begins
-with the name of the service. For machines, each event is a JSON object with the ids of its trace
-and span."""
+"""Logs on standard error, in one of two formats. As text, each event begins with a line that has
+the time, the level, and the names of the service and the logger. As JSON, each event is an object
+on one line, with the ids of its trace and span."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ TraceIds = Callable[[], tuple[str, str] | None]
 
 
 class TextFormatter(logging.Formatter):
-    """Formats log records as text for people."""
+    """Formats log records as lines of text."""
 
     def __init__(self, service: str, request_id: RequestId | None = None) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {service} %(name)s: %(message)s")

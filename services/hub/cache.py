@@ -4,7 +4,7 @@
     models--ORG--NAME/snapshots/COMMIT/     the files of one commit, as links to contents
     models--ORG--NAME/refs/REVISION         the commit of a branch or a tag when it was last fetched
 
-The module does not import the library, because the import takes long.
+The module does not import the library, because the import takes a long time.
 """
 
 import re

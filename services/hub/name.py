@@ -1,4 +1,4 @@
-"""Names of checkpoints on the hub, as people write them: `org/name`, or `org/name@revision`."""
+"""Names of checkpoints on the hub: `org/name`, or `org/name@revision`."""
 
 import re
 from dataclasses import dataclass

@@ -210,7 +210,8 @@ def sampling_record(sampling: SamplingParams) -> dict[str, object]:
 
 
 def prompt_digest(salt: str, tokens: Sequence[int]) -> str:
-    """Returns the digest of a prompt with a salt. `salt` is in hexadecimal digits."""
+    """Returns the SHA-256 of `salt` and the tokens of a prompt, in hexadecimal digits. `salt` is in
+    hexadecimal digits, too."""
     packed = struct.pack(f"<{len(tokens)}I", *tokens)
     return hashlib.sha256(bytes.fromhex(salt) + packed).hexdigest()
 

@@ -44,16 +44,16 @@ class Metadata:
         self._prefix = f"{architecture}."
 
     def value(self, key: str) -> Any:
-        """Returns the value of a key of the architecture, of any type, or None if the key is
-        missing."""
+        """Returns the value that the file has under a key of the architecture, or None if the key
+        is missing. The value may have any type."""
         return self.header.metadata.get(self._prefix + key)
 
     def number(self, key: str) -> int | float | None:
-        """Returns a number, or None if the key is missing.
+        """Returns the number under a key, or None if the key is missing.
 
         If the value is a list with an equal number for each layer, that number is returned. Raises
-        ValueError for other values, and for a whole number where the format has a fraction, which
-        llama.cpp refuses, too.
+        ValueError for other values. Also raises ValueError for a whole number where the format
+        requires a fraction, since llama.cpp refuses such a file, too.
         """
         value = self.value(key)
         if _is_list(value) and len(set(value)) == 1:
@@ -65,14 +65,15 @@ class Metadata:
         return value
 
     def integer(self, key: str) -> int | None:
-        """Returns an integer, or None if the key is missing; raises ValueError for other values."""
+        """Returns the integer under a key, or None if the key is missing. Raises ValueError for
+        other values."""
         value = self.number(key)
         if isinstance(value, float):
             raise ValueError(f"{self.name(key)} is {value}, and no integer")
         return value
 
     def needed(self, key: str) -> int:
-        """Returns the integer under a key; raises ValueError if the key is missing or has another
+        """Returns the integer under a key. Raises ValueError if the key is missing or has another
         value."""
         value = self.integer(key)
         if value is None:
@@ -80,9 +81,9 @@ class Metadata:
         return value
 
     def per_layer(self, key: str, n_layers: int) -> list[Any] | None:
-        """Returns a list with a value for each layer. The file has such a list, or one value for
-        all layers. Returns None if the key is missing. Raises ValueError for a list of another
-        length."""
+        """Returns the value of a key for each layer. The file has a list of these values, or one
+        value for all layers. Returns None if the key is missing. Raises ValueError if the list has
+        another length than `n_layers`."""
         value = self.value(key)
         if value is None:
             return None
@@ -92,7 +93,7 @@ class Metadata:
         return values[:n_layers]
 
     def name(self, key: str) -> str:
-        """Returns the full name of a key together with the file, for error messages."""
+        """Returns the full name of a key and the path of the file, for error messages."""
         return f"{self.header.path}: {self._prefix}{key}"
 
     def has(self, tensor: str) -> bool:

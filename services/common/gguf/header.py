@@ -6,7 +6,8 @@ The format is described in https://github.com/ggml-org/ggml/blob/master/docs/ggu
 the file before anything is allocated, and the numbers of long lists stay in arrays.
 
 A model may be split into several files, `NAME-00001-of-00003.gguf` and so on. The first file has
-the metadata and names the model; the header of the model has the tensors of all files.
+the metadata, and its path is the path of the model. The header of the model describes the tensors
+of all files.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def model_files(model: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Reads the header of a model, from one file or from the first of several.
+    """Reads the header of a model. `path` is the model's only file, or the first of its files.
 
     Raises:
         OSError: a file cannot be read.

@@ -1,7 +1,7 @@
 """Translates a GGUF file's metadata to the keys of `config.json`, for the supported architectures.
 
-The rules for `config.json` thus apply to GGUF files too. A key that the architecture does not know
-is refused by name, unless its value switches its feature off.
+The rules for `config.json` thus apply to GGUF files too. A key that is unknown for the architecture
+is refused with an error that names it, unless the value of the key switches its feature off.
 """
 
 from __future__ import annotations

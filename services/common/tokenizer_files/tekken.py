@@ -3,7 +3,7 @@ Magistral use.
 
 The file has the bytes of each token in the order of merging, as `tiktoken` reads them, and the
 special tokens, which come first in the model's vocabulary. A file before version 11 may leave out
-the special tokens; the twenty tokens below are then used.
+the special tokens. Then the twenty special tokens in this module are used.
 """
 
 from __future__ import annotations
