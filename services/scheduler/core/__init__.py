@@ -9,7 +9,8 @@ plain calls.
     policies/      choose the requests of the next batch, and the tokens of each request
     batch          a batch of spans, and its updates
     request_pool   all requests in the system
-    placement      which of several pipelines admits a waiting request; room says which may
+    placement      chooses the pipeline that admits a waiting request
+    room           the pipelines that may run a request
     admission/     deadlines, refusals, turns: other reasons that keep a request waiting
     order/         decides which request comes next
     request        a request, its tokens and its state

@@ -79,7 +79,8 @@ class Batch:
         return sum(self.columns.is_sampled)
 
     def with_requests(self, replacements: Mapping[Request, Request]) -> "Batch":
-        """Returns the batch with other requests in place of some of its requests."""
+        """Returns a copy of the batch in which each request that is a key of `replacements` is
+        replaced by its value."""
         spans = [
             span._replace(request=replacements.get(span.request, span.request))
             for span in self.spans
@@ -87,8 +88,8 @@ class Batch:
         return replace(self, spans=tuple(spans))
 
     def sampled_requests(self, places: Sequence[int]) -> Iterator[Request]:
-        """Yields the requests of some of the batch's new tokens. `places` are the indices of these
-        tokens among all new tokens of the batch."""
+        """Yields the requests to which some of the batch's sampled tokens belong. `places` are the
+        indices of these tokens among all sampled tokens of the batch."""
         if places:
             requests = [
                 span.request for span in self.spans for _ in range(span.is_sampled + span.n_drafts)
@@ -111,8 +112,8 @@ class Update(NamedTuple):
     message: str = ""
     """Reason why the request failed, for people to read."""
     logprobs: SpanLogprobs | None = None
-    """The log-probabilities that the request wants. An update without a token may still have
-    log-probabilities of prompt tokens."""
+    """The log-probabilities that the request asked for; None if there are none. An update without a
+    token may have log-probabilities of prompt tokens."""
 
 
 update_of = maker(Update)

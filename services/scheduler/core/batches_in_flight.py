@@ -50,7 +50,7 @@ class BatchesInFlight:
         return batch
 
     def replace(self, replacements: Mapping[Request, Request]) -> None:
-        """Replaces requests in all batches."""
+        """Replaces each request that is a key of `replacements` by its value, in all batches."""
         for iteration, batch in self._batches.items():
             self._batches[iteration] = batch.with_requests(replacements)
 

@@ -6,8 +6,9 @@ from services.scheduler.core.span_logprobs import SpanLogprobs
 
 
 def with_logprobs(request: Request, update: Update | None, logprobs: SpanLogprobs) -> Update | None:
-    """Returns the update of a request, with the log-probabilities of its span. If there is no
-    update and the request has not ended, makes an update without a token."""
+    """Returns the update of a request with the log-probabilities of its span. If `update` is None,
+    returns a new update without a token, or None if the request has ended. The update of a
+    cancelled request gets no log-probabilities."""
     if update is None and request.state is not RequestState.FINISHED:
         update = Update(request, None, None, len(request.generated_token_ids))
     if update is None or update.finish_reason is FinishReason.CANCELLED:

@@ -16,7 +16,7 @@ class PipelineRoom:
 
     @property
     def n_running(self) -> int:
-        """Number of requests that the pipeline has admitted."""
+        """Number of requests that the pipeline has admitted and that have not ended."""
         return self._pool.n_running
 
     @property
@@ -59,7 +59,8 @@ class PipelineRoom:
         return self._pool.order.may_begin(request, self._pool.running)
 
     def n_blocks_for(self, request: Request) -> int:
-        """Returns how many blocks the pipeline would reserve for a request without a cache."""
+        """Returns how many blocks the pipeline would reserve for a request of which its prefix
+        cache has nothing."""
         return self._kv_manager.n_blocks_to_admit(request)
 
     def n_uncached_tokens(self, request: Request) -> int:

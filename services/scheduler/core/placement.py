@@ -30,8 +30,8 @@ from services.scheduler.core.request import Request
 from services.scheduler.core.room import Room, Rooms
 
 RUNNING_TOKENS = 16
-"""Number of prompt tokens that take about as long as the tokens of a running request: by so many
-tokens each running request makes a pipeline less suitable."""
+"""Number of prompt tokens that take about as long as the tokens of a running request: each running
+request makes a pipeline less suitable by that many tokens."""
 
 COMPUTING_WEIGHT = 3
 """Weight of a prompt token of the placed request itself, where a prompt token that is computed
@@ -61,8 +61,9 @@ class Placement:
         self._rooms.remove(pipeline)
 
     def drain(self, pipeline: Hashable, *, is_last: bool) -> None:
-        """Leaves requests to the pipelines that do not drain, if there are any. With `is_last`, a
-        pipeline admits no request any more."""
+        """Marks a pipeline as draining. Waiting requests are left to pipelines that do not drain,
+        if any of them may run them. With `is_last`, the draining pipeline admits no request at
+        all."""
         self._rooms.drain(pipeline, is_last=is_last)
 
     def drains(self, pipeline: Hashable) -> bool:
@@ -94,8 +95,8 @@ class Placement:
         )
 
     def n_blocks_elsewhere(self, pipeline: Hashable, request: Request) -> int:
-        """Returns the largest number of blocks that another pipeline would reserve for a
-        request."""
+        """Returns the largest number of blocks that another pipeline would reserve for a request; 0
+        if there is no other pipeline."""
         return max(
             (
                 room.n_blocks_for(request)
@@ -127,9 +128,9 @@ class Placement:
         return _Choice(self._rooms).of(request, pipeline) is pipeline
 
     def passing(self, pipeline: Hashable, requests: Iterator[Request]) -> Iterator[Request]:
-        """Yields the requests that `pipeline` may have in its next batch, in order. Leaves the
-        other ones to the pipelines that are chosen for them, and wakes these. The caller must take
-        each request before it asks for the next one."""
+        """Yields the requests that `pipeline` may have in its next batch, in order. The other
+        requests are left to the pipelines that are chosen for them, and these pipelines are woken.
+        The caller must take each request before it asks for the next one."""
         if self._has_no_choice(pipeline):
             return requests
         return self._chosen(pipeline, requests)
@@ -167,8 +168,8 @@ class _Choice:
 
     def of(self, request: Request, selecting: Hashable) -> Hashable | None:
         """Returns the pipeline that is to admit a waiting request. `selecting` is the pipeline that
-        asks. If `selecting` has no place, the result may be any pipeline that could admit the
-        request. Returns None if the request has to wait for memory and cannot run in
+        selects a batch. If `selecting` has no place, the result may be any pipeline that could
+        admit the request. Returns None if the request has to wait for memory and cannot run in
         `selecting`."""
         rooms = self._rooms.eligible(request)
         # A pipeline without a place leaves the request to any other, and compares none.
@@ -201,8 +202,8 @@ class _Choice:
 
     def _best(self, costs: Mapping[Hashable, tuple[int, int]], selecting: Hashable) -> Hashable:
         """Returns the best pipeline for a request. `costs` has the number of tokens before the
-        request and the number of its own tokens to compute, for each pipeline with room. Where two
-        are equally good, the one that asks is chosen: `False` comes before `True`."""
+        request and the number of its own tokens to compute, for each pipeline with room.
+        `selecting` is chosen over pipelines that are equally good."""
 
         def soonest(one: Hashable) -> tuple[int, bool]:
             return sum(costs[one]), one is not selecting

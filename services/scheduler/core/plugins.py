@@ -26,8 +26,9 @@ class Registry(Generic[Kind]):
     def __init__(
         self, kind: type[Kind], what: str, *, group: str, api: int, built_in: Sequence[type[Kind]]
     ) -> None:
-        """`what` names the kind in messages. `group` is the entry point group of packages, and
-        `api` the version of the contract for which their classes must be written."""
+        """`what` is the word for the kind in messages, such as `policy`. `group` is the entry point
+        group of packages, and `api` the version of the contract for which their classes must be
+        written."""
         self._kind = kind
         self._what = what
         self._group = group
@@ -67,7 +68,7 @@ class Registry(Generic[Kind]):
         self._offered[name] = kind
 
     def check(self, name: str) -> str:
-        """Returns a name for which there is a class. Loads nothing.
+        """Returns `name` if there is a class with this name. Loads nothing.
 
         Raises:
             ValueError: there is no such class. The message lists the known names.

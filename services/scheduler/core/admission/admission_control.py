@@ -1,7 +1,7 @@
 """Admission control: a request whose first token would come too late is refused at once.
 
 The first token is too late if it comes after the goal that all requests share, where there is one,
-or after the request's own deadline. The client of a refused request may ask another server, or ask
+or after the request's own deadline. The client of a refused request may try another server, or try
 again after the time that the error names. Without admission control all requests would wait, and at
 ten times the capacity nearly all of them would wait in vain. A request is never refused while no
 other request waits before it, nor before enough is known for a forecast. A request that was
@@ -13,7 +13,7 @@ than forecast plus allowance. It moves a little with each first token, and is ne
 of the goal, so that the allowance alone cannot make all requests late. A tenth of the goal is left
 for the network and the frontend, whose delays are not known here: under overload an accepted
 request waits nearly as long as the goal allows, and these delays would make it late. This reserve
-costs nothing while requests wait.
+costs no throughput, since requests are refused only while others wait.
 
 Points in time are given by the caller, in seconds.
 """
@@ -27,7 +27,7 @@ from services.scheduler.core.order.order import Order
 from services.scheduler.core.request import Request
 
 RETRY_AFTER_S = 0.001
-"""Smallest number of seconds that a refused client is told to wait before trying again."""
+"""Smallest number of seconds after which a refused client is asked to try again."""
 
 ON_TIME = 0.99
 """Fraction of first tokens that should come no later than forecast plus allowance."""
@@ -40,14 +40,14 @@ TELLING = 0.5
 which a request is accepted."""
 
 STEADINESS = 1 / 8
-"""Each request in the pool that has a forecast and no first token yet makes the steps of the
-allowance smaller by this fraction."""
+"""A step of the allowance is divided by 1 + n `STEADINESS`, where n is the number of requests in
+the pool that have a forecast and no first token yet."""
 
 FIRST_ALLOWANCE = 1 / 8
 """The allowance at first, as a fraction of the goal."""
 
 MAX_ALLOWANCE = 0.5
-"""The largest allowance, as a fraction of the goal."""
+"""Largest absolute value of the allowance, which may be negative, as a fraction of the goal."""
 
 WAYS = 0.1
 """Fraction of the goal that is left for the frontend and the network, in both directions."""
@@ -112,12 +112,12 @@ class AdmissionControl:
         self.forecasts.close(forecast)
 
     def check(self, request: Request, now: float) -> float:
-        """Checks that a request would begin in time. Returns the forecast of the seconds until its
-        first token. Returns 0 if there is no forecast, or if the request has neither a goal nor a
-        deadline.
+        """Checks that the first token of a request would come in time. Returns the forecast of the
+        seconds until that token. Returns 0 if there is no forecast, or if there is neither a goal
+        nor a deadline of the request.
 
         Raises:
-            TooLate: the request would begin too late. The error says when to try again.
+            TooLate: the first token would come too late. The error says when to try again.
         """
         if self.goal_s is None and request.deadline is None:
             return 0.0
@@ -143,7 +143,8 @@ class AdmissionControl:
         return wait_s
 
     def note_waiting(self, request: Request, *, has_begun: bool) -> None:
-        """Notes that a request waits. A request that has begun before comes before all others."""
+        """Notes that a request waits. `has_begun` says that the request has run before; such a
+        request comes before all others."""
         self.backlog.add(request, has_begun=has_begun)
 
     def note_not_waiting(self, request: Request) -> None:
@@ -159,8 +160,8 @@ class AdmissionControl:
             self._foretold[request] = now, wait_s
 
     def note_first_token(self, request: Request, now: float) -> None:
-        """Notes that a request has its first token, and corrects later forecasts by the error of
-        its forecast."""
+        """Notes that a request has its first token. Raises the allowance if the token came later
+        than its forecast plus the allowance. Otherwise lowers the allowance."""
         foretold = self._foretold.pop(request, None)
         if foretold is None or self.goal_s is None:
             return
@@ -183,7 +184,8 @@ class AdmissionControl:
 
     def hopeless(self, now: float, earliest_deadline: float, order: Order) -> list[Request]:
         """Returns the waiting requests that can no longer begin before their deadlines. No waiting
-        request has a deadline before `earliest_deadline`."""
+        request has a deadline before `earliest_deadline`. Returns an empty list if the last check
+        was less than `LOOK_S` ago, or if there is no forecast."""
         if now < self._look_at or not self.forecasts.is_known:
             return []
         self._look_at = now + LOOK_S

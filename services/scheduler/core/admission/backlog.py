@@ -58,8 +58,8 @@ class Backlog:
 
     @property
     def work(self) -> WaitingWork:
-        """All the work that waits. The thread that answers Prometheus reads it, too, while classes
-        come and go."""
+        """All waiting work. The thread that answers Prometheus may read this property while
+        priority classes are added and removed."""
         result = NOTHING
         for a_class in tuple(self._classes.values()):
             result = result.plus(a_class.work)
@@ -104,9 +104,9 @@ class Backlog:
     def _part_before(self, request: Request, own: "_Class") -> float:
         """Returns the fraction of the work of class `own` that comes before a request.
 
-        This is the work of the request's client, and the work that other clients receive meanwhile.
-        Half of the request itself is counted too, because requests of other clients with a similar
-        turn may receive that much before.
+        This is the waiting work of the request's client, and the work that other clients receive
+        meanwhile. Half of the work of the request itself is counted too, because requests of other
+        clients with a similar turn may receive that much before it.
         """
         weight = self._weight_of(request)
         line = own.lines.get(self._client_of(request))

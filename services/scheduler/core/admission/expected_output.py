@@ -36,7 +36,7 @@ class ExpectedOutput:
         self._all.learn(float(n_generated))
 
     def n_tokens(self, max_new_tokens: int) -> float:
-        """Returns the expected length of the output of a request that has not begun."""
+        """Returns the expected number of output tokens of a request that has not begun."""
         share = self._shares.get(max_new_tokens.bit_length())
         if share is None or share.n < N_NEEDED:
             return min(self._all.mean, max_new_tokens)

@@ -57,14 +57,16 @@ class Machine:
 
 
 class Forecast:
-    """Learns how fast requests are served, and forecasts when others would begin."""
+    """Learns how fast one pipeline serves requests, and forecasts when a waiting request would get
+    its first token."""
 
     def __init__(self, expected: ExpectedOutput) -> None:
         self._expected = expected
         self._machine: Machine | None = None
         self._time = IterationTime()
         self.overhead = Overhead(self._time)
-        """The overhead of an iteration, which is its cost without prompt tokens."""
+        """The overhead of an iteration: its time without prompt tokens, as a number of prompt
+        tokens."""
         self._n_sampled = 0.0  # sampled tokens of an iteration, on average
         self._cached_part = 0.0  # fraction of prompt tokens found in the prefix cache
         self._n_iterations = 0
@@ -78,12 +80,12 @@ class Forecast:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough iterations are known for a forecast."""
+        """Whether enough iterations have been measured for a forecast."""
         return self._machine is not None and self._time.is_known
 
     @property
     def n_running(self) -> int:
-        """Number of requests that the pipeline has admitted."""
+        """Number of requests that the pipeline has admitted and that have not ended."""
         return 0 if self._machine is None else len(self._machine.pool.running)
 
     @property
@@ -109,7 +111,7 @@ class Forecast:
 
     def learn_iteration(self, *, n_spans: int, n_tokens: int, n_new: int, time_s: float) -> None:
         """Learns the speed from an iteration. The arguments are the numbers of spans, of tokens and
-        of generated tokens, and the time for which the iteration occupied the pipeline."""
+        of generated tokens, and the seconds for which the iteration occupied the pipeline."""
         self._n_iterations += 1
         self._n_sampled += WEIGHT * (n_new - self._n_sampled)
         self._time.learn(n_tokens - n_spans, time_s)
@@ -185,7 +187,8 @@ class Forecast:
         self._least_mean = n_generated / max(1, len(machine.pool.running))
 
     def _n_free(self, machine: Machine) -> int:
-        """Returns the number of requests that could begin at once."""
+        """Returns the number of further requests that could begin now, if each reserves as much
+        memory as the running requests do on average."""
         n_running, kv_manager = len(machine.pool.running), machine.kv_manager
         n_most = machine.max_running
         if kv_manager.rows.max_rows is not None:

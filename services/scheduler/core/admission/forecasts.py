@@ -2,8 +2,8 @@
 
 The pipelines take their requests from one pool, so the waiting work before a request is divided
 among them. The share of a pipeline is inversely proportional to the time that it would need for all
-of the work. The shares are reused for a moment. The request begins in the pipeline that is expected
-to begin it first.
+of the work. The shares are reused for `FRESH_S` seconds. The request begins in the pipeline that is
+expected to begin it first.
 """
 
 from math import inf
@@ -34,12 +34,12 @@ class Forecasts:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough iterations are known for a forecast."""
+        """Whether enough iterations of any pipeline have been measured for a forecast."""
         return any(forecast.is_known for forecast in self._open)
 
     @property
     def n_running(self) -> int:
-        """Number of requests that all pipelines together have admitted."""
+        """Number of requests that all pipelines together have admitted and that have not ended."""
         return sum([forecast.n_running for forecast in self._open])
 
     @property
@@ -49,8 +49,8 @@ class Forecasts:
         return sum([forecast.used for forecast in self._open])
 
     def open(self, machine: Machine) -> Forecast:
-        """Adds a pipeline whose speed is not known yet, and returns its forecast. The forecast may
-        keep what a closed pipeline has taught about requests."""
+        """Adds a pipeline whose speed is not known yet, and returns its forecast. This may be the
+        forecast of a closed pipeline, which keeps its averages over requests."""
         forecast = self._closed.pop() if self._closed else Forecast(self._expected)
         forecast.open(machine)
         self._open.append(forecast)
@@ -95,7 +95,8 @@ class Forecasts:
         return 1 / (sum(speeds) * len(self._open) / len(speeds)) if speeds else 0.0
 
     def _speeds(self, work: WaitingWork, now: float) -> list[float]:
-        """Returns how much of `work` each pipeline of known speed begins in a second."""
+        """Returns, for each pipeline of known speed, the fraction of `work` that the pipeline
+        begins in a second."""
         known = [forecast for forecast in self._open if forecast.is_known]
         return [1 / max(LEAST_S, one.first_token_s(work, NOTHING, now)) for one in known]
 

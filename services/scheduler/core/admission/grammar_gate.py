@@ -3,8 +3,8 @@
 A rank can choose a token of such a request only with the compiled grammar, and a batch must never
 wait for a grammar. So the ranks compile beside their iterations, and the request is admitted when
 all ranks that sample have reported that they have the grammar. Meanwhile the request keeps its
-place in the order, and requests behind it may be admitted. When its grammar is compiled, its turn
-comes as if it had been there before them.
+place in the order, and requests behind it may be admitted. When its grammar is compiled, it is
+admitted before the requests behind it that still wait.
 
 One grammar is compiled at a time. The next one is the first, in the order of the pool, among the
 grammars that the next waiting requests need. So a request waits for its own grammar, and for at
@@ -23,8 +23,8 @@ from services.common.sampling import MAX_COMPILED_GRAMMARS
 from services.scheduler.core.request import Request, RequestState
 
 N_LOOKED_AT = 64
-"""Number of waiting requests, the first in the order, whose grammars are compiled. The others come
-later. Looking at few requests takes little time of each iteration."""
+"""Number of waiting requests, from the first in the order on, whose grammars are considered for
+compilation. The limit keeps the search short in each iteration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class DueGrammar:
 
 
 class GrammarGate:
-    """The grammars that all ranks of a pipeline have compiled in this epoch, and the requests that
-    wait for others."""
+    """The grammars that the sampling ranks of a pipeline have compiled in this epoch, and the
+    number of waiting requests of each grammar."""
 
     def __init__(self, waiting: Counter[bytes] | None = None) -> None:
         """`waiting`, if given, counts the waiting requests of each grammar, for all pipelines."""
@@ -116,13 +116,13 @@ class GrammarGate:
         return None
 
     def note_compiled(self, digest: bytes) -> None:
-        """Notes that the grammar of the last order to the ranks is compiled on all ranks that
-        sample."""
+        """Notes that all ranks that sample have compiled the grammar that `next_due` returned
+        last."""
         self._due = None
         self._compiled[digest] = 0
 
     def note_failed(self) -> None:
-        """Notes that the ranks cannot compile the grammar of the last order to them."""
+        """Notes that the ranks cannot compile the grammar that `next_due` returned last."""
         self._due = None
 
     def reset(self, waiting: Iterable[Request]) -> None:
@@ -135,7 +135,8 @@ class GrammarGate:
             self.add(request)
 
     def _make_room(self, wanted: Iterable[bytes]) -> None:
-        """Drops the least recently used grammars if ranks would have to keep too many."""
+        """Drops the least recently used grammars if ranks would have to keep too many. Keeps the
+        grammars of running requests and those in `wanted`."""
         unused = [digest for digest, n_running in self._compiled.items() if not n_running]
         n_over = len(unused) + 1 - MAX_COMPILED_GRAMMARS
         dropped = [digest for digest in unused if digest not in set(wanted)]

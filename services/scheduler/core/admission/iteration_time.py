@@ -9,7 +9,7 @@ wait.
 from math import inf, sqrt
 
 WEIGHT = 1 / 128
-"""The weight of the last iteration."""
+"""Weight of the last iteration in the averages."""
 
 N_NEEDED = 32
 """Number of iterations after which the times count as known."""
@@ -67,8 +67,9 @@ class IterationTime:
 
     def overhead_tokens(self) -> tuple[float, float, float]:
         """Returns the number of prompt tokens that take as long as an iteration without prompt
-        tokens: a lower bound, the most likely number, and an upper bound. Where sizes or times
-        hardly differ, the bounds are 0 and infinity."""
+        tokens: a lower bound, the most likely number, and an upper bound. If all iterations had the
+        same number of prompt tokens, the result is 0, 0 and infinity. A number is infinite if
+        iterations with more prompt tokens took no longer."""
         if not self._variance:
             return 0.0, 0.0, inf
         slope = self._covariance / self._variance
@@ -77,6 +78,6 @@ class IterationTime:
         return self._base(slope + error), self._base(slope), self._base(slope - error)
 
     def _base(self, token_s: float) -> float:
-        """Returns the time of an iteration without prompts. The unit is the time of a prompt token,
-        which is `token_s` seconds."""
+        """Returns the time of an iteration without prompt tokens, divided by `token_s`, the time of
+        a prompt token in seconds. Returns infinity if `token_s` is not positive."""
         return max(0.0, self._mean_s / token_s - self._mean_n_tokens) if token_s > 0 else inf

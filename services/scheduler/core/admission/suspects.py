@@ -20,7 +20,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from services.scheduler.core.request import MAX_DEATHS, MAX_LOSSES, Request
 
 NOT_FINITE = "the model's numbers for this request are not finite"
-"""Reason, for people to read, why a broken request fails although no pipeline was lost with it."""
+"""Reason, for people to read, why a request fails for which the model computed numbers that are not
+finite."""
 
 
 class Suspects:
@@ -33,9 +34,8 @@ class Suspects:
         fits: Callable[[Request], bool] = lambda request: True,
     ) -> None:
         """`waiting`, if given, are the waiting suspects that need a trial; other pipelines share
-        them. `fits` returns
-        whether the pipeline could ever run a request. Suspects that it could not run keep no
-        request of this pipeline waiting."""
+        this dictionary. `fits` returns whether the pipeline could ever run a request. Suspects that
+        the pipeline could never run do not keep its other requests waiting."""
         self._waiting = {} if waiting is None else waiting
         self._fits = fits
         self._on_trial: Request | None = None  # the suspect that was admitted last
@@ -57,18 +57,20 @@ class Suspects:
         self._waiting.pop(request, None)
 
     def reset(self, waiting: Iterable[Request]) -> None:
-        """Replaces the waiting suspects by those in `waiting`, the requests that wait after a loss,
-        that need a trial."""
+        """Replaces the waiting suspects after a loss. `waiting` are all waiting requests; those
+        that need a trial become the waiting suspects."""
         self._waiting.clear()
         self._waiting.update({request: None for request in waiting if request.needs_trial})
 
     def are_in(self, admitted: Collection[Request]) -> bool:
-        """Returns whether any suspect waits for its trial, or is on trial."""
+        """Returns whether any suspect that fits this pipeline waits for its trial, or a suspect is
+        on trial. `admitted` are the requests that the pipeline has admitted."""
         return any(map(self._fits, self._waiting)) or self._is_trial(admitted)
 
     def may_be_admitted(self, admitted: Collection[Request]) -> Sequence[Request] | None:
-        """Returns the only waiting requests that may be admitted. Returns None if all waiting
-        requests may be admitted."""
+        """Returns the only waiting requests that may be admitted: at most one suspect. Returns None
+        if all waiting requests may be admitted. `admitted` are the requests that the pipeline has
+        admitted."""
         if self._is_trial(admitted):
             return ()
         waiting = [request for request in self._waiting if self._fits(request)]

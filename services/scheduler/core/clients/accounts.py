@@ -18,8 +18,8 @@ from services.common.errors import InvalidRequest, PoolFull
 MINUTE_S = 60.0
 
 RETRY_AFTER_S = 1.0
-"""Seconds after which a client is told to try again, where the end of a request cannot be
-predicted: about the time of a few short answers."""
+"""Seconds after which a client is asked to try again, if it is not known when the client's requests
+end: about the time of a few short answers."""
 
 MAX_NAME_LENGTH = 64
 """Largest number of characters in the name of an account, as in the frontends' file of keys."""
@@ -91,20 +91,20 @@ class AccountUse:
             )
 
     def overdrawn_s(self, now: float) -> float:
-        """Returns the seconds until the bucket is no longer overdrawn. Returns 0 if it is not
-        overdrawn now."""
+        """Returns the seconds until the bucket is no longer overdrawn. Returns 0 if the bucket is
+        not overdrawn now, or if there is no limit per minute."""
         if self.limits.tokens_per_minute is None:
             return 0.0
         return max(0.0, self._full_at - now - MINUTE_S)
 
     def charge(self, n_tokens: int, now: float) -> None:
-        """Takes tokens from the bucket."""
+        """Takes `n_tokens` tokens from the bucket, which may become overdrawn."""
         per_minute = self.limits.tokens_per_minute
         if per_minute is not None:
             self._full_at = max(self._full_at, now) + n_tokens * MINUTE_S / per_minute
 
     def is_idle(self, now: float) -> bool:
-        """Returns whether the account may be forgotten. This is true if it uses nothing and its
+        """Returns whether the account may be forgotten: none of its requests is in the pool and its
         bucket is full, so that a new account would be equal."""
         return self.n_tokens == 0 and self._full_at <= now
 

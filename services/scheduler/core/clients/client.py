@@ -20,8 +20,9 @@ class ServedClient:
     served: float = 0.0
     """Service that the client has received, divided by the client's weight; never falls."""
     turn: int = -1
-    """Number of the client's last admission. Among clients with equal service, the client with the
-    lowest number comes first."""
+    """Sequence number of the client's last admission among the admissions of all clients; -1 before
+    the first one. Among clients with equal service, the client with the lowest number comes
+    first."""
     weight: float = 1.0
     """The client's share relative to other clients."""
     n_requests: int = 0

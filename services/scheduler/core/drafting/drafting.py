@@ -138,7 +138,8 @@ class Drafting:
 
 
 def _is_over(request: Request) -> bool:
-    """Returns whether the tokens that a request still gets are of no use."""
+    """Returns whether further tokens of a request are discarded: it has ended, was cancelled, or
+    its numbers are not finite."""
     return request.state is RequestState.FINISHED or request.is_cancelled or request.is_broken
 
 

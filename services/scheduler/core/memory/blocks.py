@@ -18,7 +18,7 @@ class Blocks:
         self.n_blocks = n_blocks
         self.cache = cache
         self.n_evicted = 0
-        """Number of blocks that the prefix cache gave up because their memory was needed."""
+        """Number of blocks that were evicted from the prefix cache."""
         self._free = array("I", range(n_blocks - 1, -1, -1))
 
     @property
@@ -42,8 +42,8 @@ class Blocks:
         return [free.pop() if free else self._evict() for _ in range(n_blocks)]
 
     def give_back(self, block_ids: Iterable[int]) -> int:
-        """Gives blocks back: one user of each block stops using the block. Returns the number of
-        blocks that have no user now."""
+        """Removes one user from each of the given blocks. Returns the number of these blocks that
+        have no user now."""
         n_unused, cache, free = 0, self.cache, self._free
         for block_id in block_ids:
             if block_id in cache:
@@ -62,8 +62,8 @@ class Blocks:
         self._free.extend(self.cache.forget(request, first=first))
 
     def take_over(self, earlier: "Blocks") -> None:
-        """Takes over the cached and free blocks of an earlier epoch, of which none is in use.
-        `earlier` must not be used any more."""
+        """Takes over the cached and free blocks of an earlier epoch. `earlier` must not be used any
+        more. Raises ValueError if any block is in use, here or in `earlier`."""
         if self.n_in_use or earlier.n_in_use:
             raise ValueError(f"{self.n_in_use} and {earlier.n_in_use} blocks are in use")
         self.cache, self._free = earlier.cache, earlier._free
@@ -74,8 +74,8 @@ class Blocks:
         return self.cache.evict()
 
     def limit_cache(self, max_blocks: int) -> None:
-        """Sets the largest number of blocks in the prefix cache, and frees the blocks that are
-        evicted because there are more."""
+        """Sets the largest number of blocks in the prefix cache. Evicts and frees unused blocks if
+        the cache has more."""
         self.free_evicted(self.cache.limit(max_blocks))
 
     def free(self, block_id: int) -> None:

@@ -1,8 +1,8 @@
-"""The room of this process for the entries of prefix caches, which the pipelines share.
+"""The limit on the entries of all prefix caches in this process, and its division among pipelines.
 
 Each pipeline has a prefix cache of its own. The entries take memory of the scheduler's process,
 however many pipelines there are, so all caches together have at most `MAX_BLOCKS` entries. Each
-cache may have an equal part of them.
+cache may have an equal part of this number.
 """
 
 from collections.abc import Hashable
@@ -12,16 +12,15 @@ from services.scheduler.core.memory.prefix_cache import MAX_BLOCKS
 
 
 class CacheRoom:
-    """Limits the caches of the pipelines that serve."""
+    """Limits the prefix caches of the pipelines that serve."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
         self._open: dict[Hashable, Blocks] = {}  # by pipeline
 
     def open(self, pipeline: Hashable, blocks: Blocks) -> None:
-        """Gives the cache of a pipeline its part of the cached blocks, and limits the other caches
-        to their smaller parts. Blocks beyond a part are evicted, but not while requests use
-        them."""
+        """Adds the cache of a pipeline, and limits each cache to its new equal part of the entries.
+        Blocks beyond the limit of a cache are evicted, except those that requests use."""
         self._open[pipeline] = blocks
         self._share_out()
 

@@ -47,8 +47,8 @@ class Entries:
     def enter_rest(self, request: Holder, reservation: Reservation) -> None:
         """Enters the last, partly filled block of a request into the prefix cache. The request must
         be in no batch and about to be released. The entry covers the tokens of the block that are
-        stored and known. A block that the cache has, because a lost batch was to fill it, is not
-        entered."""
+        stored and known. The block is not entered if the cache already has it as a full block,
+        because a batch that was lost would have filled it."""
         cache = self._blocks.cache_for(request)
         if not (self._has_rests and isinstance(cache, PrefixCache)):
             return

@@ -25,7 +25,7 @@ class Holder(Protocol):
     n_scheduled: int
     """Number of tokens of the request whose keys and values are stored, or about to be stored."""
     n_preemptions: int
-    """Number of times that the request gave up its memory for other requests."""
+    """Number of times that the request was preempted."""
     cache_scope: bytes | None
     """Requests with the same scope share blocks; a request whose scope is None shares none."""
     block_keys: BlockKeys | None

@@ -24,7 +24,7 @@ class BlockGroups:
     max_span_tokens: int | None = None
     """Largest number of prompt tokens in one span; None where a prompt is always one span."""
     max_drafts: int = 0
-    """Largest number of drafts behind the token of a decode."""
+    """Largest number of drafted tokens after the token of a decode."""
     n_whole: int = field(init=False)
     """Number of groups that see all tokens."""
     finite: tuple[int, ...] = field(init=False)

@@ -188,8 +188,8 @@ class KVManager:
         self.blocks.forget(request, first=position // self.block_size)
 
     def can_take_over(self, earlier: "KVManager") -> bool:
-        """Returns whether the blocks of an earlier epoch mean the same in this epoch, and the
-        prefix cache is worth taking over."""
+        """Returns whether the prefix cache of an earlier epoch can be used in this epoch: both
+        epochs have a prefix cache, the same number and size of blocks, and the same K/V groups."""
         return self.has_prefix_cache and (
             earlier.has_prefix_cache,
             earlier.n_blocks,
@@ -199,8 +199,8 @@ class KVManager:
 
     def take_over(self, earlier: "KVManager") -> None:
         """Takes over the prefix cache of an earlier epoch, whose keys and values the ranks still
-        have. No request may have a reservation, neither here nor there. `earlier` must not be used
-        any more.
+        have. No request may have a reservation in either epoch. `earlier` must not be used any
+        more.
 
         Raises:
             ValueError: blocks are in use, or the memory of the earlier epoch is of another kind.
@@ -218,7 +218,8 @@ class KVManager:
         return n_tokens <= reservation.n_reserved_columns * self.block_size
 
     def n_free_slots(self, reservation: Reservation, n_tokens: int) -> int:
-        """Returns the number of tokens that a reservation has room for beside `n_tokens` tokens."""
+        """Returns the number of further tokens for which a reservation has room when `n_tokens`
+        tokens are stored."""
         return reservation.n_reserved_columns * self.block_size - n_tokens
 
     def grow(self, reservation: Reservation, n_tokens: int) -> bool:
@@ -301,7 +302,7 @@ class KVManager:
         return groups.n_blocks(n_columns, n_at_once, block_size=self.block_size)
 
     def columns_for(self, n_tokens: int) -> int:
-        """Returns the number of columns that `n_tokens` tokens need."""
+        """Returns the number of columns of blocks that `n_tokens` tokens need."""
         return -(-n_tokens // self.block_size)
 
     def _move_windows(self, reservation: Reservation, start: int, n_unscheduled: int) -> None:

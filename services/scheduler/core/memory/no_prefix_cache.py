@@ -1,4 +1,4 @@
-"""Replacement for the prefix cache where there is none, and for requests that share nothing."""
+"""Replacement for the prefix cache if there is none, and for requests that may share no blocks."""
 
 from collections.abc import Sequence
 
@@ -54,8 +54,8 @@ class NoPrefixCache:
         return []
 
     def evict(self) -> int:
-        """Raises RuntimeError, since an empty cache has no block to evict. Requests have then
-        reserved more than there is."""
+        """Raises RuntimeError, since an empty cache has no block to evict. This happens only if
+        requests have reserved more blocks than there are."""
         raise RuntimeError("no K/V block is free")
 
 

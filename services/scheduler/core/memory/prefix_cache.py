@@ -13,10 +13,10 @@ its client has chosen. A request with another scope finds nothing. So no client 
 client's prompts by measuring how long its own prompts take. The hash is keyed with a secret of this
 process, so that no client can construct two sequences with the same key.
 
-An entered block may have users or not. Without users the block keeps its content until its memory
-is needed. Then the block whose last user left longest ago is evicted first. Among the blocks of one
-request the last ones are evicted first, since a block is useful only together with all blocks
-before it.
+A block in the cache may be used by requests or not. An unused block keeps its content until its
+memory is needed. Then the block whose last user left longest ago is evicted first. Among the blocks
+of one request the last ones are evicted first, since a block is useful only together with all
+blocks before it.
 
 A model may keep blocks in several groups (`kv_groups.py`), and a key includes a mark of its group.
 The beginning of a sequence can be shared if every group has the needed blocks. A group that sees

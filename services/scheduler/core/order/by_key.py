@@ -1,9 +1,9 @@
 """An order by a number for each request, for orders that are written in a few lines.
 
 A subclass defines `key`, a number that is computed when a request arrives: the lowest one is
-admitted first. An order whose keys change with time can often be written with keys that do not. For
-example, a claim that grows evenly while a request waits orders requests as their claims at a fixed
-time do.
+admitted first. Keys that change with time can often be replaced by constant keys. For example, if
+the keys of all waiting requests fall at the same rate, their order never changes, so the keys at
+one fixed time give the same order.
 """
 
 from abc import abstractmethod
@@ -58,7 +58,7 @@ class OrderByKey(Order):
             self._preempted.remove(request)
 
     def remove(self, request: Request) -> None:
-        """Forgets a request."""
+        """Removes a waiting request that ends. Does nothing for a request that runs."""
         if request in self._keys:
             self._keyed.remove(self._keys.pop(request))
         elif request in self._preempted:

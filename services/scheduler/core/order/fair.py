@@ -93,7 +93,7 @@ class Fair(Order):
 
     @classmethod
     def of(cls, options: OrderOptions, now: Clock) -> Self:
-        """Returns an order without requests. `now` is its clock."""
+        """Returns an order without requests. `now` returns the time in seconds."""
         n_tokens = options.batch_tokens
         batch = None if n_tokens is None else FairBatch(n_tokens)
         return cls(ageing_s=options.ageing_s, now=now, batch=batch)
@@ -144,10 +144,10 @@ class Fair(Order):
     def prefer(
         self, n_cached: Callable[[Request], int], *, pipeline: int = 0, n_pipelines: int = 1
     ) -> None:
-        """Prefers the request with the largest cached part among the first requests of the client
-        that is next, until `end_preference` is called. The preferred request takes the first turn
-        of its client. `n_cached` returns the number of cached tokens of a request in the memory of
-        the pipeline that selects, which has the number `pipeline` among `n_pipelines`."""
+        """Gives the first turn of the client that is next to one of the client's first requests:
+        the one with the largest cached part. This holds until `end_preference` is called.
+        `n_cached` returns the size of the cached part of a request in the memory of the pipeline
+        that selects. This pipeline has the number `pipeline` among `n_pipelines`."""
         first = self.first_in_turn
         if first is not None:
             line = self._classes[first.priority].line_of(_client_of(first))
@@ -205,7 +205,8 @@ class Fair(Order):
             self.call(None)
 
     def remove(self, request: Request) -> None:
-        """Forgets a request. Charges for the request remain."""
+        """Removes a request that ends, whether the request waits or runs. Charges for the request
+        remain."""
         client = _client_of(request)
         if request in self._preempted:
             del self._preempted[request]
@@ -247,8 +248,8 @@ class Fair(Order):
         return self._allowances
 
     def may_begin(self, request: Request, running: Collection[Request]) -> bool:
-        """Returns whether the client of a waiting request may have one more request in a pipeline
-        where `running` run."""
+        """Returns whether the client of a waiting request may have one more request in a pipeline.
+        `running` are the requests that run in this pipeline."""
         client = _client_of(request)
         if self.batch is None or not self.has_rivals or not client.n_running:
             return True

@@ -101,8 +101,9 @@ class Allowances:
         return self._spare.get(client, 1) > 0
 
     def next_place(self, client: ServedClient | None) -> int:
-        """Returns the place of one of the client's requests. It is the request whose turn comes
-        first in the next batch."""
+        """Returns the place at which the client's turns begin in the next batch. This is the place
+        of the first request in turn that took no token in this batch, or the place after the last
+        one if all took tokens. Returns 0 for a client without turns."""
         turns = self._turns.get(client)
         if not turns:
             return 0
@@ -110,7 +111,7 @@ class Allowances:
 
 
 class FairBatch:
-    """Limits the tokens of clients, in each batch anew."""
+    """Computes the limits on the tokens of clients for each batch."""
 
     def __init__(self, max_tokens: int) -> None:
         """`max_tokens` is the limit on the tokens of a batch while clients are limited. It should
@@ -153,7 +154,7 @@ class FairBatch:
         return allowances
 
     def room(self, running: Iterable[Request]) -> "Room":
-        """Returns an object that says which clients may have more running requests."""
+        """Returns an object that decides which clients may have more running requests."""
         n_running = Counter(map(_CLIENT, running))
         return Room(n_running, self._limits(n_running))
 
@@ -164,7 +165,7 @@ class FairBatch:
 
 
 class Room:
-    """Tells which clients may have another request."""
+    """Decides which clients may have another running request."""
 
     def __init__(
         self,
@@ -182,8 +183,8 @@ class Room:
 def shared_out(
     n_tokens: int, n_running: Mapping[ServedClient | None, int]
 ) -> dict[ServedClient | None, int]:
-    """Returns the limit on tokens, rounded up, of each client that has more requests than another
-    client relative to weight.
+    """Returns the limit on tokens, rounded up, of each client that has more requests, relative to
+    its weight, than some other client.
 
     All clients together, also those without a limit, get `n_tokens`. The sum is larger if otherwise
     a client would get fewer tokens, relative to weight, than the client with the fewest requests.

@@ -10,7 +10,7 @@ from services.scheduler.core.request import Request
 
 
 class FirstComeFirstServed(Order):
-    """The order of arrival, whichever client a request belongs to."""
+    """The order of arrival. Clients and priorities do not matter."""
 
     name: ClassVar[str] = "fcfs"
 
@@ -24,7 +24,7 @@ class FirstComeFirstServed(Order):
         return iter(self._waiting)
 
     def add(self, request: Request) -> None:
-        """Puts a request at the end."""
+        """Adds a request at the end of the order."""
         request.place = request.arrival
         self._waiting[request] = None
 
@@ -37,7 +37,7 @@ class FirstComeFirstServed(Order):
         del self._waiting[request]
 
     def remove(self, request: Request) -> None:
-        """Forgets a request."""
+        """Removes a waiting request that ends. Does nothing for a request that runs."""
         self._waiting.pop(request, None)
 
     def line_up(
@@ -45,8 +45,8 @@ class FirstComeFirstServed(Order):
     ) -> Iterator[Request]:
         """Yields the running requests by arrival, and then the waiting ones by arrival.
 
-        Together this is one order of arrival, except that a waiting request may have arrived before
-        running ones, after a loss or because of a grammar. If it came before them and there were no
-        memory for it, they could not continue and free their memory.
+        After a loss, or because of a grammar, a waiting request may have arrived before running
+        ones. It still comes after them: if it came first and there were no memory for it, the
+        running requests could not continue and free their memory.
         """
         return chain(ready, self._waiting if waiting is None else waiting)

@@ -17,7 +17,8 @@ from typing import ClassVar, Protocol, Self
 from services.scheduler.core.request import Request
 
 ORDER_API = 1
-"""Version of the contract. It grows when an order that was written for it would go wrong."""
+"""Version of the contract of orders. The number grows when orders written for the version before
+may no longer work."""
 
 Clock = Callable[[], float]
 """A function that returns the time in seconds."""
@@ -44,8 +45,8 @@ class BatchLimits(Protocol):
         must take tokens for each candidate before asking for the next one."""
 
     def take(self, request: Request, n_tokens: int) -> int:
-        """Takes at most `n_tokens` tokens for a request, within its limit. Returns how many
-        tokens."""
+        """Takes at most `n_tokens` tokens for a request, within the limit of its client. Returns
+        the number of tokens taken."""
 
 
 class Order(ABC):
@@ -61,7 +62,7 @@ class Order(ABC):
 
     @classmethod
     def of(cls, options: OrderOptions, now: Clock) -> Self:
-        """Returns an order without requests. `now` is its clock."""
+        """Returns an order without requests. `now` returns the time in seconds."""
         return cls()
 
     @property
@@ -93,7 +94,7 @@ class Order(ABC):
 
     @abstractmethod
     def remove(self, request: Request) -> None:
-        """Forgets a request that ends, whether the request waits or runs."""
+        """Removes a request that ends, whether the request waits or runs."""
 
     @abstractmethod
     def line_up(
@@ -113,8 +114,8 @@ class Order(ABC):
         return None
 
     def may_begin(self, request: Request, running: Collection[Request]) -> bool:
-        """Returns whether the limits let a waiting request begin in a pipeline where `running`
-        run."""
+        """Returns whether the limits let a waiting request begin in a pipeline. `running` are the
+        requests that run in this pipeline."""
         return True
 
     def rank(self, request: Request) -> tuple[int, ...]:

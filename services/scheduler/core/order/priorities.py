@@ -15,7 +15,7 @@ MAX_PASSES = 8
 """Largest number of times, for each pipeline, that a client's first request is passed over."""
 
 MayBegin = Callable[[ServedClient], bool]
-"""Function that tells whether a request of a client may begin."""
+"""Function that returns whether a request of a client may begin."""
 
 
 def any_client(client: ServedClient) -> bool:
@@ -39,10 +39,10 @@ class ClientLine:
     def prefer(
         self, n_cached: Callable[[Request], int], *, pipeline: int, n_pipelines: int
     ) -> None:
-        """Lets the request with the largest cached part come first, among the first requests of the
-        line. `n_cached` returns the cached part of a request in the memory of the pipeline with the
-        number `pipeline`. Requests that other pipelines prefer are left to them. A choice is kept
-        until the chosen request leaves the line, so that most selections search nothing."""
+        """Puts the request with the largest cached part first. Only the first requests of the line
+        are compared. `n_cached` returns the cached part of a request in the memory of the pipeline
+        with the number `pipeline`. A request that another pipeline prefers is not chosen. A choice
+        is kept until the chosen request leaves the line, so that most selections need no search."""
         if len(self.requests) == 1 or self.n_passes >= MAX_PASSES * n_pipelines:
             return
         chosen = self.choices.get(pipeline)
@@ -55,7 +55,7 @@ class ClientLine:
         self.preferred = chosen
 
     def remove(self, request: Request) -> None:
-        """Removes a request."""
+        """Removes a request from the line."""
         if request is self.oldest:
             self.n_passes = 0
         elif request is self.preferred:

@@ -27,7 +27,8 @@ from services.scheduler.core.order.order import BatchLimits
 from services.scheduler.core.request import Request
 
 POLICY_API = 1
-"""Version of the contract. It grows when a policy that was written for it would go wrong."""
+"""Version of the contract of policies. The number grows when policies written for the version
+before may no longer work."""
 
 
 class Selection(NamedTuple):
@@ -62,8 +63,8 @@ class PoolView(Protocol):
         ...
 
     def batch_limits(self) -> BatchLimits | None:
-        """Returns the limits of the order for the next batch. Returns None where the order limits
-        no request."""
+        """Returns the limits on the tokens of clients in the next batch. Returns None if no client
+        is limited."""
         ...
 
 
@@ -127,7 +128,8 @@ class Policy(ABC):
     """Whether waiting requests are admitted only in the order of the pool, so that none overtakes
     an earlier one. This promise is checked."""
     max_span_tokens: int | None = None
-    """Largest number of tokens of one request in a batch. None where a prompt may be one span."""
+    """Largest number of tokens of one request in a batch. None if there is no limit, so that a
+    whole prompt is one span."""
     max_tokens: int | None = None
     """Largest number of tokens of a batch. None where the policy has no limit."""
     prompt_groups: PromptGroups | NoPromptGroups = NO_PROMPT_GROUPS

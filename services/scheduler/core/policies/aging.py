@@ -19,11 +19,12 @@ and with very many, requests come in the order of their arrival."""
 
 
 class AgingPolicy(ShortestPolicy):
-    """The policy `aging`: the requests with the fewest tokens left, unless others have waited for
-    long."""
+    """The policy `aging`: the requests with the fewest tokens left come first, with an advantage
+    for requests that arrived earlier."""
 
     name: ClassVar[str] = "aging"
 
     def claim(self, request: Request) -> float:
-        """Returns the predicted number of tokens left, and what the arrival number adds."""
+        """Returns the predicted number of tokens left, plus `TOKENS_PER_ARRIVAL` for each request
+        that arrived before this one."""
         return super().claim(request) + TOKENS_PER_ARRIVAL * request.arrival

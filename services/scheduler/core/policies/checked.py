@@ -1,4 +1,4 @@
-"""The rules that each selection of a policy must keep, and a policy that is held to them.
+"""The rules that each selection of a policy must keep, and a wrapper that checks a policy by them.
 
 Policies of installed packages are always checked, and the arena checks all. After each selection:
 
@@ -26,7 +26,8 @@ from services.scheduler.core.request import Request, RequestState
 
 
 class BrokenRule(Exception):
-    """A policy has broken a rule. The message names the policy, the rule and the requests."""
+    """Raised when a policy has broken a rule. The message names the policy, the rule and the
+    requests."""
 
 
 class _Facts(NamedTuple):
@@ -39,7 +40,7 @@ class _Facts(NamedTuple):
     n_tokens: int
     n_prefill_tokens: int
     prompt: int
-    """Identity of the prompt's tokens; so of the other objects."""
+    """The `id()` of the sequence of the prompt's tokens. `account` is an `id()`, too."""
     account: int
     n_generated: int
     last_token_id: int | None
@@ -75,7 +76,7 @@ class _Facts(NamedTuple):
 
 
 class _SeenPool:
-    """The pool, which remembers the requests that it has offered."""
+    """A view of the pool that records the requests that it offers to the policy."""
 
     def __init__(self, pool: PoolView) -> None:
         self._pool = pool
@@ -107,15 +108,15 @@ class _SeenPool:
 
 
 class _SeenMemory:
-    """The K/V memory, which remembers the reservations that it has made."""
+    """A view of the K/V memory that records the reservations that it makes for the policy."""
 
     def __init__(self, memory: MemoryView) -> None:
         self._memory = memory
         self.n_free_before = memory.n_free_blocks
         self.made: dict[Request, Reservation] = {}
         self.begins: dict[Request, tuple[int, int]] = {}
-        """Of each request with such a reservation, the numbers of scheduled and of cached tokens
-        that the memory has given it."""
+        """For each request in `made`, its numbers of scheduled and of cached tokens just after the
+        reservation was made."""
         self.n_taken = 0
         """Number of blocks that the reservations have taken."""
 

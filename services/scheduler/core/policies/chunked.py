@@ -1,10 +1,10 @@
 """Algorithm 1 with a budget of tokens per iteration: a long prompt is run in chunks.
 
-Requests are admitted and hold each other back as in `orca`, but a batch has at most
-`max_batch_tokens` tokens. Each decoding request has one. The remaining tokens go to prompts in the
-order of the pool; the last prompt is cut off and continues in the next iteration. So all iterations
-take about equally long, and no decoding request waits for a prompt (Agrawal et al.,
-"Sarathi-Serve", OSDI'24). No request is admitted while an earlier prompt is unfinished.
+Requests are admitted in order, as in `orca`, but a batch has at most `max_batch_tokens` tokens.
+Each decoding request has one. The remaining tokens go to prompts in the order of the pool; the last
+prompt is cut off and continues in the next iteration. So all iterations take about equally long,
+and no decoding request waits for a prompt (Agrawal et al., "Sarathi-Serve", OSDI'24). No request is
+admitted while an earlier prompt is unfinished.
 
 Prompts that arrive together begin in groups (`prompt_groups.py`), so that on average their first
 tokens come sooner. A pipeline of several stages is only as fast as its largest batch, so `n_shares`
@@ -46,7 +46,8 @@ class ChunkedPolicy(Policy):
 
     @classmethod
     def of(cls, options: PolicyOptions) -> Self:
-        """Returns the policy with the given options, which must limit the tokens of a batch."""
+        """Returns the policy with the given options. Raises ValueError if they do not limit the
+        tokens of a batch, or if the limit is below `max_batch_size`."""
         size, n_tokens = options.max_batch_size, options.max_batch_tokens
         if n_tokens is None:
             raise ValueError("the policy `chunked` needs max_batch_tokens")
@@ -93,7 +94,8 @@ class ChunkedPolicy(Policy):
         return selections
 
     def is_full(self, ready: Sequence[Request]) -> bool:
-        """Returns whether the requests, or their tokens, leave no room in the batch."""
+        """Returns whether the running requests `ready`, or their tokens, leave no room in the next
+        batch."""
         if len(ready) >= self.max_batch_size:
             return True
         return sum([request.n_unscheduled for request in ready]) >= self.max_batch_tokens

@@ -20,7 +20,8 @@ from services.scheduler.core.request import Request
 
 
 class FasterTransformerPolicy(RequestLevelPolicy):
-    """The policy `faster_transformer`: one batch at a time, with a microbatch for each share."""
+    """The policy `faster_transformer`: one batch at a time, divided into `n_shares`
+    microbatches."""
 
     name: ClassVar[str] = "faster_transformer"
 
@@ -29,7 +30,8 @@ class FasterTransformerPolicy(RequestLevelPolicy):
         self._n_groups = 1
 
     def n_tokens(self, request: Request, group: Sequence[Request]) -> int:
-        """Returns the length of the batch's shortest prompt in the first iteration, and then 1."""
+        """Returns the number of tokens of a request in its next iteration: the length of the
+        batch's shortest prompt in the first iteration, and then 1."""
         if request.n_scheduled:
             return 1
         return min(request.n_unscheduled, *(one.n_prompt_tokens for one in group))

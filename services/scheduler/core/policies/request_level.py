@@ -23,7 +23,8 @@ class RequestLevelPolicy(Policy):
     name: ClassVar[str] = "request_level"
 
     def __init__(self, options: PolicyOptions, *, microbatch_size: int | None = None) -> None:
-        """With `microbatch_size`, a batch passes through the pipeline in parts."""
+        """With `microbatch_size`, a batch passes through the pipeline in parts of that many
+        requests."""
         super().__init__(options)
         self._microbatch_size = microbatch_size or self.max_batch_size
         self._n_groups = options.n_shares
@@ -32,7 +33,7 @@ class RequestLevelPolicy(Policy):
         self._group_of: dict[Request, Sequence[Request]] = {}
 
     def answered_with(self, request: Request) -> Collection[Request]:
-        """Returns the requests of the same batch."""
+        """Returns all requests of the batch to which a request belongs."""
         return self._group_of.get(request, ())
 
     def n_tokens(self, request: Request, group: Sequence[Request]) -> int:
@@ -40,7 +41,8 @@ class RequestLevelPolicy(Policy):
         return request.n_unscheduled
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
-        """Returns the next iteration: the part of a batch that has waited longest and is ready."""
+        """Returns the selections of the next iteration: those of the part of a batch that has
+        waited longest among the parts that are ready."""
         self._forget_complete()
         ready = self._join(pool, kv_manager)
         for part in self._parts:
@@ -84,7 +86,8 @@ class RequestLevelPolicy(Policy):
     def _selections(
         self, part: Sequence[Request], ready: set[Request], kv_manager: MemoryView
     ) -> list[Selection]:
-        """Returns the next iteration of a part; empty if one of its requests is in flight."""
+        """Returns the selections for the next iteration of a part of a batch. Returns an empty list
+        if one of its requests is in flight."""
         left = [one for one in part if one.state is not _FINISHED and not one.is_cancelled]
         left = [
             one for one in left if len(one.generated_token_ids) + one.n_awaited < one.max_new_tokens

@@ -6,7 +6,7 @@ Before each iteration, running and waiting requests are compared by the number o
 are expected to generate from now on, and the ones with the fewest are in the batch. So a short
 request that arrives takes the place of a long one that runs. The long one keeps its memory and
 waits for its next iteration. Mean latencies become shorter. A long request may wait for ever, which
-`aging.py` mends.
+`aging.py` prevents.
 
 Lengths are predicted from requests that have ended, by their `max_tokens`, or by the predictor that
 the options have.
@@ -29,7 +29,7 @@ from services.scheduler.core.request import Request, RequestState
 
 
 class ShortestPolicy(Policy):
-    """The policy `shortest`: the requests with the fewest tokens left, in each iteration anew."""
+    """The policy `shortest`: each iteration runs the requests with the fewest tokens left."""
 
     name: ClassVar[str] = "shortest"
     keeps_order: ClassVar[bool] = False

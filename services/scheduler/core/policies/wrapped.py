@@ -1,4 +1,5 @@
-"""A policy that passes every call on to another one, as a base of those that watch a policy."""
+"""A policy that passes every call on to another policy: a base for policies that observe another
+one."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -32,5 +33,5 @@ class WrappedPolicy(Policy):
         return self.policy.is_full(ready)
 
     def answered_with(self, request: Request) -> Collection[Request]:
-        """Returns the requests whose answers are returned together with that of a request."""
+        """Returns the requests whose answers are returned together with the answer of a request."""
         return self.policy.answered_with(request)
