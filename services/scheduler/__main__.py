@@ -116,10 +116,10 @@ class SchedulerProcess:
         self._port = 0
 
     async def run(self) -> None:
-        """Serves until told to stop.
+        """Serves until this process gets a stop signal.
 
         Raises:
-            Unavailable: there was no pipeline for too long.
+            Unavailable: there was no pipeline for `start_timeout_s` seconds.
             LeadershipLost: another scheduler leads.
         """
         with metrics.listening(
@@ -191,15 +191,16 @@ class SchedulerProcess:
         self._has_handed_over.set()
 
     async def _wait_for_successor(self, elector: LeaderElector) -> None:
-        """Waits until another scheduler holds the lease that this one has given away. The stages
-        join the next epoch sooner if this scheduler has closed its connections to them by then."""
+        """Waits until another scheduler holds the lease that this one has given away. Then this
+        scheduler stops leading and closes its connections to the stages, so that they join the next
+        epoch sooner."""
         await self._has_handed_over.wait()
         await elector.wait_for_successor()
 
     def _candidate(self, client: "KubernetesClient", lease_name: str) -> LeaderElector:
-        """Returns this process as a candidate for the lead. A container that starts again in a pod
-        is a new candidate, since its state is lost. The new candidate knows that the candidate of
-        the pod's former container has ended."""
+        """Returns the elector of this process. A container that starts again in its pod gets a new
+        identity, since its state is lost. Identities of the pod's earlier containers count as
+        ended."""
         settings = self._settings
         container = f"{settings.pod_name}_{settings.pod_uid}_"
         return LeaderElector(
@@ -220,9 +221,9 @@ class SchedulerProcess:
         hand_over: HandOver | None = None,
         workers: ReplicaStore | None = None,
     ) -> None:
-        """Leads until told to stop. Meanwhile the health service reports this scheduler as the
-        leader, so that frontends find it. `workers`, if given, is where the number of workers is
-        set."""
+        """Leads until this process gets a stop signal. Meanwhile the health service reports this
+        scheduler as the leader, so that frontends find it. `workers`, if given, is the store in
+        which the autoscaler sets the number of workers."""
         connect = tls.connector(self._settings.tls_dir, role=tls.WORKER)
         spares = SpareWatch(stages, on_unfit=self._note_unfit, connect=connect)
         autoscaler = None
@@ -273,7 +274,8 @@ class SchedulerProcess:
             self._watching.end("this scheduler no longer leads")
 
     def _note_shortfall(self, shortfall: Shortfall) -> None:
-        """Tells operators and frontends why there is no pipeline and which workers do not fit."""
+        """Reports to operators and frontends why there is no pipeline and which workers do not
+        fit."""
         self._note_unfit(shortfall.unfit)
         self._service.note_shortfall(shortfall.for_clients)
 
@@ -287,8 +289,7 @@ class SchedulerProcess:
         self._pipe.report({"ready": True})
 
     def _trouble(self) -> str:
-        """Returns why this scheduler could serve no request now. The result is empty if requests
-        could be served."""
+        """Returns why this scheduler cannot serve requests now, or an empty text if it can."""
         if self._service.is_open:
             return ""
         if self._service.is_asleep:
@@ -356,14 +357,14 @@ async def _acquire(elector: LeaderElector, watch: LeaderWatch) -> int:
 
 
 async def _hold(elector: LeaderElector) -> None:
-    """Renews the lease until cancelled. After this process has given the lease away, it serves on
-    until there is another leader, so this function does not return."""
+    """Renews the lease until cancelled. Does not return when this process has given the lease away,
+    since this process then serves until another scheduler leads."""
     await elector.hold()
     await asyncio.Event().wait()
 
 
 async def serve(settings: SchedulerSettings, traces: Tracing, build: BuildScheduler | None) -> int:
-    """Serves until told to stop. Returns the exit status."""
+    """Serves until this process gets a stop signal. Returns the exit status 0."""
     await SchedulerProcess(settings, traces, build).run()
     return 0
 
@@ -372,7 +373,8 @@ def main(
     settings_class: type[SchedulerSettings] = SchedulerSettings,
     build: BuildScheduler | None = None,
 ) -> int:
-    """Runs the scheduler's process. `build` makes the scheduling core, for benchmarks."""
+    """Runs the scheduler's process and returns its exit status. Benchmarks pass a `build` that
+    makes another scheduling core."""
     settings = settings_class.load("scheduler", sys.argv[1:])
     configure_logging("scheduler", settings.log_level, log_format=settings.log_format)
     if settings.ready_fd is not None:

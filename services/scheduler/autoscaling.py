@@ -1,4 +1,5 @@
-"""Makes the autoscaler of a leader, and tells metrics and frontends what the autoscaler wants."""
+"""Makes the autoscaler of a leader, and reports the wanted number of pipelines to metrics and
+frontends."""
 
 from collections.abc import Callable
 
@@ -22,10 +23,12 @@ def build_autoscaler(
     service: SchedulerService,
     on_wanted: Callable[[int], None],
 ) -> Autoscaler:
-    """Returns an autoscaler that sets the number of `workers` by the load that `control` and
-    `service` know. `on_wanted` is called with the wanted number of pipelines.
+    """Returns an autoscaler that sets the number of workers in the store `workers` according to the
+    load. The load is measured from `control` and `service`. `on_wanted` is called with the wanted
+    number of pipelines.
 
-    Frontends are told whether a model that may sleep is asleep or starts.
+    If `min_pipelines` is 0, so that the model may sleep, `service` reports to frontends whether the
+    model is asleep or starting.
     """
 
     def load_at(now: float) -> Load:

@@ -34,8 +34,9 @@ def build_scheduler(
     make: type[Scheduler] = Scheduler,
     policy: Policy | None = None,
 ) -> Scheduler:
-    """Returns a scheduling core with the K/V memory, the policy and the depth for a pipeline.
-    Without `policy` it has the policy that the settings name. `make` is the class of the core.
+    """Returns the scheduling core of a pipeline, with the pipeline's K/V memory and its limit of
+    batches in flight. If `policy` is None, the core gets the policy that the settings name. `make`
+    is the class of the core.
 
     Raises:
         Unavailable: there is no memory for a single block.
@@ -58,11 +59,11 @@ def build_scheduler(
 
 
 def default_depth(n_stages: int) -> int:
-    """Returns the largest number of batches in flight if the settings do not give one. A pipeline
-    with one stage has two batches, which hold the same requests: a rank keeps the last tokens of
-    the first batch for the second, so the second batch needs no result. A pipeline with several
-    stages has one batch for each stage. One batch more would hide the time that results and plans
-    need to travel, but would divide the requests among more and smaller batches."""
+    """Returns the default for the largest number of batches in flight. A pipeline with one stage
+    has two batches, which hold the same requests: a rank keeps the last tokens of the first batch
+    for the second, so the second batch needs no result. A pipeline with several stages has one
+    batch for each stage. One batch more would hide the time that results and plans need to travel,
+    but would divide the requests among more and smaller batches."""
     return max(2, n_stages)
 
 
@@ -105,8 +106,8 @@ def build_kv_manager(
 def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | None:
     """Returns the drafter, or None if no tokens are drafted.
 
-    There are none for a model that
-    keeps a state of each request, since a state cannot undo a refused draft. There are none where
+    No tokens are drafted if the settings ask for none, or if the model keeps a state of each
+    request, since a refused draft cannot be removed from a state. No tokens are drafted either if
     stages record decodes (CUDA graphs): spans of several tokens are not recorded, so drafts would
     not make an iteration faster.
     """
@@ -124,8 +125,8 @@ def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | 
 
 
 def build_order(settings: SchedulerSettings, *, now: Callable[[], float] = time.monotonic) -> Order:
-    """Returns the order of requests that the settings name. The order has no requests yet. `now` is
-    its clock."""
+    """Returns the order of requests that the settings name. The order has no requests yet. `now`
+    returns the time in seconds."""
     return ORDERS[settings.order].of(
         OrderOptions(settings.ageing_s, settings.fair_batch_tokens), now
     )

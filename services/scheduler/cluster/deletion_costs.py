@@ -1,8 +1,8 @@
-"""Keeps the annotation of workers' pods by which Kubernetes chooses the pods to delete first.
+"""Writes the annotation of the workers' pods by which Kubernetes chooses the pods to delete first.
 
 When the number of workers is reduced, a ReplicaSet deletes the pods with the lowest cost first
-(`controller.kubernetes.io/pod-deletion-cost`, Kubernetes 1.22). Without the annotation, which pods
-go is up to Kubernetes, and nothing else changes. So failures are only logged.
+(`controller.kubernetes.io/pod-deletion-cost`, Kubernetes 1.22). Without the annotation, Kubernetes
+chooses the pods by its other rules, and nothing else changes. So failures are only logged.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ class DeletionCosts:
         )
 
     def note(self, costs: Mapping[str, int]) -> None:
-        """Sets the costs of the workers in pipelines, by address. Other workers cost 0. Nothing is
-        written before the first call."""
+        """Sets the deletion costs of the workers that are in pipelines, by worker address. All
+        other workers have the cost 0. Nothing is written before the first call."""
         self._costs = costs
         self._has_news.set()
 

@@ -1,4 +1,5 @@
-"""The answer to a call that was made without the client's models: its JSON, or its error."""
+"""Reads the answer to a call of the Kubernetes API that was made without the models of the official
+client."""
 
 import json
 from http import HTTPStatus

@@ -133,7 +133,7 @@ class KubernetesClient:
             raise _pods_trouble(f"change pod {name} in namespace {namespace}", error) from error
 
     def pods(self, namespace: str, selector: str) -> "KubernetesPods":
-        """Returns the pods that have certain labels."""
+        """Returns a source of the pods in `namespace` whose labels match `selector`."""
         return KubernetesPods(
             self._api,
             namespace,
@@ -145,7 +145,7 @@ class KubernetesClient:
 
 
 class KubernetesPods:
-    """A `PodSource` on the pods of a namespace."""
+    """A `PodSource` of the pods in a namespace that match a label selector."""
 
     def __init__(
         self,
@@ -165,7 +165,8 @@ class KubernetesPods:
         self._silence_limit_s = silence_limit_s
 
     async def list_pods(self) -> tuple[Sequence[Pod], str]:
-        """Lists the pods. Raises as `PodSource.list_pods`."""
+        """Returns the pods and the version from which to watch for changes. Raises as
+        `PodSource.list_pods`."""
         try:
             response = await self._request({}, self._call_timeout_s)
             async with response:
@@ -175,7 +176,7 @@ class KubernetesPods:
             raise self._translated("list", error) from error
 
     async def watch_pods(self, version: str) -> AsyncIterator[PodEvent]:
-        """Yields changes of the pods. Raises as `PodSource.watch_pods`."""
+        """Yields the changes of the pods since `version`. Raises as `PodSource.watch_pods`."""
         try:
             query = {
                 "watch": "true",
@@ -248,7 +249,8 @@ async def _request_pods(
 
 
 def _event(line: Any) -> PodEvent:
-    """Returns the event that one line of a watch describes."""
+    """Returns the event that one line of a watch describes. Raises `ApiException` if the line
+    reports an error, and ValueError if the line is no event."""
     kind, item = _part(line, "type", str), _part(line, "object", dict)
     match kind:
         case "ADDED" | "MODIFIED":
@@ -294,7 +296,7 @@ def _version(item: Any) -> str:
 
 def _part(item: Any, name: str, kind: type[Any]) -> Any:
     """Returns a field that every answer of the API has. Raises ValueError if the field is missing,
-    since then another server may have answered."""
+    empty or not of the type `kind`, since then another server may have answered."""
     part = item.get(name) if isinstance(item, dict) else None
     if not isinstance(part, kind) or not part:
         raise ValueError(f"{name} is missing in what should be the answer of a Kubernetes API")

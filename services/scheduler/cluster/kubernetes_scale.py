@@ -36,7 +36,8 @@ class KubernetesScale:
         await self._call("PATCH", {"spec": {"replicas": n_workers}})
 
     async def _call(self, method: str, patch: dict[str, Any] | None = None) -> int:
-        """Returns the number of replicas that the server answers with."""
+        """Reads the number of replicas, or changes it with `patch`. Returns the number in the
+        server's answer."""
         try:
             async with await self._send(method, patch) as response:
                 return _n_replicas(await checked(response))
@@ -63,8 +64,9 @@ class KubernetesScale:
 
 
 def _n_replicas(scale: Any) -> int:
-    """Returns the number of replicas of a Scale. Raises ValueError for any other answer, since then
-    another server may have answered. The API leaves a number of 0 out."""
+    """Returns the number of replicas in a Scale object. A missing number means 0, since the API
+    leaves a 0 out. Raises ValueError if the answer is no Scale object, since then another server
+    may have answered."""
     spec = scale.get("spec") if isinstance(scale, dict) and scale.get("kind") == "Scale" else None
     n_replicas = spec.get("replicas", 0) if isinstance(spec, dict) else None
     if not isinstance(n_replicas, int):

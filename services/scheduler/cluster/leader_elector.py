@@ -10,9 +10,9 @@ A lease that an operator has deleted or emptied still belongs to the leader, whi
 at its next renewal. A candidate takes such a lease only after it has seen no renewal for `RENEWAL`,
 also in a new deployment, where it cannot know that there is no leader.
 
-A leader leads until it learns that it does not: another process holds the lease, or the stages know
-a later term. A failed renewal is no reason to stop. A standby that can read the lease takes over
-when the lease has expired; while the API server answers no process, nothing changes.
+A leader leads until it learns that another process holds the lease, or that the stages have seen a
+later term. A failed renewal is no reason to stop. A standby that can read the lease takes over when
+the lease has expired; while the API server answers no process, nothing changes.
 
 So two processes may believe that they lead, and no clock prevents that. The stages prevent harm:
 every acquisition of the lease has a term higher than all earlier terms, each term has its own range
@@ -56,7 +56,8 @@ def wall_clock() -> datetime:
 
 
 class LeaderElector:
-    """One candidate of the election. Calls may overlap; one call at a time writes the lease."""
+    """One candidate of the election. Calls of its methods may overlap; one call at a time writes
+    the lease."""
 
     def __init__(
         self,
@@ -74,9 +75,9 @@ class LeaderElector:
     ) -> None:
         """Creates a candidate. Other processes connect to `address` to see whether this process
         still runs. `predecessors` is a prefix of identities: processes whose identities begin with
-        the prefix have ended, since this process runs in their container. Empty if unknown. `model`
-        returns the description of the model that is served, or was served last, as far as this
-        process knows; the description is written into the lease."""
+        the prefix have ended, since this process runs in their container. The prefix is empty if no
+        such processes are known. `model` returns the description of the model that is served, or
+        was served last, as far as this process knows; the description is written into the lease."""
         if not 0 < 2 * retry_period_s < lease_duration_s:
             raise ValueError(
                 "retry_period_s must be less than half of lease_duration_s: "
@@ -119,25 +120,25 @@ class LeaderElector:
 
     @property
     def leader(self) -> str:
-        """Identity of the holder of the lease when last read. The value is empty if there was
-        none."""
+        """Identity of the process that held the lease when this process last read or wrote it;
+        empty if no process held it."""
         return self._lease.holder
 
     @property
     def leader_address(self) -> str:
-        """Address of the holder of the lease when last read. The value is empty if the lease has
-        none."""
+        """Address of the process that held the lease when this process last read or wrote it; empty
+        if the lease had no address."""
         return self._lease.record.address if self._lease.record else ""
 
     @property
     def model(self) -> str:
-        """Description of the model that was served last, as the lease had it when last read. The
-        value is empty if the lease has none."""
+        """Description of the model that was served last, from the lease as this process last read
+        or wrote it; empty if the lease had none."""
         return self._lease.record.model if self._lease.record else ""
 
     @property
     def leader_renews(self) -> bool:
-        """Whether the present holder has renewed the lease since this process first read it."""
+        """Whether this process has seen the present holder renew the lease."""
         return self._lease.leader_renews
 
     @property
@@ -147,11 +148,13 @@ class LeaderElector:
 
     @property
     def could_take_over(self) -> bool:
-        """Whether this candidate could take over the lead, as far as it has seen the lease."""
+        """Whether this candidate could take the lease when its holder loses it (see
+        `ObservedLease.may_soon_be_taken`)."""
         return self._lease.may_soon_be_taken
 
     def note_death(self, holder: str) -> None:
-        """Notes that a process has ended. This candidate takes its lease at once."""
+        """Notes that the process with the identity `holder` has ended. If that process holds the
+        lease, `acquire` takes the lease at once."""
         self._lease.note_death(holder)
         self._has_news.set()
 
@@ -178,7 +181,7 @@ class LeaderElector:
 
     async def hold(self) -> None:
         """Renews the lease repeatedly, until this process gives the lease away or loses the lead.
-        Failures of the store do not end this.
+        Failures of the store are logged and do not end the renewals.
 
         Raises:
             LeadershipLost: another process holds the lease, or has held it.
@@ -253,8 +256,9 @@ class LeaderElector:
             self._term = claim.transitions
 
     async def _try_to_renew(self, at_least: int = 0) -> int | None:
-        """Writes the lease as its holder. Returns its number of acquisitions, or None if the lease
-        could not be written now. The number is never lower than before, nor than `at_least`.
+        """Writes the lease as its holder. Returns the lease's number of acquisitions, which is the
+        term, or None if the lease could not be written now. The number never falls, and is at least
+        `at_least`.
 
         Raises:
             LeadershipLost: this process does not lead any more.
@@ -296,9 +300,10 @@ class LeaderElector:
         return transitions
 
     async def _check_holder(self) -> None:
-        """Reads the lease. Ends the lead if another process holds the lease or has held it since. A
-        lease that was only deleted or emptied still belongs to this leader, unless so long after
-        its last renewal that another may have held it before."""
+        """Reads the lease. Raises LeadershipLost if another process holds the lease or has held it
+        since. A lease that was only deleted or emptied still belongs to this leader, unless the
+        leader's last renewal is so long ago that another process may have held the lease in
+        between."""
         record = await self._lease.read()
         if record.holder not in ("", self._identity):
             self._lose(f"{record.holder} holds the lease")
@@ -329,8 +334,8 @@ class LeaderElector:
                 return
 
     async def _pause(self, since: float) -> None:
-        """Waits until a retry period after `since`. Returns earlier if the lease expires or its
-        holder dies."""
+        """Waits until one retry period, shortened at random, has passed since the time `since`.
+        Returns earlier if the lease expires or its holder dies."""
         pause_s = since + self._period_s() - self._clock()
         expires_in_s = self._lease.expires_in_s()
         if expires_in_s > 0:
@@ -351,8 +356,9 @@ class LeaderElector:
         self._trouble = trouble
 
     def _timestamp(self) -> datetime:
-        """Returns the present time. If the lease has exactly this time, returns a time one
-        microsecond later. Otherwise other candidates would not see the write as a renewal."""
+        """Returns the present time. If the last renewal in the lease has exactly this time, returns
+        a time one microsecond later. Otherwise other candidates would not see the write as a
+        renewal."""
         now = self._now()
         if self._lease.record is not None and now == self._lease.record.renew_time:
             now += timedelta(microseconds=1)

@@ -1,4 +1,4 @@
-"""The leader watch: a standby tests again and again whether the leader still runs, and tells the
+"""The leader watch: a standby tests repeatedly whether the leader still runs, and notifies the
 election when the leader is dead. Then the standby need not wait until the lease expires.
 
 - An address that accepts connections belongs to the leader, unless the leader's pod is gone when
@@ -91,7 +91,7 @@ class Watched:
     reached the address. Otherwise None."""
 
     is_dead: bool = False
-    """Whether the election has been told that the leader is dead."""
+    """Whether the watch has notified the election that the leader is dead."""
 
 
 class LeaderWatch:
@@ -107,7 +107,8 @@ class LeaderWatch:
         renewal_s: float,
     ) -> None:
         """Creates a watch. `pod_state` takes the name and the uid of a pod. It may raise
-        `PodsUnavailable` or `PodsRefused`. A living leader renews its lease within `renewal_s`."""
+        `PodsUnavailable` or `PodsRefused`. A living leader renews its lease within `renewal_s`
+        seconds."""
         self._election = election
         self._pod_state = pod_state
         self._ask = ask
@@ -155,8 +156,8 @@ class LeaderWatch:
         return ""
 
     async def _refuses(self, watched: Watched, address: str) -> str:
-        """Returns the reason why the leader is taken for dead because its address refuses
-        connections."""
+        """Returns why a leader whose address refuses connections is taken for dead. Returns an
+        empty text if the leader may live."""
         if watched.was_reached:
             await asyncio.sleep(AGAIN_S)
             is_refused = await self._ask(address) is ProbeResult.REFUSES

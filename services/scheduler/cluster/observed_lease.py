@@ -34,7 +34,8 @@ class ObservedLease:
         leads: Callable[[], bool],
     ) -> None:
         """`identity` is the name of this process. Processes whose names begin with `predecessors`
-        have ended; empty if unknown. `leads` returns whether this process leads."""
+        have ended; an empty text means that no such processes are known. `leads` returns whether
+        this process leads."""
         self._store = store
         self._identity = identity
         self._predecessors = predecessors
@@ -47,7 +48,7 @@ class ObservedLease:
         self.record: LeaseRecord | None = None
         """The record that was last read or written; None before the first answer of the store."""
         self.leader_renews = False
-        """Whether the present holder has renewed the lease since this process first read it."""
+        """Whether this process has seen the present holder renew the lease."""
         self._silent_s = 0.0  # seconds for which this process has seen the record unchanged
         self._contact_at = -math.inf  # when the store last answered
         self._free_since: float | None = None  # when this process saw that it may take the lease
@@ -55,21 +56,23 @@ class ObservedLease:
 
     @property
     def holder(self) -> str:
-        """Identity of the holder of the lease when last read. The value is empty if there was
-        none."""
+        """Identity of the process that held the lease when this process last read or wrote it;
+        empty if no process held it."""
         return self.record.holder if self.record else ""
 
     @property
     def may_soon_be_taken(self) -> bool:
-        """Whether this process could take the lease when its holder loses it. The store must have
-        answered within the duration of the lease. And the lease must not have been free for longer
-        than the timeout of a call, since this process should have taken it by then."""
+        """Whether this process could take the lease when its holder loses it. For this, the last
+        answer of the store must be less than the duration of the lease ago. In addition, the lease
+        must not have been free for longer than the timeout of a call, since this process should
+        have taken it by then."""
         now = self._clock()
         has_waited = self._free_since is not None and now - self._free_since > self.call_timeout_s
         return now - self._contact_at < self._duration_s and not has_waited
 
     def note_death(self, holder: str) -> None:
-        """Records that a process has ended, so that its lease is free."""
+        """Records that the process with the identity `holder` has ended, so that a lease that it
+        holds is free."""
         self._dead_holder = holder
 
     async def read(self) -> LeaseRecord:
@@ -81,7 +84,7 @@ class ObservedLease:
         return self._observe(await self._limited(self._store.read()))
 
     async def write(self, record: LeaseRecord) -> None:
-        """Writes the lease, with this process's duration.
+        """Writes `record` as the lease, with this process's lease duration rounded up to seconds.
 
         Raises:
             LeaseConflict: another process has written the lease since `record` was read.
@@ -92,8 +95,9 @@ class ObservedLease:
 
     def expires_in_s(self) -> float:
         """Returns the seconds from the last read of the lease until this process may take it. The
-        result is 0 if the lease was given away or its holder is dead. It is also 0 if this process
-        is the holder, and has missed that its claim succeeded."""
+        result is 0 or negative if the lease has expired, and 0 if it was given away, its holder is
+        dead, or it was never read. It is also 0 if the lease names this process as its holder: then
+        a claim of this process succeeded although its call failed."""
         record = self.record
         if record is None or self._is_free(record):
             return 0.0

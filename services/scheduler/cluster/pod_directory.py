@@ -161,8 +161,8 @@ class PodDirectory:
 
     async def run(self) -> None:
         """Keeps the list of pods up to date until cancelled. Failures of the API server do not end
-        this. If the right to list pods is taken away later, waits until it is given back, since the
-        known workers still serve.
+        the updates. If this process loses the right to list pods later, waits until it has the
+        right again, since the known workers still serve.
 
         Raises:
             PodsForbidden: this process may not list or watch pods.
@@ -227,7 +227,8 @@ class PodDirectory:
         return found
 
     def _note_shared(self, pods: Mapping[str, Sequence[Pod]]) -> None:
-        """Logs each address that several pods have, unless the last update had it too."""
+        """Logs each address that several pods share, unless the last update found the same pods at
+        it."""
         shared = [
             (address, [pod.name for pod in sharing])
             for address, sharing in pods.items()

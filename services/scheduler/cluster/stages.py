@@ -22,8 +22,8 @@ class WorkerDirectory(StageDirectory, Protocol):
     """A directory that also knows workers that are about to end."""
 
     def leaving(self) -> Sequence[str]:
-        """Returns the `host:port` of every further worker, which is about to end, older ones
-        first."""
+        """Returns the `host:port` of every worker that is about to end, older ones first.
+        `addresses` does not list these workers."""
 
 
 class StaticStages:
