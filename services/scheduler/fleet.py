@@ -43,7 +43,8 @@ class Fleet:
         )
 
     def pool_of(self, number: int) -> RequestPool:
-        """Returns the pool as the pipeline with a number sees it."""
+        """Returns the pool as the pipeline with the number `number` sees it. Creates this view at
+        the first call."""
         while len(self._pools) <= number:
             self._pools.append(self._pools[0].beside())
         return self._pools[number]
@@ -70,7 +71,7 @@ class Fleet:
         max(self._loops.values(), key=_memory_of).submit(request)
 
     def cancel(self, request: Request) -> None:
-        """Ends a request, wherever it waits or runs."""
+        """Cancels a request, whether it waits or runs in some pipeline."""
         for loop in self._loops.values():
             if loop.runs(request):
                 loop.cancel(request)
@@ -79,7 +80,8 @@ class Fleet:
             self._last.cancel(request)
 
     def give_up(self, request: Request, message: str) -> None:
-        """Ends a waiting request that no pipeline can serve any more."""
+        """Ends a waiting request that no pipeline can serve any more, with `message` as the
+        reason."""
         if self._last is not None:
             self._last.give_up(request, message)
 

@@ -105,8 +105,8 @@ class FrontendStream:
             self.is_overfull.set()
 
     def note_room(self) -> None:
-        """Tells the frontend that the pool has room for a request, if the last message said that
-        the pool was full."""
+        """Sends the number of free places in the pool, if the last message to the frontend said
+        that the pool was full."""
         if self._is_told_full:
             self._has_mail.set()
 
@@ -119,8 +119,8 @@ class FrontendStream:
         self._note_update()
 
     def close(self) -> None:
-        """Tells the frontend that no more requests are accepted, in a separate message after all
-        earlier news."""
+        """Reports to the frontend that no more requests are accepted, in a message of its own after
+        all earlier news."""
         if self._has_mail.is_set() or self._acceptance_timer is not None:
             self._seal()
         self._outbox.ClearField("pipeline")
@@ -128,22 +128,22 @@ class FrontendStream:
         self._note_update()
 
     def note_shortfall(self, text: str) -> None:
-        """Tells the frontend why there is no pipeline."""
+        """Sends the frontend the reason why there is no pipeline."""
         self._outbox.shortfall = text
         self._note_update(text)
 
     def note_sleep(self, sleep: scheduler_pb2.Sleep) -> None:
-        """Tells the frontend that the model is asleep or starts."""
+        """Sends the frontend the state of the model, which is asleep or starting."""
         self._outbox.sleep.CopyFrom(sleep)
         self._note_update()
 
     def accept(
         self, request: Request, number: int | None = None, *, wants_traits: bool = False
     ) -> None:
-        """Adds a request and tells the frontend that the request is accepted. `number`, if given,
-        is a short name that the frontend has chosen for the request. Messages then name the request
-        by this number in their lists of new tokens. `wants_traits` says whether the frontend wants
-        the traits of the workers that make the tokens."""
+        """Adds a request, and reports to the frontend that the request is accepted. `number`, if
+        given, is a short name that the frontend has chosen for the request. Messages then name the
+        request by this number in their lists of new tokens. `wants_traits` says whether the
+        frontend asks for the traits of the workers that make the tokens."""
         self.requests[request.request_id] = request
         if wants_traits:
             self._with_traits.add(request)
@@ -159,9 +159,9 @@ class FrontendStream:
     def note_build(
         self, request: Request, *, is_new: bool, traits_of: Callable[[str], Mapping[str, str]]
     ) -> None:
-        """Tells the frontend which build of the workers makes the tokens of a request, if the build
-        `is_new` to the request, or if the frontend wants the traits of the workers. `traits_of`
-        returns the traits of a build."""
+        """Sends the frontend the name of the workers' build that makes the tokens of a request, if
+        `is_new` is true or the frontend asks for the traits of the workers. `is_new` says that the
+        request had no tokens of this build before. `traits_of` returns the traits of a build."""
         wants_traits = request in self._with_traits
         if request.build and (is_new or wants_traits):
             traits = traits_of(request.build) if wants_traits else {}
@@ -223,8 +223,8 @@ class FrontendStream:
         self._with_traits.discard(request)
 
     def _add_with_logprobs(self, update: Update, logprobs: SpanLogprobs) -> None:
-        """Adds an update that has log-probabilities. Many of them are divided among several
-        messages."""
+        """Adds an update that has log-probabilities. If there are too many for one message, they
+        are divided among several messages."""
         pieces = iter(logprobs.prompt)
         while True:
             has_token = update.token_id is not None
@@ -256,7 +256,7 @@ class FrontendStream:
         self._n_unsent_bytes += n_bytes
 
     def _seal(self) -> None:
-        """Completes the outbox as a message, and begins another message that is sent later."""
+        """Completes the message in the outbox, and begins a new message that is sent after it."""
         n_bytes = self._n_outbox_bytes
         self._sealed.append((self._take_outbox(), n_bytes))
         self._has_mail.set()
@@ -272,12 +272,12 @@ class FrontendStream:
         return message
 
     def suspend(self, request: Request) -> None:
-        """Tells the frontend that a request waits for the next pipeline."""
+        """Reports to the frontend that a request waits for the next pipeline."""
         self._outbox.suspended.add(request_id=request.request_id, n_losses=request.n_losses)
         self._note_update()
 
     def end(self, message: str) -> None:
-        """Ends all requests as UNAVAILABLE, and the stream after the messages that wait."""
+        """Ends all requests as UNAVAILABLE, and ends the stream after the messages that wait."""
         self.close()
         for request_id in self.requests:
             self._outbox.completed.add(

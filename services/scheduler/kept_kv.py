@@ -3,9 +3,10 @@
 When a pipeline ends, its scheduling core knows which blocks of the workers' memory hold which
 tokens. A worker keeps the memory from one epoch to the next, and where memory outlives processes,
 the process that takes the place of a lost one has it too. So when the stages of the next pipeline
-have joined, they name the memory of each rank, the epoch that wrote to it last, and the last
-iteration that is complete. If that is what the core of an ended pipeline knows, the next pipeline
-goes on with it. In any doubt nothing is kept, and requests are computed again.
+have joined, they report the name of each rank's memory, the epoch that wrote to it last, and the
+last iteration that is complete. If these agree with the records of an ended pipeline, the next
+pipeline goes on with the keys and values of that pipeline. In any doubt no keys and values are
+used, and requests are computed again.
 
 A new leader knows no ended pipelines.
 """
@@ -30,10 +31,10 @@ class Written:
     memories: Sequence[bytes]
     """Names of the memories of all ranks, stage by stage. Empty if a memory has no name."""
     complete: tuple[int, int]
-    """An epoch and its last iteration that has returned. This is an earlier epoch if no iteration
-    of the later epochs has returned."""
+    """Number of the last of these epochs in which an iteration has returned, and number of the last
+    iteration that returned in it."""
     last_epoch: int
-    """The last of the epochs."""
+    """Number of the last of these epochs."""
 
     def are_in(self, stored_kv: StoredKV) -> bool:
         """Returns whether all that has returned is complete in the memories of the ranks, and no
@@ -61,7 +62,8 @@ class KeptKV:
         self._ended: list[tuple[Written, Scheduler]] = []  # the latest comes last
 
     def keep(self, written: Written, scheduler: Scheduler) -> None:
-        """Remembers the core of a pipeline that has ended. The core must be suspended."""
+        """Remembers the core of a pipeline that has ended. The core must be suspended. Does nothing
+        if the core has no prefix cache, or if a memory of the pipeline has no name."""
         self._forget(written.memories)
         kv_manager = scheduler.kv_manager
         if written.memories and kv_manager.has_prefix_cache and not kv_manager.n_allocated_blocks:

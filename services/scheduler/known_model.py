@@ -25,7 +25,8 @@ class KnownModel:
 
     def __init__(self) -> None:
         self.pipeline = scheduler_pb2.PipelineDescription()
-        """Pipeline that serves, or served last. Its fields are empty if that is not known."""
+        """Description of the pipeline that serves, or served last; all fields are empty if no such
+        pipeline is known."""
         self.sleep_state = SleepState.SLEEP_STATE_UNSPECIFIED
         """Whether the model is asleep or being started while no pipeline serves. Unspecified if the
         model is never put to sleep."""
@@ -37,7 +38,7 @@ class KnownModel:
 
     @property
     def state_without_pipeline(self) -> str:
-        """State of the model while no pipeline serves, in a word."""
+        """State of the model while no pipeline serves: `asleep`, `starting` or `unavailable`."""
         return _STATES.get(self.sleep_state, "unavailable")
 
     @property
@@ -56,8 +57,9 @@ class KnownModel:
         return json_format.MessageToJson(self.pipeline, indent=None)
 
     def restore(self, text: str) -> None:
-        """Takes over what an earlier leader knew, unless this leader knows better. Logs a text that
-        no leader has written."""
+        """Takes over the description that an earlier leader has written as `text` (`to_text`). Does
+        nothing if the text is empty, or if this leader has a description itself. A text that cannot
+        be parsed is logged and dropped."""
         if not text or self.is_known:
             return
         try:

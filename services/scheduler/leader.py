@@ -7,11 +7,11 @@ requests from one pool, which outlives them. When a pipeline loses a stage, its 
 pool again, at their old places, and any pipeline may admit them: it runs their tokens again as a
 prefill and then generates further tokens. The requests of a pipeline that is late also wait in the
 pool again. Such a pipeline goes on as soon as it returns a batch. Frontends stay connected. They
-are told when no pipeline serves, and when one serves again. Stages that were not lost keep their
-weights.
+get a message when no pipeline serves, and when one serves again. Stages that were not lost keep
+their weights.
 
-A pipeline drains when a worker of it was told to stop: its requests move to other pipelines, and
-then it ends. If there is no other pipeline, it serves until workers for the next one are ready.
+A pipeline drains when one of its workers is about to stop: its requests move to other pipelines,
+and then it ends. If there is no other pipeline, it serves until workers for the next one are ready.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ HandOver = Callable[[], Awaitable[None]]
 
 
 class Leader:
-    """Forms and serves pipelines, until told to stop."""
+    """Forms and serves pipelines, until the event that is passed to `lead` is set."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class Leader:
         on_members: OnMembers = lambda serving, draining: None,
         autoscaler: Autoscaler | None = None,
     ) -> None:
-        """`hand_over` is called when this leader is told to stop, if there is another scheduler.
-        Otherwise no request is accepted any more while running requests finish. `on_wanted` is
-        called with the number of pipelines that the workers allow. `on_members` is passed to
-        `Former`, which describes it. `autoscaler` sets the number of workers while this leader
-        forms pipelines."""
+        """`hand_over` is called when this leader begins to stop while a pipeline serves. Without
+        it, no request is accepted any more while running requests finish. `on_wanted` is called
+        with the number of pipelines that the workers allow. `on_members` is passed to `Former`,
+        which describes it. `autoscaler` sets the number of workers while this leader forms
+        pipelines."""
         self.has_served = asyncio.Event()
         """Set once the first pipeline serves."""
         self._settings = settings
@@ -116,7 +116,7 @@ class Leader:
         sooner if another leader takes the stages: frontends submit the requests to that one.
 
         Raises:
-            Unavailable: there was no pipeline for too long.
+            Unavailable: there was no pipeline for `start_timeout_s` seconds.
             LeadershipLost: another scheduler leads.
         """
         self._service.lead()
@@ -227,8 +227,8 @@ class Leader:
         self._watching.note_draining(pipeline.epoch)
 
     def _suspend(self, epoch: Epoch, loss: PipelineLost) -> None:
-        """Lets the requests of a lost pipeline wait for any other. The engine master has logged the
-        cause, with addresses that clients must not see."""
+        """Makes the requests of a lost pipeline wait for any other pipeline. The engine master has
+        logged the cause, with addresses that clients must not see."""
         begun, ended = epoch.scheduler.suspend(loss.iteration, is_by_itself=loss.is_by_itself)
         self._service.suspend(begun, ended, is_open=self._fleet.is_serving)
 
@@ -244,8 +244,8 @@ class Leader:
         return written
 
     def _keep(self, epoch: Epoch, written: Written) -> None:
-        """Remembers the keys and values of an epoch that has ended and is suspended. Those of an
-        epoch that a rank ended by itself are not kept: what ended the rank may have damaged them.
+        """Remembers the keys and values of an epoch that has ended and is suspended. Must not be
+        called if a rank failed by itself, since the failure may have damaged the keys and values.
         """
         if epoch.scheduler.n_returned:
             complete = (epoch.pipeline.epoch, epoch.scheduler.n_returned)
@@ -255,7 +255,7 @@ class Leader:
     def _release_late(
         self, scheduler: Scheduler, observers: IterationObservers, reason: str
     ) -> None:
-        """Lets the requests of a late pipeline wait, so that any other pipeline may admit them."""
+        """Makes the requests of a late pipeline wait, so that any other pipeline may admit them."""
         moved, ended = scheduler.release_late()
         observers.late(reason, moved)
         self._service.suspend(moved, ended, is_open=True)
@@ -302,8 +302,8 @@ class Leader:
         return Epoch(pipeline, scheduler, engine, loop, observers, drain)
 
     def _open(self, epoch: Epoch) -> None:
-        """Tells observers and frontends that requests may come, and takes over the requests in the
-        pool."""
+        """Reports to observers and frontends that requests may come, and takes over the requests in
+        the pool."""
         pipeline, scheduler = epoch.pipeline, epoch.scheduler
         epoch.observers.opened()
         self._fleet.open(pipeline.number, epoch.loop)
@@ -324,8 +324,8 @@ class Leader:
             )
 
     async def _drain(self, failing: "asyncio.Task[None]") -> None:
-        """Gives running requests some time to finish. Pipelines that have not formed yet end at
-        once."""
+        """Gives running requests at most `drain_s` seconds to finish. Pipelines that have not
+        formed yet end at once."""
         joining = [
             task for task, epoch in self._serving.items() if epoch.loop not in self._fleet.loops
         ]

@@ -22,12 +22,12 @@ SAME, DIFFERENT, UNUSABLE = 0, 1, 2
 
 
 class NotARecording(Exception):
-    """The file is no recording; the message says why."""
+    """Raised if the file is no recording; the message says why."""
 
 
 def objects_of(lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the objects of a recording after its header, with the numbers of their lines. A last
-    line that was cut off by the scheduler's death is left out.
+    line without an end is left out: the scheduler was killed while it wrote the line.
 
     Raises:
         NotARecording: a line is not an event, or the first line is not a header.

@@ -1,8 +1,8 @@
 """SchedulerService: requests come in from frontends, their tokens go out.
 
-A frontend keeps the tokens of its requests. When a frontend loses its scheduler, it submits its
-requests to the next scheduler, together with the tokens that they have so far. A request that loses
-its pipeline stays in this scheduler and waits for the next pipeline.
+A frontend keeps the tokens of its requests. When the connection to its scheduler breaks, it submits
+its requests to the next leader, together with the tokens that they have so far. A request whose
+pipeline is lost stays in this scheduler and waits for the next pipeline.
 
 There is one stream for each frontend. All tokens of an iteration for a frontend leave as one
 message. A frontend that does not read is disconnected, and its requests are cancelled; if the
@@ -56,8 +56,8 @@ MAX_REQUEST_ID_LENGTH = 256
 class SchedulerService:
     """The servicer of orcinus.v1.SchedulerService.
 
-    Frontends stay connected as long as this scheduler leads, whether there is a pipeline or not;
-    they are told when a pipeline opens and when it closes.
+    Frontends stay connected as long as this scheduler leads, whether there is a pipeline or not.
+    They get a message when the first pipeline opens and when the last one closes.
     """
 
     def __init__(
@@ -154,8 +154,8 @@ class SchedulerService:
         self._tell_sleep(self._frontends)
 
     def note_sleep(self, state: SleepState) -> None:
-        """Sets the state that the model has while no pipeline serves, and tells frontends if no
-        pipeline serves now."""
+        """Sets the state that the model has while no pipeline serves, and sends it to frontends if
+        no pipeline serves now."""
         if state != self.known.sleep_state:
             self.known.sleep_state = state
             self._tell_sleep(self._frontends)
@@ -166,7 +166,8 @@ class SchedulerService:
                 frontend.note_sleep(sleep)
 
     def note_shortfall(self, text: str) -> None:
-        """Tells frontends why there is no pipeline."""
+        """Sends frontends the reason why there is no pipeline. Does nothing while a pipeline
+        serves, while the model is asleep, or if the reason has not changed."""
         if self._is_open or self.is_asleep or text == self.shortfall:
             return
         self.shortfall = text
@@ -202,10 +203,11 @@ class SchedulerService:
     def suspend(
         self, begun: Iterable[Request], ended: Iterable[Update], *, is_open: bool = False
     ) -> None:
-        """Tells the frontends that requests of a lost pipeline wait. `begun` are the requests that
-        had begun. `ended` are updates of requests that end instead of waiting. `is_open` says that
-        other pipelines serve, which take the requests over. Without another pipeline, submissions
-        are refused until the next one serves, and requests that had not begun wait for it, too."""
+        """Reports to the frontends that the requests of a lost or late pipeline wait. `begun` are
+        the requests that had begun. `ended` are updates of requests that end instead of waiting.
+        `is_open` says that other pipelines serve, which take the requests over. Without another
+        pipeline, submissions are refused until the next one serves, and requests that had not begun
+        wait for it, too."""
         begun = list(begun)
         suspended: Iterable[Request] = begun
         if not is_open:
@@ -270,7 +272,8 @@ class SchedulerService:
                 raise error
 
     def _note_first_token(self, request: Request, n_generated: int) -> None:
-        """Notes the first token of a request since its admission, the output's `n_generated`th."""
+        """Notes that a request has its first token since its admission. `n_generated` is the number
+        of tokens in the output, including this one."""
         self._observer.first_token(request)
         self._connections[request].note_build(
             request,

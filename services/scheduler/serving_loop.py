@@ -33,7 +33,8 @@ class Engine(Protocol):
         """Sends a batch into the pipeline."""
 
     def take_results(self) -> Sequence[worker_pb2.IterationResult]:
-        """Returns the results since the last call. Raises when the pipeline is lost."""
+        """Returns the results that have come since the last call. Raises `PipelineLost` if the
+        pipeline is lost."""
 
 
 class ServingLoop:
@@ -74,13 +75,14 @@ class ServingLoop:
         self._scheduler.submit(request)
 
     def cancel(self, request: Request) -> None:
-        """Ends a request. Its K/V memory is freed at once. If the request is in flight, its memory
-        is freed when the iterations that contain it have returned."""
+        """Cancels a request. Its K/V memory is freed at once or, if the request is in flight, when
+        the iterations that contain it have returned."""
         self._deliver(self._scheduler.cancel(request))
         self._has_news.set()
 
     def give_up(self, request: Request, message: str) -> None:
-        """Ends a request of an earlier epoch that this epoch cannot serve."""
+        """Ends a waiting request of an earlier epoch that this epoch cannot serve, with `message`
+        as the reason."""
         self._deliver(self._scheduler.give_up(request, message))
 
     def adopt(self) -> None:
@@ -88,18 +90,18 @@ class ServingLoop:
         self._deliver(self._scheduler.adopt())
 
     def drain(self) -> None:
-        """Makes `run` return as soon as no request is left, and no batch in flight."""
+        """Makes `run` return as soon as no request is in the pool and no batch is in flight."""
         self._is_draining = True
         self._has_news.set()
 
     def leave(self, *, is_last: bool = False) -> None:
-        """Makes `run` return as soon as other pipelines have the requests. `Scheduler.drain` says
-        which requests they get, and what `is_last` means."""
+        """Makes `run` return as soon as this pipeline has no requests left. `Scheduler.drain`
+        describes which requests move to other pipelines, and what `is_last` means."""
         self._scheduler.drain(is_last=is_last)
         self._has_news.set()
 
     async def run(self) -> None:
-        """Serves until drained, or until other pipelines have the requests.
+        """Serves until `drain` or `leave` has been called and its condition holds.
 
         Raises:
             PipelineLost: the epoch is over. Unfinished requests are still in the pool.

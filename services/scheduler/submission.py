@@ -1,8 +1,8 @@
 """Submissions of frontends: their checks, and the requests that are made from them.
 
-Frontends have made most of these checks for their clients. They are repeated here for the ranks,
-which trust the plans that they get: a rank that cannot run a request ends itself, and with it the
-requests of all clients.
+Frontends have made most of these checks for their clients. They are repeated here to protect the
+ranks, which do not check the plans that they get: a rank that cannot run a request ends itself, and
+this ends the epoch for the requests of all clients.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ def check_submission(
     submission without a seed gets one, since all ranks must use the same seed.
 
     Raises:
-        InvalidRequest: the error names the field.
+        InvalidRequest: a field of the submission is invalid. The error names the field.
         Unavailable: the frontend is of another version.
     """
     # The defaults of another version would give other tokens.
@@ -142,14 +142,14 @@ def check_sampling(
     *,
     own_stop_token_ids: Collection[int] = (),
 ) -> None:
-    """Checks the sampling options of a request for a pipeline. A rank would refuse wrong options
-    and end itself, and with it the requests of all clients.
+    """Checks the sampling options of a request for a pipeline. The check is needed because a rank
+    that gets wrong options ends itself, and this ends the epoch for the requests of all clients.
 
     `own_stop_token_ids` are the stop tokens of the model. If there are none, the end-of-sequence
     tokens of the pipeline are used.
 
     Raises:
-        InvalidRequest: the error names the option.
+        InvalidRequest: an option is invalid. The error names the option.
     """
     own = own_stop_token_ids or frozenset(pipeline.eos_token_ids)
     sampling.check(own_stop_token_ids=own)
@@ -220,8 +220,8 @@ def _deadline_of(submission: scheduler_pb2.Submission, now: float) -> float | No
 
 
 def _cache_scope(submission: scheduler_pb2.Submission) -> bytes | None:
-    """Returns the name of the scope in which a request shares keys and values. Returns None if the
-    request shares none."""
+    """Returns the name of the scope in which a request shares keys and values in the prefix cache.
+    Returns None if the request shares none."""
     if submission.is_uncached:
         return None
     name, adapter = submission.account.name, submission.adapter.digest

@@ -108,7 +108,7 @@ class Request:
     n_losses: int = 0
     """Consecutive epochs that were lost with the request in flight, since it was last cleared."""
     n_deaths: int = 0
-    """The part of `n_losses` at which a rank failed by itself."""
+    """Number of the losses in `n_losses` at which a rank failed by itself."""
     pipeline: int = -1
     """Number of the pipeline that admitted the request last; -1 before the first admission."""
     moved_from: int | None = None
@@ -142,7 +142,8 @@ class Request:
     n_cached_tokens: int = 0
     """Number of tokens that the prefix cache had when the request was last admitted."""
     n_wanted_blocks: int = 0
-    """Number of blocks that the request asked for when its reservation last could not grow."""
+    """Number of further blocks for which the request waited when its reservation last could not
+    grow."""
     n_preemptions: int = 0
     """Number of times that the request was preempted."""
     reservation: Reservation | None = None
@@ -186,8 +187,9 @@ class Request:
 
     @property
     def may_move(self) -> bool:
-        """Whether the request goes on elsewhere if its pipeline is late. A suspect stays, and so
-        does a request that was moved before and has made no progress since: it may be the cause."""
+        """Whether the request moves to another pipeline if its own pipeline is late. A suspect
+        stays, and so does a request that was moved before and has made no progress since: it may be
+        the cause."""
         if self.is_suspect:
             return False
         return not self.was_late or self.n_new_tokens >= N_PROVING_TOKENS
@@ -239,7 +241,7 @@ class Request:
         return n_coming < self.n_prompt_tokens + self.max_new_tokens
 
     def span(self, start: int, n_tokens: int) -> list[int]:
-        """Returns tokens `start` to `start + n_tokens` of the sequence."""
+        """Returns the `n_tokens` tokens of the sequence from position `start` on."""
         first = start - self.n_prompt_tokens
         if first >= 0:
             if n_tokens == 1:  # a decode; this takes half the time of a slice
@@ -249,7 +251,8 @@ class Request:
         return [*head, *self.generated_token_ids[: n_tokens - len(head)]]
 
     def packed_span(self, start: int, n_tokens: int) -> bytes:
-        """Returns tokens `start` to `start + n_tokens` of the sequence, 4 bytes each."""
+        """Returns the `n_tokens` tokens of the sequence from position `start` on, packed in 4 bytes
+        each."""
         first = start - self.n_prompt_tokens
         if first >= 0:
             return self.generated_token_ids[first : first + n_tokens].tobytes()

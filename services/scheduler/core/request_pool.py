@@ -45,8 +45,10 @@ class RequestPool:
         control: AdmissionControl | NoControl = NO_CONTROL,
         shared: SharedRequests | None = None,
     ) -> None:
-        """`order` decides which request comes first: by default as in the paper. `control` is told
-        which requests wait. `shared` is given if there are other pipelines."""
+        """`order` decides which request comes first; None means first come, first served, as in the
+        paper. `control` is notified of requests that start or stop waiting. `shared` is the state
+        of the pool that other pipelines use; None for the first pipeline, for which `order` and
+        `control` count."""
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.shared = shared or SharedRequests(order, control)
@@ -58,11 +60,12 @@ class RequestPool:
         """Deadlines and counts of the requests in the state INITIATION."""
         self._suspects = Suspects(self.shared.suspects, partial(self.shared.placement.fits, self))
         self.grammars = GrammarGate(self.shared.grammars)
-        """The grammars that ranks have compiled, for which requests wait."""
+        """The grammars that the ranks of this pipeline have compiled, and the requests that wait
+        for a grammar."""
         self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT
         self._ready = ReadyRequests()  # the admitted requests that can run
         self.wake: Callable[[], None] = lambda: None
-        """Called when this pipeline may have another request to admit."""
+        """Function that is called when this pipeline may have another request to admit."""
         self.build = ""
         """Name of the build of the pipeline's workers. Pipelines of one build compute the same
         tokens."""
@@ -108,7 +111,8 @@ class RequestPool:
 
     @property
     def ready(self) -> Sequence[Request]:
-        """Snapshot of the admitted requests that can be in the next iteration, sorted by rank."""
+        """Snapshot of the admitted requests that can be in the next iteration, sorted by
+        `Order.rank`."""
         return tuple(sorted(self._ready, key=self.order.rank))
 
     @property
@@ -123,8 +127,7 @@ class RequestPool:
 
     @property
     def has_trials(self) -> bool:
-        """Whether a request waits for its trial, or is on trial here, since it may have ended a
-        pipeline."""
+        """Whether a suspect waits for its trial, or is on trial in this pipeline."""
         return self._suspects.are_in(self._admitted)
 
     def fits_ever(self, request: Request) -> bool:
@@ -149,8 +152,8 @@ class RequestPool:
         self.shared.wake_all()
 
     def expired(self, now: float) -> list[Request]:
-        """Returns the requests that have waited too long. The caller must remove them from the
-        pool."""
+        """Returns the waiting requests whose deadlines have passed, or will pass before the
+        requests can begin. The caller must remove these requests from the pool."""
         return self.waiting.expired(now)
 
     def candidates(self) -> Iterator[Request]:
@@ -161,8 +164,9 @@ class RequestPool:
         return self.shared.placement.passing(self, passing)
 
     def may_admit(self, request: Request) -> bool:
-        """Returns whether the pipeline admits requests, the grammar of a waiting request is
-        compiled, if it has one, and the request is not left to another pipeline."""
+        """Returns whether the pipeline may admit a waiting request: the pipeline is not late, the
+        request's grammar, if it has one, is compiled, and the request is not left to another
+        pipeline."""
         if self.is_late or not self.grammars.passes(request):
             return False
         return self.shared.placement.is_for(self, request)
@@ -185,8 +189,8 @@ class RequestPool:
         return self.grammars.next_due(self.order.line_up((), may_wait))
 
     def batch_limits(self) -> BatchLimits | None:
-        """Returns the limits of the order for the next batch. Returns None where the order limits
-        no request."""
+        """Returns the number of tokens that each client may have in the next batch. Returns None if
+        the order limits no client, or while a suspect waits for its trial or is on trial."""
         if self.has_trials:
             return None
         return self.order.batch_limits(self._admitted, self._ready.by_place, pipeline=self.number)
@@ -261,8 +265,8 @@ class RequestPool:
         self.release([request])
 
     def release(self, requests: Sequence[Request]) -> None:
-        """Makes admitted requests wait again at their places in the order. Batches in flight of
-        this pipeline have nothing more to do with them."""
+        """Makes admitted requests wait again at their places in the order. No batch in flight of
+        this pipeline may contain these requests."""
         for request in requests:
             self.hold_back(request)
             del self._admitted[request]

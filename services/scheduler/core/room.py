@@ -13,11 +13,12 @@ from services.scheduler.core.request import Request
 
 
 class Room(Protocol):
-    """The part of a pipeline on which placement depends: its load, and the room for others."""
+    """The part of a pipeline on which placement depends: its load, and its room for further
+    requests."""
 
     @property
     def n_running(self) -> int:
-        """Number of requests that the pipeline has admitted."""
+        """Number of requests that the pipeline has admitted and that have not ended."""
         ...
 
     @property
@@ -46,7 +47,8 @@ class Room(Protocol):
         ...
 
     def n_blocks_for(self, request: Request) -> int:
-        """Returns how many blocks the pipeline would reserve for a request without a cache."""
+        """Returns how many blocks the pipeline would reserve for a request of which its prefix
+        cache has nothing."""
         ...
 
     def n_uncached_tokens(self, request: Request) -> int:

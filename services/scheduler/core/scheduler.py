@@ -84,7 +84,8 @@ class Scheduler:
         self._in_flight = BatchesInFlight()
         self._n_iterations = 0
         self.n_returned = 0
-        """Number of batches that have returned, which is also the iteration of the last one."""
+        """Number of batches that have returned. This is also the number of the iteration that
+        returned last."""
         self._released_rows: list[int] = []
         self._preempted: list[Request] = []
 
@@ -98,7 +99,7 @@ class Scheduler:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the pipeline is to end, and requests are left to other pipelines."""
+        """Whether the pipeline is to end and leaves its requests to other pipelines."""
         return self._departure.has_begun
 
     @property
@@ -150,9 +151,11 @@ class Scheduler:
         broken: Sequence[int] = (),
     ) -> list[Update]:
         """Applies the tokens that a batch produced: one for each sampled span and each draft, in
-        order. Returns the updates, which pass on `logprobs`, by the place of a span. `cut` lists
-        the places, among the tokens, of tokens that end an output before its grammar is complete.
-        `broken` lists the places of spans whose numbers are not finite. Their requests fail.
+        order. Returns the resulting updates. `logprobs` has log-probabilities by the index of a
+        span in the batch; the update of the span's request gets them. `cut` lists the indices,
+        among the tokens, of tokens that end an output before its grammar is complete. `broken`
+        lists the indices of spans for which the model computed numbers that are not finite. The
+        requests of these spans fail.
 
         Raises:
             ValueError: the iteration is not the oldest in flight, or the number of tokens is wrong.
@@ -197,8 +200,8 @@ class Scheduler:
         return [self._finish(request, FinishReason.TIMED_OUT) for request in self.pool.expired(now)]
 
     def give_up(self, request: Request, message: str) -> list[Update]:
-        """Fails a request that the current epoch cannot serve and has not begun. Returns the update
-        that ends the request."""
+        """Fails a request that waits and that the current epoch cannot serve. Returns the update
+        that ends the request, with `message` as the reason."""
         return [self._finish(request, FinishReason.FAILED, message=message)]
 
     def next_grammar(self) -> DueGrammar | None:
@@ -300,8 +303,8 @@ class Scheduler:
         self.kv_manager.take_over(earlier.kv_manager)
 
     def learn_overhead(self, n_tokens: int) -> bool:
-        """Tells the policy that the overhead of an iteration is `n_tokens` prompt tokens. Returns
-        whether the value is new to the policy."""
+        """Sets the overhead of an iteration that the policy assumes to `n_tokens` prompt tokens.
+        Returns whether the value has changed."""
         return self.policy.prompt_groups.learn_overhead(n_tokens)
 
     def take_preempted(self) -> list[Request]:

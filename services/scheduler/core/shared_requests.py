@@ -24,7 +24,7 @@ from services.scheduler.core.request import Request
 from services.scheduler.core.room import Room
 
 RETRY_AFTER_S = 1.0
-"""Seconds after which a client is told to try again when the pool was full."""
+"""Seconds after which a client is asked to try again if the pool is full."""
 
 
 class PoolView(Protocol):
@@ -32,7 +32,7 @@ class PoolView(Protocol):
 
     @property
     def running(self) -> Collection[Request]:
-        """The requests that the pipeline has admitted."""
+        """The requests that the pipeline has admitted and that have not ended."""
         ...
 
     @property
@@ -55,7 +55,7 @@ class SharedRequests:
         self.waiting = Waiting(self.order, control)
         """Deadlines and counts of the waiting requests."""
         self.suspects: dict[Request, None] = {}
-        """The waiting requests that may have ended a pipeline."""
+        """The waiting suspects that need a trial (`suspects.py`)."""
         self.grammars: Counter[bytes] = Counter()
         """The number of waiting requests of each grammar, by the grammar's digest."""
         self.placement = Placement()
@@ -88,12 +88,12 @@ class SharedRequests:
         return [request for request in self.order if request.grammar_digest == digest]
 
     def wake_all(self) -> None:
-        """Tells all pipelines that a request waits."""
+        """Makes all pipelines select again."""
         for pool in self.pools:
             pool.wake()
 
     def wake_others(self, pool: PoolView) -> None:
-        """Tells all pipelines except the one of `pool` that requests wait again."""
+        """Makes all pipelines except the one of `pool` select again, since requests wait again."""
         for other in self.pools:
             if other is not pool:
                 other.wake()

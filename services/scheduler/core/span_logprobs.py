@@ -9,10 +9,10 @@ class SpanLogprobs(NamedTuple):
     """Log-probabilities that a span produced, serialised by a rank for frontends."""
 
     sampled: bytes = b""
-    """Log-probabilities of the sampled token; empty if the request does not want any."""
+    """Log-probabilities of the sampled token; empty if the request asks for none."""
     prompt: tuple[tuple[int, bytes], ...] = ()
     """Log-probabilities of prompt tokens, in pieces; each piece has the position of its first
-    token. Empty if the request does not want any."""
+    token. Empty if the request asks for none."""
 
 
 NO_LOGPROBS: Mapping[int, SpanLogprobs] = MappingProxyType({})

@@ -19,7 +19,7 @@ from services.scheduler.observing.pipeline_metrics import PipelineMetrics
 from services.scheduler.pipeline.membership import Pipeline
 
 MAX_UNTIMED = 4096
-"""Largest number of iterations that wait for timings."""
+"""Largest number of iterations that wait for the timings of their stages."""
 
 
 class PrefixCacheMetrics:

@@ -175,7 +175,7 @@ class IterationTracer:
         return None if span is None else tracing.to_message(span)
 
     def opened(self) -> None:
-        """Does nothing: a request learns its epoch when it is admitted."""
+        """Does nothing: the trace of a request gets its epoch when the request is admitted."""
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
         """Begins the span of the iteration, if the iteration is recorded. Notes the epoch and the
@@ -191,7 +191,8 @@ class IterationTracer:
                 flight.span = self._begin(flight, riders)
 
     def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
-        """Ends the span of the iteration. Begins a span afterwards if the iteration was slow."""
+        """Ends the span of the iteration. If the iteration was slow and has no span, makes one
+        afterwards, as often as the limit allows."""
         flight = self._in_flight.pop(iteration)
         flight.end_ns = self._clock_ns()
         # The pipeline has room for one iteration in each stage; a further one waits for a return.

@@ -46,24 +46,25 @@ class SchedulerMetrics:
         )
 
     def set_leading(self, is_leading: bool) -> None:
-        """Notes whether this scheduler leads. A scheduler that does not lead wants no pipelines."""
+        """Sets the metric that says whether this scheduler leads. If it does not lead, also sets
+        the number of wanted pipelines to 0."""
         self._leader.set(is_leading)
         if not is_leading:
             self.note_wanted(0)
 
     def note_unfit(self, unfit: Collection[UnfitWorker]) -> None:
-        """Sets the workers that do not fit. Replaces the earlier ones."""
+        """Sets the metric of the workers that do not fit to the workers in `unfit`."""
         self._unfit.clear()
         for worker in unfit:
             self._unfit.labels(worker.name or worker.address, worker.says).set(1)
 
     def note_wanted(self, n_pipelines: int) -> None:
-        """Sets the number of pipelines that the autoscaler wants, or that the known workers and the
-        settings allow if there is no autoscaler."""
+        """Sets the metric of the number of wanted pipelines: the number that the autoscaler wants
+        or, without an autoscaler, the number that the known workers and the settings allow."""
         self._pipeline.wanted.set(n_pipelines)
 
     def ask_queued(self, n_tokens: Callable[[], float]) -> None:
-        """Sets the function from which the gauge `orcinus_tokens_queued` is read."""
+        """Sets the function that returns the value of the gauge `orcinus_tokens_queued`."""
         self._pipeline.queued.set_function(n_tokens)
 
     def ask_state(self, state: Callable[[], str]) -> None:

@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class Pace:
-    """An observer of all requests. Makes the observers of epochs."""
+    """A request observer that reports to the admission control. Also makes the observer of each
+    epoch's iterations."""
 
     def __init__(
         self,

@@ -110,7 +110,7 @@ class RequestMetrics:
 
     def first_token(self, request: Request) -> None:
         """Does nothing. The time to the first token is measured by the frontend, where it includes
-        what a client waits for."""
+        the whole wait of a client."""
 
     def suspended(self, request: Request) -> None:
         self._suspended.inc()

@@ -4,10 +4,10 @@
 
 A request whose pipeline is lost is suspended until another pipeline runs it. The spans of the
 phases `prefill` and `decode` have the numbers of their epoch and of their pipeline, so a trace
-shows which pipelines have run the request. The spans of phases are children of
-the frontend's span of the request, which comes with the submission. They are made when the request
-ends; until then a recorded request costs a few numbers, and a request that is not recorded costs
-nothing.
+shows which pipelines have run the request. The spans of phases are children of the frontend's span
+of the request, whose context comes with the submission. The spans of phases are made when the
+request ends. Until then only a few numbers are kept for a recorded request, and nothing for any
+other request.
 """
 
 import time
@@ -62,7 +62,7 @@ class RequestTrace:
         self.phases[-1].attributes.update(place)
 
     def ride(self, iteration: SpanContext, *, is_prefill: bool) -> None:
-        """Adds a link to a recorded iteration whose batch has the request."""
+        """Adds a link to the span of a recorded iteration in whose batch the request is."""
         name = semconv.PREFILL if is_prefill else semconv.DECODE
         phase = next((phase for phase in self.phases[:-3:-1] if phase.name == name), None)
         if phase is not None:

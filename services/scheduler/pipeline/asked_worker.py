@@ -1,5 +1,5 @@
-"""A worker that the leader asks for its description, again and again, and to which it may assign a
-stage."""
+"""A worker that the leader asks repeatedly for its description, and to which the leader may assign
+a stage."""
 
 import asyncio
 import contextlib
@@ -28,11 +28,11 @@ take the place of a lost one and find its weights in memory; then it loads in a 
 second."""
 
 MOMENT_S = 2.0
-"""Seconds after an assignment in which the worker is asked every SOON_S."""
+"""Seconds after an assignment during which the worker is asked every `SOON_S`."""
 
 RETURN_S = 1.0
-"""Seconds after the loss of a pipeline within which the worker that was lost answers if it was
-taken for lost too soon. A new epoch costs about as much time."""
+"""If a worker that was taken for lost answers within so many seconds after the loss of its
+pipeline, it was taken for lost too soon: a new epoch takes about as long."""
 
 DESCRIBE_TIMEOUT_S = 3.0
 """Seconds after which a worker that does not answer counts as absent, so that a stage that no other
@@ -59,8 +59,8 @@ class AskedWorker:
     ) -> None:
         """`last` is the worker's description as a member of the last pipeline. `is_gone` says that
         the worker was silent in that pipeline, or that the connection to it has broken. Then
-        nothing waits for the worker's next answer, and `on_return` is called if the same process
-        answers within RETURN_S."""
+        `is_settled` is true from the beginning, and `on_return` is called if the same process
+        answers within `RETURN_S`. `on_news` is called after each answer or failure to answer."""
         self.address = address
         self.description: worker_pb2.DescribeResponse | None = None
         """The worker's latest answer; None if the worker did not answer the latest question."""
@@ -90,8 +90,8 @@ class AskedWorker:
 
     @property
     def offer(self) -> Offer | None:
-        """Worker as described by its last answer. None if the last answer is older than `CLAIM_S`,
-        or if there was none."""
+        """The worker as described by its last answer or assignment; None if there was none in the
+        last `CLAIM_S` seconds."""
         if self.description is not None:
             return Offer(self.address, self.description)
         if self._last is None or asyncio.get_running_loop().time() >= self._last_until:

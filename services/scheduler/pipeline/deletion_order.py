@@ -13,8 +13,9 @@ FIRST_COST = 1000
 
 
 def costs_of(serving: Collection[Pipeline], draining: Collection[Pipeline]) -> dict[str, int]:
-    """Returns the cost of losing each worker that is in a pipeline, by its address. Any other
-    worker costs 0. `draining` has the pipelines of `serving` that are about to end."""
+    """Returns the deletion cost of each worker that is in a pipeline, by the worker's address. All
+    other workers have the cost 0. `draining` has the pipelines of `serving` that are about to
+    end."""
     costs: dict[str, int] = {}
     for pipeline in serving:
         cost = max(DRAINING_COST + 1, FIRST_COST - pipeline.number)

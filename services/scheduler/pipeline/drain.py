@@ -1,4 +1,4 @@
-"""The drain of a pipeline, which begins when one of its workers is told to stop.
+"""The drain of a pipeline, which begins when one of its workers is asked to stop.
 
 If there are other pipelines, the draining pipeline admits no new requests, and serves its own
 requests until they have ended or moved to other pipelines. Shortly before the first of its workers
@@ -29,7 +29,8 @@ class Drain:
         on_last: Callable[[], None],
     ) -> None:
         """`on_leaving` is called each time that another worker begins to leave, with the addresses
-        of all leaving workers. `on_last` is called when the time is over."""
+        of all leaving workers. `on_last` is called `MARGIN_S` seconds before a leaving worker must
+        end."""
         self._pipeline = pipeline
         self._on_leaving = on_leaving
         self._on_last = on_last
@@ -37,8 +38,8 @@ class Drain:
         self._timers: list[asyncio.TimerHandle] = []
 
     def note(self, stage_index: int, leaves_in_s: float) -> None:
-        """Notes that the worker of a stage is leaving, and ends in `leaves_in_s` at the latest.
-        Does nothing if the worker is known to be leaving."""
+        """Notes that the worker of a stage is leaving, and ends within `leaves_in_s` seconds. Does
+        nothing if the worker is known to be leaving."""
         address = self._pipeline.members[stage_index].address
         if address in self._leaving:
             return

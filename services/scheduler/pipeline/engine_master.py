@@ -39,8 +39,8 @@ class EngineMaster:
     """The engine master of one epoch. `wake` is called whenever `take_results` has new results to
     return or an error to raise. `on_suspicion` is called when an iteration is suspiciously late.
     `Lateness` describes `suspicion` and `may_suspect`, and `join_all` describes `on_slow_join`.
-    `on_leaving` is called with the index of a stage whose worker was told to stop, and with the
-    seconds after which this worker ends at the latest, again and again."""
+    `on_leaving` is called at each heartbeat of a stage whose worker was asked to stop, with the
+    index of the stage and the seconds within which the worker ends."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class EngineMaster:
         """Sends one iteration into the pipeline, without waiting for its result.
 
         Raises:
-            PipelineLost: stage 0 is gone.
+            PipelineLost: the epoch is over, for example because stage 0 is gone.
         """
         self._lateness.note_sent(batch)
         trace = None if self._trace_of is None else self._trace_of(batch.iteration)
@@ -183,8 +183,9 @@ class EngineMaster:
             self._note_failure(index, report.failure)
 
     def _note_failure(self, index: int, failure: worker_pb2.StageFailure) -> None:
-        """Ends the epoch since a stage has failed. If the stage lost another rank, the epoch ends a
-        little later, unless the cause is reported before."""
+        """Ends the epoch since a stage has failed. If the stage reports only the loss of another
+        stage, the epoch ends after `CAUSE_S` with this reason, unless another stage reports the
+        cause before."""
         if not failure.is_of_neighbour:
             self._lose(
                 f"stage {index} failed: {failure.reason}",
@@ -203,8 +204,8 @@ class EngineMaster:
             log.info("epoch %d goes on: iteration %d took %.1f s", epoch, iteration, took_s)
 
     def _lose(self, reason: str, **details: Any) -> None:
-        """Ends the epoch for a reason, as text. `details` are further arguments of
-        `PipelineLost`."""
+        """Ends the epoch and logs `reason`. Does nothing if the epoch has ended. `details` are
+        further arguments of `PipelineLost`."""
         if self._loss is None:
             log.error("epoch %d is over: %s", self.pipeline.epoch, reason)
             self._end(PipelineLost(reason, **details))

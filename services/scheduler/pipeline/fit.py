@@ -1,8 +1,8 @@
 """Checks whether workers fit together, and explains how they differ.
 
 Workers fit together if all their traits are equal: model, checkpoint, element type, block size,
-code and others (`services/worker/rank/traits.py`). A worker that this scheduler cannot use at all,
-whatever the other workers are, has a fault of its own.
+code and others (`services/worker/rank/traits.py`). A *fault* is a reason why this scheduler cannot
+use a worker at all, whatever the other workers are.
 
 Workers of one model whose other traits differ are different *builds* of it. Each pipeline has one
 build. Pipelines of several builds may serve side by side, for example while a new version replaces
@@ -31,7 +31,8 @@ MAX_KV_GROUPS = 16
 
 
 def traits_of(answer: worker_pb2.DescribeResponse) -> Traits:
-    """Returns the traits of a worker. The result is empty if its ranks have not told them yet."""
+    """Returns the traits of a worker. The result is empty if the worker's ranks have not reported
+    the traits yet."""
     return tuple(sorted(answer.traits.items()))
 
 

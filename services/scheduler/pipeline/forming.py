@@ -1,9 +1,9 @@
 """Forms pipelines out of the workers that are in no pipeline, as long as there are enough workers.
 
 One `Former` belongs to a leader. It keeps asking the free workers, assigns stages to them, and
-yields a pipeline whenever each stage has a ready worker. The leader tells it when a pipeline ends:
-the members of that pipeline are free again. A pipeline that drains does not count: another one is
-formed beside it, if there are enough workers.
+yields a pipeline whenever each stage has a ready worker. The leader notifies it when a pipeline
+ends, and then the members of that pipeline are free again. While a pipeline drains, another one is
+formed in its place, if there are enough workers.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ MAX_PAUSE_S = 5.0
 """Largest number of seconds between two attempts that fail."""
 
 OnMembers = Callable[[Sequence[Pipeline], Sequence[Pipeline]], None]
-"""Called with two lists: all pipelines that have been formed and have not ended, and those
-pipelines of the first list that drain."""
+"""A function that is called with two lists: all pipelines that have been formed and have not ended,
+and those pipelines of the first list that drain."""
 
 LOOK_S = 0.2
 """Seconds between two checks of the number of free workers and of the remaining time."""
@@ -43,8 +43,8 @@ LOOK_S = 0.2
 class FormingTimeout:
     """The time that is left to form a pipeline, and the pause between two attempts.
 
-    Stages may answer and still fail to join. The pauses keep this process from trying all the time,
-    and the limit lets it give up.
+    Stages may answer and still fail to join. The pauses limit the number of attempts, and after the
+    time limit the process gives up.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -193,7 +193,8 @@ class Former:
         self._has_ended.set()
 
     def note_serving(self) -> None:
-        """Notes that a pipeline serves."""
+        """Notes that a pipeline serves, so that workers that are leaving form no further
+        pipeline."""
         self._free.note_serving()
 
     def note_leaving(self, pipeline: Pipeline, leaving: Collection[str]) -> None:
@@ -217,8 +218,9 @@ class Former:
         self._on_members(self._free.pipelines, self._free.draining)
 
     def _may_form(self) -> bool:
-        """Returns whether another pipeline should be formed. The first one is always waited for,
-        however few workers there are, so that operators are told what is missing."""
+        """Returns whether another pipeline should be formed. If no pipeline stays, the result is
+        True however few workers there are, so that the missing workers are reported to
+        operators."""
         n_wanted = self._n_wanted()
         self._on_wanted(n_wanted)
         return self._free.n_staying < n_wanted

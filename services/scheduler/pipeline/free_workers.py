@@ -5,8 +5,8 @@ pipelines that are not leaving are added: together with replacements for the lea
 make the next pipeline, which then takes over these members.
 
 A new leader may find only workers that are leaving, for example while a rollout replaces schedulers
-and workers at the same time. Until a pipeline of it has served, it may use them for one pipeline,
-which drains from the beginning.
+and workers at the same time. Until the first pipeline of this leader serves, such workers may form
+one pipeline, which drains from the beginning.
 """
 
 from collections.abc import Collection, Sequence
@@ -60,7 +60,8 @@ class FreeWorkers:
         return not (self._has_served or self._taken)
 
     def is_terminating(self, address: str) -> bool:
-        """Returns whether the worker at an address is about to end, whatever it says itself."""
+        """Returns whether the worker at an address is about to end according to the directory,
+        whatever the worker itself reports."""
         return address in self._stages.leaving()
 
     def is_serving(self, address: str) -> bool:
@@ -75,7 +76,8 @@ class FreeWorkers:
         return {traits_of(pipeline.first) for pipeline in self._taken.values()}
 
     def processes(self) -> list[str]:
-        """Returns the processes of the workers in pipelines that are not among `addresses`."""
+        """Returns the names of the processes of workers that are in pipelines, except workers whose
+        addresses `addresses` returns."""
         offered = set(self.addresses())
         return [
             member.description.process
@@ -99,7 +101,8 @@ class FreeWorkers:
         return next(number for number in count() if number not in self._taken)
 
     def take(self, pipeline: Pipeline) -> None:
-        """Removes the members of a pipeline from the free workers."""
+        """Removes the members of a new pipeline from the free workers. If some of them are leaving,
+        the pipeline drains from the beginning."""
         self._taken[pipeline.number] = pipeline
         leaving = [
             member.address
@@ -110,7 +113,8 @@ class FreeWorkers:
             self.drain(pipeline, leaving)
 
     def note_serving(self) -> None:
-        """Notes that a pipeline serves."""
+        """Notes that a pipeline serves, so that workers that are leaving form no further
+        pipeline."""
         self._has_served = True
 
     def drain(self, pipeline: Pipeline, leaving: Collection[str]) -> None:
@@ -126,8 +130,8 @@ class FreeWorkers:
             self._leaving.pop(pipeline.number, None)
 
     def replaced_by(self, members: Sequence[Member]) -> list[Pipeline]:
-        """Returns the pipelines that must end before a pipeline of `members` serves: those in which
-        some of the members are, and those of another model."""
+        """Returns the pipelines that must end before a pipeline of `members` serves: pipelines that
+        have some of these members, and pipelines of another model."""
         wanted = {member.address for member in members}
         model = model_of(traits_of(members[0].description))
         return [

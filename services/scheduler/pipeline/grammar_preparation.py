@@ -1,7 +1,7 @@
 """Lets the last stage of an epoch compile a grammar, beside its iterations.
 
-The scheduler names one grammar at a time (`core/admission/grammar_gate.py`). Its compilation is a
-call of the last stage, which answers when all its ranks have the grammar. If the ranks do not
+The scheduler chooses one grammar at a time (`core/admission/grammar_gate.py`). A call to the last
+stage compiles the grammar, and returns when all ranks of the stage have it. If the ranks do not
 compile the grammar in time, only the requests that use the grammar fail. If the last stage is gone,
 the epoch is over: the requests wait, and the ranks of the next epoch compile the grammar again.
 """
@@ -84,13 +84,14 @@ class GrammarPreparation:
         return task.result()
 
     async def close(self) -> None:
-        """Ends the call that is being made, if any."""
+        """Cancels the compilation in progress, if there is one."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     async def _prepare(self, due: DueGrammar) -> Prepared | None:
-        """Returns the outcome. Returns None if the stage is gone."""
+        """Has the last stage compile a grammar, and returns the outcome. Returns None if the stage
+        is gone."""
         request = worker_pb2.PrepareGrammarRequest(
             digest=due.digest, grammar=due.grammar.decode(), kept_digests=due.kept
         )

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 JOIN_TIMEOUT_S = 60.0
 
 SLOW_JOIN_S = 8.0
-"""Seconds after which stages that have not joined are named."""
+"""Seconds after which the stages that have not joined are logged and reported."""
 
 Reports = grpc.aio.UnaryStreamCall[object, object]
 """The stream of a stage's reports."""
@@ -68,7 +68,7 @@ def _name_missing(
     joining: "Sequence[asyncio.Task[worker_pb2.JoinPipelineResponse]]",
     on_slow: Callable[[str], None],
 ) -> None:
-    """Names the stages that have not joined yet."""
+    """Logs the stages that have not joined yet, and passes them to `on_slow`."""
     late = [index for index, task in enumerate(joining) if not task.done()]
     members = ", ".join(f"stage {index} at {pipeline.members[index].address}" for index in late)
     log.warning("epoch %d does not form: %s: not joined yet", pipeline.epoch, members)

@@ -73,7 +73,7 @@ class Lateness:
         may_suspect: Callable[[], bool] = lambda: False,
     ) -> None:
         """`suspicion` has the time after which iterations are suspected, for all pipelines.
-        `may_suspect` returns whether requests could go on elsewhere."""
+        `may_suspect` returns whether requests could go on in another pipeline."""
         self._suspicion = suspicion or Suspicion()
         self._may_suspect = may_suspect
         self._silence_limit_s = silence_limit_s
@@ -104,9 +104,9 @@ class Lateness:
         """Notes that an iteration has returned, and learns the usual time of iterations of this
         size. Returns the seconds that the iteration took if it was suspected, otherwise None.
 
-        Nothing is learned from an iteration that was suspected rightly, unless the one before was,
-        too. It was held up, and the next one that is held up should not be suspected later for that
-        reason. If several follow each other, the pipeline has become slow.
+        Nothing is learned from an iteration that was suspected rightly: if its time counted as
+        usual, the next late iteration would be suspected later. But if the iteration before it was
+        suspected rightly, too, the pipeline has become slow, and the time is learned.
         """
         now = asyncio.get_running_loop().time()
         sent, suspected = self._sent.pop(iteration, None), self._suspected
@@ -152,18 +152,19 @@ class Lateness:
         return found
 
     def _elapsed_s(self, sent: _Sent, now: float) -> float:
-        """Returns the seconds since an iteration began: it may have waited for the one before it to
-        return. Seconds in which this process was stopped do not count."""
+        """Returns the seconds since an iteration began: since it was sent, or since the iteration
+        before it returned if that was later. Seconds in which this process was stopped do not
+        count."""
         running_s = self._now_s - max(sent.at_s, self._returned_at_s)
         return min(now - max(sent.at, self._returned_at), running_s + self._pause_s)
 
     def _running_s(self, sent: _Sent) -> float:
-        """Returns the seconds, of those in which this process ran, that the oldest iteration in
-        flight takes already."""
+        """Returns the seconds since the oldest iteration in flight began. Seconds in which this
+        process was stopped do not count."""
         return self._now_s - max(sent.at_s, self._returned_at_s)
 
     def _suspicious_s(self, sent: _Sent) -> float:
-        """Returns the seconds after which an iteration is suspicious: infinitely many before any
+        """Returns the seconds after which an iteration is suspicious, or infinity before any
         iteration has been measured."""
         expected_s = self._limit.expected_s(sent.work())
         return math.inf if expected_s is None else self._suspicion.limit_s(expected_s)

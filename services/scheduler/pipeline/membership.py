@@ -2,8 +2,9 @@
 
 Workers may start in any order, be unreachable for a while and come back at another address. Workers
 without a stage get one by the rule in `muster.py`, and so only workers that fit together become a
-pipeline. Until there are enough of them the workers are asked again and again, since workers of two
-versions run side by side while one version replaces the other. Workers that do not fit are named.
+pipeline. Until there are enough of them, the workers are asked repeatedly, since workers of two
+versions run side by side while one version replaces the other. Workers that do not fit are
+reported.
 """
 
 import asyncio
@@ -33,8 +34,8 @@ N_LOST = 64
 """Number of lost pipelines whose members are remembered."""
 
 OnShortfall = Callable[[Shortfall], None]
-"""Called when the reason for which there is no pipeline changes, or when the workers that do not
-fit change."""
+"""A function that is called when the reason for which there is no pipeline changes, or when the
+workers that do not fit change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +96,17 @@ class LastPipeline:
 
     members: tuple[Member, ...] = ()
     gone: int | None = None
-    """Index of the stage that was silent, or whose connection has broken. Its worker is not waited
-    for: a free worker may get the stage at once."""
+    """Index of the stage that was silent, or whose connection has broken; None if there is none. A
+    free worker may get this stage at once."""
 
     def description_of(self, address: str) -> worker_pb2.DescribeResponse | None:
-        """Returns how a member described itself. Returns None if no member has the address."""
+        """Returns the description that the member at an address gave of itself. Returns None if no
+        member has the address."""
         found = (it.description for it in self.members if it.address == address)
         return next(found, None)
 
     def is_gone(self, address: str) -> bool:
-        """Whether the worker at an address did not answer, or its connection has broken."""
+        """Returns whether the worker at an address is that of the stage `gone`."""
         return self.gone is not None and self.members[self.gone].address == address
 
 
@@ -131,10 +133,10 @@ class RollCall:
         """`n_pipelines` returns the largest number of pipelines to form out of these workers.
         `serving` returns the traits of the workers in the pipelines that serve already, if there
         are any. `is_serving` returns whether the worker at an address is in a pipeline. `taken`
-        returns the processes of the workers that the pipelines keep. `may_use_leaving` returns
-        whether workers that are leaving may be members if the others do not complete a pipeline.
-        `is_terminating` returns whether the worker at an address is leaving, even if the worker
-        does not know it. `AskedWorker` describes `on_return`."""
+        returns the names of the processes of workers that stay in their pipelines.
+        `may_use_leaving` returns whether workers that are leaving may be members if the others do
+        not complete a pipeline. `is_terminating` returns whether the worker at an address is
+        leaving, even if its description does not say so. `AskedWorker` describes `on_return`."""
         self.trouble = ""
         """The latest reason why the workers do not make a pipeline; empty before the first
         attempt."""
@@ -157,7 +159,8 @@ class RollCall:
         self._n_assigned: Counter[str] = Counter()
 
     def note_lost(self, lost: LastPipeline) -> None:
-        """Notes a pipeline that was lost. Its members are asked from now on."""
+        """Notes a pipeline that was lost. The descriptions of its members are used until the
+        members answer again."""
         self._lost.appendleft(lost)
 
     async def until_complete(self) -> list[Member]:
@@ -204,10 +207,9 @@ class RollCall:
     async def _members(self) -> list[Member]:
         """Returns the members if each stage has a ready worker. Workers that are leaving are
         members only if the others do not complete a pipeline and `may_use_leaving` allows it.
-        Workers of a pipeline that drains are members only if there are too few others, since that
-        pipeline must end before they are in another one. Where the others do not complete one, the
-        missing stages are assigned to them, once each has answered or failed to answer. Raises if
-        there is no pipeline.
+        Workers of a draining pipeline are members only if there are too few others, since the
+        draining pipeline must end before. If stages are missing, assigns them to workers, once
+        every worker has answered or failed to answer.
 
         Raises:
             Unavailable: a stage has no ready worker. The error names the stage, and the workers
@@ -261,7 +263,7 @@ class RollCall:
         )
 
     def _offers(self) -> list[Offer]:
-        """Returns the workers that are known."""
+        """Returns the workers that have answered lately, with what is known of each."""
         known = [worker.offer for worker in self._workers.values()]
         return [
             replace(

@@ -163,7 +163,8 @@ def unfit_beside(
 
 
 def _faults_of(offers: Sequence[Offer], n_stages: int, taken: Collection[str]) -> dict[str, str]:
-    """Returns what is wrong with each worker that can be in no pipeline of `n_stages` stages."""
+    """Returns the fault of each worker that can be in no pipeline of `n_stages` stages, by the
+    worker's address."""
     faults, processes = {}, set(taken)
     for offer in offers:
         answer = offer.answer
@@ -179,7 +180,7 @@ def _faults_of(offers: Sequence[Offer], n_stages: int, taken: Collection[str]) -
 def _unfit(
     offers: Sequence[Offer], faults: Mapping[str, str], fitting: Collection[Traits]
 ) -> dict[str, str]:
-    """Returns the workers that answer and do not fit, and in what each differs."""
+    """Returns how each worker that answers and does not fit differs, by the worker's address."""
     here = [offer for offer in offers if offer.presence is Presence.HERE]
     faulty = {offer.address: faults[offer.address] for offer in here if offer.address in faults}
     traits = {
@@ -251,8 +252,8 @@ class _Group:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Ready workers of all stages, in the order of the stages. The result is empty if a stage
-        has no ready worker."""
+        """Ready workers of all stages, in the order of the stages. Empty if a stage has no ready
+        worker."""
         best = [holders[0] for holders in self._holders if holders and self._is_ready(holders[0])]
         return tuple(best) if len(best) == len(self._holders) else ()
 
@@ -293,16 +294,16 @@ class _Group:
         return n_takers >= len(self._to_assign(n_pipelines))
 
     def _to_assign(self, n_pipelines: int) -> list[int]:
-        """Stages that no worker holds, once for each pipeline that lacks the stage. All stages of
-        one pipeline come before the stages of the next pipeline."""
+        """Returns the stages that no worker holds, once for each pipeline that lacks the stage. All
+        stages of one pipeline come before the stages of the next pipeline."""
         n_held = [len(holders) + self._claims[stage] for stage, holders in enumerate(self._holders)]
         return [
             stage for number in range(n_pipelines) for stage, n in enumerate(n_held) if n <= number
         ]
 
     def _surplus(self, n_pipelines: int) -> list[str]:
-        """Workers whose stage is not needed, because enough other workers hold it, or because the
-        pipelines have another number of stages. The worst come first."""
+        """Returns the workers whose stage is not needed, because enough other workers hold it, or
+        because the pipelines have another number of stages. The least suitable come first."""
         beyond = [address for holders in self._holders for address in holders[n_pipelines:]]
         movable = [address for address in beyond if address not in self._kept]
         return [*self._useless, *sorted(movable, key=self._merit)]

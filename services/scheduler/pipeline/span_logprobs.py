@@ -9,14 +9,15 @@ from services.scheduler.core.span_logprobs import SpanLogprobs
 
 
 class LogprobPieces:
-    """Pieces that came before the result of their iteration, which had no room for them."""
+    """Log-probabilities that a rank sent ahead of an iteration's result because they did not fit
+    into that message."""
 
     def __init__(self) -> None:
         self._pieces: list[worker_pb2.SpanLogprobs] = []
 
     def add(self, early: worker_pb2.IterationLogprobs) -> None:
         """Keeps log-probabilities that arrived before the result of their iteration. They are added
-        to the next result that `completed` is given."""
+        to the next result that is passed to `completed`."""
         self._pieces.extend(early.logprobs)
 
     def completed(self, result: worker_pb2.IterationResult) -> worker_pb2.IterationResult:

@@ -1,5 +1,5 @@
-"""Looks after the workers beside the pipelines that serve: a spare that does not fit could take
-over no stage, so it is named before it is needed."""
+"""Checks the workers that are in no pipeline while pipelines serve. A spare that does not fit could
+not take over a stage, so it is reported before it is needed."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ PERIOD_S = 10.0
 
 
 class SpareWatch:
-    """Makes an observer of each epoch. While any pipeline serves, asks the workers that are in none
-    of them."""
+    """Asks the workers that are in no pipeline for their descriptions while any pipeline serves.
+    Makes an observer of each epoch, by which it knows the pipelines that serve."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class SpareWatch:
         connect: rpc.Connect = rpc.connect,
         period_s: float = PERIOD_S,
     ) -> None:
-        """`on_unfit` is called after each round, with all workers that do not fit."""
+        """`on_unfit` is called after each round of questions, with all workers that do not fit."""
         self._stages = stages
         self._on_unfit = on_unfit
         self._connect = connect
@@ -96,7 +96,8 @@ class SpareWatch:
 
 
 class SparesOfEpoch:
-    """An iteration observer that tells a watch of spares when its epoch serves."""
+    """An iteration observer that notifies a `SpareWatch` when its epoch begins and stops
+    serving."""
 
     def __init__(self, watch: SpareWatch, pipeline: Pipeline) -> None:
         self._watch = watch

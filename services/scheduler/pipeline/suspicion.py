@@ -6,32 +6,36 @@ elsewhere, or a new epoch. On a machine that is often late, for example because 
 shared, suspicions would follow each other. So each suspicion that was wrong doubles the time until
 the next one, and the time halves with each minute without a wrong suspicion. A suspicion was wrong
 if the iteration returned, or the stage answered, soon after it: then it would have been cheaper to
-wait. Suspicions that were right need no such limit, since each of them takes a pause of the
-pipeline that is longer than what it costs.
+wait. Suspicions that were right need no such limit: each comes with a pause of the pipeline that is
+longer than the time that the suspicion costs.
 """
 
 import asyncio
 
 SUSPICION_S = 0.5
-"""Seconds beyond a multiple of the expected time after which an iteration is suspiciously late."""
+"""Fixed seconds beyond a multiple of the expected time after which an iteration is suspiciously
+late, as long as no suspicion was wrong."""
 
 MULTIPLE = 3.0
 """An iteration is not suspected before this multiple of its expected time, plus some fixed seconds.
-The expected time is an upper estimate: twice the longest time of late."""
+The expected time is an upper estimate: about twice the longest recent time
+(`services/common/iteration_limit.py`)."""
 
 SILENCES = 3.0
-"""A silent stage is taken for lost after this multiple of the seconds by which an iteration is
-late. At the beginning this is the time of three heartbeats."""
+"""While an iteration is late, a silent stage is taken for lost after this multiple of the present
+number of fixed seconds, which is at first `SUSPICION_S`. At first this is the time of three
+heartbeats."""
 
 WRONG_WITHIN = 2.0
 """A suspicion was wrong if the iteration returned within this multiple of the time after which it
 was suspected."""
 
 MAX_SUSPICION_S = 60.0
-"""Largest value, in seconds, to which the time before a suspicion can grow."""
+"""Largest value to which the number of fixed seconds before a suspicion can grow."""
 
 QUIET_S = 60.0
-"""Seconds without a wrong suspicion after which the time before a suspicion is halved."""
+"""Seconds without a wrong suspicion after which the number of fixed seconds before a suspicion is
+halved."""
 
 
 class Suspicion:
@@ -47,8 +51,8 @@ class Suspicion:
         return self._present_s + MULTIPLE * expected_s
 
     def note_wrong(self) -> None:
-        """Notes that an iteration returned soon after it was suspected, or that a stage answered
-        soon after it was taken for lost."""
+        """Doubles the fixed seconds before a suspicion. Must be called when an iteration returned
+        soon after it was suspected, or a stage answered soon after it was taken for lost."""
         self._fixed_s = min(2 * self._present_s, MAX_SUSPICION_S)
         self._noted_at = asyncio.get_running_loop().time()
 

@@ -1,4 +1,4 @@
-"""The autoscaler of a leader: it looks at the load, and sets the number of workers.
+"""The autoscaler of a leader: it measures the load, and sets the number of workers.
 
 The number of workers is the number of wanted pipelines times the number of stages, plus the spares.
 At first the autoscaler takes over the number that it finds, so that a change of the leader changes
@@ -30,7 +30,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 
 
 class Autoscaler:
-    """Keeps the number of workers at what the load needs."""
+    """Keeps the number of workers equal to the number that the load requires."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Autoscaler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`measure` returns the load at a time of `clock`. `on_wanted` is called with the wanted
-        number of pipelines at each look."""
+        number of pipelines after each measurement."""
         self._store = store
         self._limits = limits
         self._n_stages = n_stages
@@ -66,17 +66,19 @@ class Autoscaler:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether the autoscaler wants no pipelines."""
+        """Whether the wanted number of pipelines is 0. False before the number of workers has been
+        read."""
         return self._size is not None and self._size.n_pipelines == 0
 
     async def run(self) -> None:
-        """Keeps the number of workers at what the load needs, until cancelled."""
+        """Keeps the number of workers equal to the number that the load requires, until
+        cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Looks at the load once, and sets the number of workers if that has to change."""
+        """Measures the load once, and sets the number of workers if it has to change."""
         now = self._clock()
         if now >= self._call_at and (self._n_workers is None or now - self._read_at >= READ_S):
             await self._read(now)
@@ -99,8 +101,8 @@ class Autoscaler:
         self._on_wanted(after.n_pipelines)
 
     def _n_wanted_workers(self) -> int:
-        """Returns the number of workers for the wanted pipelines. A model that is asleep has no
-        spares either."""
+        """Returns the wanted number of workers: one for each stage of each wanted pipeline, plus
+        the spares. Returns 0 if no pipeline is wanted."""
         if self._size is None or self._size.n_pipelines == 0:
             return 0
         return self._size.n_pipelines * self._n_stages + self._n_spare_workers

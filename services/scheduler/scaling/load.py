@@ -14,7 +14,7 @@ class Load:
     n_waiting: int = 0
     """Number of requests in the pool that wait to run, or to run again."""
     n_queued_tokens: float = 0.0
-    """Number of tokens that the waiting requests need before each has its next new token."""
+    """Number of tokens that must be computed before each waiting request has its next new token."""
     queue_s: float = 0.0
     """Forecast in seconds of when the last waiting request has its first token, if the number of
     serving pipelines does not change. The value is 0 as long as too little is known."""
@@ -26,7 +26,8 @@ class Load:
     n_held: int = 0
     """Number of requests that frontends hold because no pipeline serves."""
     is_known: bool = True
-    """Whether frontends can be told what the model is while it is asleep."""
+    """Whether a description of the model is known, which frontends need while the model is
+    asleep."""
 
     @property
     def is_idle(self) -> bool:
@@ -36,7 +37,7 @@ class Load:
 
 def measure(control: AdmissionControl, now: float, *, n_held: int, is_known: bool) -> Load:
     """Returns the load at the time `now`, in seconds by the clock of the admission control.
-    `n_held` and `is_known` are the fields of that name."""
+    `n_held` and `is_known` become the fields of `Load` with these names."""
     work, forecasts = control.backlog.work, control.forecasts
     return Load(
         n_serving=len(forecasts),

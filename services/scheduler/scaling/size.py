@@ -1,13 +1,13 @@
 """The rule by which the number of pipelines follows the load.
 
-More pipelines are wanted as soon as the requests in the queue would wait longer than a goal: as
-many as work the queue off in that time. None are asked for while earlier ones are still starting,
-since the queue grows meanwhile for that reason alone.
+More pipelines are wanted as soon as the requests in the queue would wait longer than a goal. The
+wanted number is then the number that works off the queue in that time. It does not rise for this
+reason while earlier pipelines are still starting, since the queue grows meanwhile in any case.
 
-Fewer are wanted once fewer would have been enough for the whole of `scale_down_after_s`, also
-counted from the last change. What is enough then leaves room: the queue must be done in half of the
-goal, and the pipelines must be no fuller than `MAX_FULL`. So the number does not alternate while
-the load stays the same.
+Fewer pipelines are wanted when fewer would have been enough for `scale_down_after_s` seconds,
+counted from the last change at the earliest. Fewer are enough only with some room to spare: the
+queue must be worked off in half of the goal, and the pipelines must be no fuller than `MAX_FULL`.
+So the number does not alternate while the load stays the same.
 
 A model that may sleep has no pipelines after `sleep_after_s` without a request, and one as soon as
 there is a request. The rule is a function of times and numbers that the caller gives.
@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from services.scheduler.scaling.load import Load
 
 MAX_FULL = 0.7
-"""Largest part of the capacity of the remaining pipelines that may be in use after a reduction."""
+"""Largest part of the capacity of the remaining pipelines that may be in use after a reduction,
+from 0 to 1."""
 
 QUIET = 0.5
 """After a reduction, the forecast time for all waiting requests to begin must be at most this part
@@ -49,7 +50,7 @@ class SizeLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The wanted number of pipelines, and what the rule remembers."""
+    """The wanted number of pipelines, and the times that the rule needs at the next measurement."""
 
     n_pipelines: int
     changed_at: float
@@ -137,6 +138,7 @@ def _enough(load: Load, limits: SizeLimits) -> int:
 
 
 def _for_queue(load: Load, goal_s: float, limits: SizeLimits) -> int:
-    """Returns the number of pipelines that work off the queue within `goal_s`."""
+    """Returns the number of pipelines, within the limits, that work off the queue within `goal_s`
+    seconds."""
     needed = load.n_serving * load.queue_s / goal_s
     return limits.clamp(math.ceil(min(needed, limits.max_pipelines)))

@@ -94,9 +94,10 @@ class ForFairness:
             self._call(first)
 
     def _prefer(self) -> None:
-        """Lets the first requests of the next client compete, among several pipelines or if memory
-        has ever been short: the request with the largest cached part comes first. A single pipeline
-        with enough memory loses no cached tokens by waiting."""
+        """Makes the order prefer the request with the largest cached part among the first requests
+        of the next client (`Fair.prefer`). Does so only if there are several pipelines, or if
+        cached blocks were ever evicted. Otherwise cached tokens are not lost while a request
+        waits."""
         self._order.end_preference()  # of the last pipeline that has selected
         n_pipelines = self._pool.shared.placement.n_open
         if self._kv_manager.blocks.n_evicted or n_pipelines > 1:
@@ -123,7 +124,7 @@ class ForFairness:
         self._due.pop(request, None)
 
     def note_end(self, request: Request) -> None:
-        """Forgets that a request had to be preempted, since the request has ended."""
+        """Notes that a request has ended, so that it need not be preempted any more."""
         self._due.pop(request, None)
 
     def note_freed(self, request: Request) -> None:
@@ -168,9 +169,9 @@ class ForFairness:
 
     def _take_memory(self, first: Request, richest: ServedClient, n_missing: int) -> None:
         """Calls the request `first`, and preempts requests of the richest client to free the blocks
-        that `first` lacks. A request in flight is preempted when its batch has returned. Nothing
-        happens if the client of `first` may not have more, or if these requests cannot free enough
-        blocks."""
+        that `first` lacks. A request in flight is preempted when its batch has returned. Does
+        nothing if the client of `first` may not have more running requests, or if these requests
+        cannot free enough blocks."""
         mine, n_left, chosen, cost = _client_of(first), richest.n_running, [], 0.0
         for request in self._last_of(richest):
             if n_missing <= 0:

@@ -1,4 +1,5 @@
-"""Preemption for memory, where admission is optimistic: the last request gives up its blocks.
+"""Preemption for memory, where admission is optimistic: the last request in the order loses its
+blocks.
 
 Most requests end long before `max_tokens`. So a request reserves memory for its present tokens and
 for less than the fraction of `max_tokens` that other requests have used lately. The request gets

@@ -23,7 +23,8 @@ class Preemption(Protocol):
     requests."""
 
     def prepare(self) -> None:
-        """Makes room before a batch is selected."""
+        """Preempts running requests, or keeps them out of the next batch, to make room for others.
+        Must be called before a batch is selected."""
 
     def settle(self, selected: Collection[Request]) -> None:
         """Notes the requests of the batch that was just selected. Must be called before these
