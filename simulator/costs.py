@@ -23,7 +23,8 @@ KNOTS = (0, 1, 8, 32, 128, 512)
 N_FEATURES = len(KNOTS) + 4
 
 SLOPES = tuple(range(1, len(KNOTS) + 1))
-"""Indices of the slopes of matrix products in the tuple of features."""
+"""Indices in the tuple of features of the numbers of tokens between knots, whose coefficients are
+the slopes of matrix products."""
 
 
 class IterationWork(NamedTuple):
@@ -55,8 +56,9 @@ class IterationWork(NamedTuple):
 
 def features(work: IterationWork) -> tuple[float, ...]:
     """Returns the features of an iteration, which are multiplied with a stage's coefficients,
-    [N_FEATURES]: the constant 1, the number of tokens between each knot and the next and above the
-    last knot, the numbers of sampled tokens, of decodes' slots and of prompts' pairs."""
+    [N_FEATURES]: the constant 1; the numbers of tokens in each interval between two knots and above
+    the last knot; the number of sampled tokens; the number of K/V slots that decodes read; and the
+    number of pairs of prompt tokens."""
     n = work.n_tokens
     ramps = [float(max(0, min(n, high) - low)) for low, high in pairwise(KNOTS)]
     return (
@@ -95,7 +97,7 @@ class Costs(Protocol):
         scheduler, and with its tokens back to the client."""
 
     def stage_s(self, stage_index: int, work: IterationWork) -> float:
-        """Returns the time for which an iteration occupies a stage."""
+        """Returns the seconds for which an iteration occupies a stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class LinearCosts:
         return len(self.coefficients)
 
     def stage_s(self, stage_index: int, work: IterationWork) -> float:
-        """Returns the time for which an iteration occupies a stage."""
+        """Returns the seconds for which an iteration occupies a stage."""
         return self.gap_s + dot(self.coefficients[stage_index], features(work))
 
 

@@ -33,14 +33,14 @@ NEVER_S = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request of a trace. The output ends after `n_output` tokens; the request may ask for
-    more."""
+    """A request of a trace. Its output ends after `n_output` tokens, even if `max_new_tokens` is
+    larger."""
 
     time_s: float
     n_prompt: int
     n_output: int
     max_new_tokens: int | None = None
-    """Largest number of tokens that the request asks for; None means `n_output`."""
+    """Largest number of output tokens, as the scheduler knows it; None means `n_output`."""
     prompt_token_ids: Sequence[int] | None = None
     """The `n_prompt` tokens of the prompt, for a prefix cache. If None, the request shares no
     prefix."""
@@ -87,8 +87,8 @@ class Simulation:
         clock: VirtualClock | None = None,
     ) -> None:
         """Creates a run of one scheduler, or of a site with several schedulers, whose pipelines
-        have equal costs. Schedulers are new; their `pipeline_depth` and `token_hand_off` should fit
-        the number of stages. `clock` must be given if a scheduler reads that clock."""
+        have equal costs. The schedulers must be new. Their `pipeline_depth` and `token_hand_off`
+        should fit the number of stages. `clock` must be given if a scheduler reads that clock."""
         self.clock = VirtualClock() if clock is None else clock
         """The virtual time."""
         self.progress: list[tuple[int, float]] = []
@@ -111,7 +111,8 @@ class Simulation:
         self._n_reserved_slots = [0] * len(self._pipelines)
 
     def run(self, until_s: float = NEVER_S) -> Outcome:
-        """Runs until all requests have ended, or until `until_s`; returns the outcome.
+        """Runs until all requests have ended, or until the virtual time `until_s`, in seconds.
+        Returns the outcome.
 
         Raises:
             InvalidRequest: a request could not run even if it were the only request.
@@ -149,7 +150,8 @@ class Simulation:
 
     def _events(self) -> Iterator[tuple[float, "Returned | Sequence[Arrival]"]]:
         """Yields events with their times, in the order of time. An event is all arrivals at one
-        time, a returned batch, or an empty sequence where a waiter is only woken."""
+        time, a returned batch, or an empty sequence at a time that was set by
+        `VirtualClock.wake_at`."""
         coming = deque(
             (time_s, tuple(group))
             for time_s, group in groupby(self.arrivals, key=lambda arrival: arrival.time_s)
@@ -176,7 +178,8 @@ class Simulation:
         self._site.submit(request)
 
     def _send_batches(self) -> None:
-        """Lets the schedulers that were woken select, until none has a batch to send."""
+        """Makes the schedulers that were woken select batches, until none has another batch to
+        send."""
         woken = self._site.woken
         while woken:
             index = next(iter(woken))

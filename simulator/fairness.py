@@ -26,8 +26,8 @@ class Window:
         return self.begin_s <= time_s < self.end_s
 
     def n_output(self, request: RequestTimes) -> float:
-        """Returns how many output tokens of a request came in the window, if all gaps between its
-        tokens were equal."""
+        """Returns how many output tokens of a request came in the window, assuming equal times
+        between its tokens."""
         first = float(self.has(request.first_token_s))
         length_s = request.end_s - request.first_token_s
         if request.n_output == 1 or length_s <= 0:
@@ -42,8 +42,9 @@ class Window:
 
 
 def fairness(outcome: Outcome, window: Window) -> float:
-    """Returns Jain's index over the clients in a window. A client demands the tokens of all its
-    requests that have arrived before the end of the window and were not complete at its begin."""
+    """Returns Jain's index over the clients in a window. The demand of a client is the number of
+    tokens that its requests had left at the beginning of the window, over all requests that arrived
+    before the end of the window."""
     got: defaultdict[str | None, float] = defaultdict(float)
     demands: defaultdict[str | None, float] = defaultdict(float)
     before = Window(float("-inf"), window.begin_s)

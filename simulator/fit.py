@@ -4,7 +4,7 @@ Errors are relative, so that short iterations count as much as long ones. Coeffi
 negative: a time that falls with more work would be noise. On a machine with other work, some
 iterations take much longer than usual. So large errors count only in proportion to their size
 (Huber's loss, by reweighting). A small penalty on the difference of neighbouring slopes makes a
-slope that no iteration shows equal to the slope beside it.
+slope that no iteration determines equal to the slope beside it.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ HUBER = 0.1
 N_REWEIGHTINGS = 8
 N_SWEEPS = 400
 RIDGE = 1e-9
-"""Part of each coefficient's curvature that is added to the curvature, so that there is exactly one
-solution."""
+"""Fraction of each coefficient's curvature that is added to this curvature, so that there is
+exactly one solution."""
 
 SMOOTHNESS = 1e-3
 """Weight of the penalty on a difference of neighbouring slopes; the relative error of an iteration
@@ -36,7 +36,8 @@ def fit(
     not determine them.
 
     Raises:
-        ValueError: there is nothing to fit, or a time is not positive.
+        ValueError: there are no rows, another number of rows than of times, or a time is not
+            positive.
     """
     if not rows or len(rows) != len(times_s):
         raise ValueError(f"{len(rows)} rows of features for {len(times_s)} times")
@@ -61,7 +62,8 @@ def fit(
 def median_error(
     coefficients: Sequence[float], rows: Sequence[Sequence[float]], times_s: Sequence[float]
 ) -> float:
-    """Returns the median of the absolute relative errors of the times."""
+    """Returns the median of the absolute relative errors of the predicted times. The predicted time
+    of a row is its product with `coefficients`."""
     errors = sorted(
         abs(dot(coefficients, row) / time_s - 1.0)
         for row, time_s in zip(rows, times_s, strict=True)

@@ -1,4 +1,4 @@
-"""Machines with known costs, on which policies are compared and the best settings are known.
+"""Machines with known costs, on which policies and settings are compared.
 
 `four H100` stands for four GPUs that serve a model with the shape of Llama 3.1 70B in bfloat16:
 70.6e9 weights, 80 layers, 64 heads of 128 elements, 8 of them with keys and values. A GPU is an
@@ -46,7 +46,7 @@ class Machine:
     """Number of K/V slots."""
 
     def iteration_s(self, work: IterationWork) -> float:
-        """Returns the seconds that an iteration takes."""
+        """Returns the seconds that an iteration takes on the whole machine."""
         return (
             self.base_s
             + self.first_s * min(work.n_tokens, self.n_first)
@@ -86,7 +86,8 @@ class MachineCosts:
     machine: Machine
     n_stages: int = 1
     part: float | None = None
-    """Time of a stage as a part of the machine's time; None means 1 / `n_stages`."""
+    """Time of a stage as a fraction of the machine's time for the iteration; None means 1 /
+    `n_stages`."""
     plan_s: float = 5e-4
     hop_s: float = 0.0
     result_s: float = 5e-4

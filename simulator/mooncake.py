@@ -29,7 +29,8 @@ class Row(NamedTuple):
 
     @property
     def conversation(self) -> int:
-        """Id of the block in which conversations differ first: the second one, if there is one."""
+        """Id of the first block in which conversations differ: the second block, or the first one
+        if there is no other."""
         return self.block_ids[min(1, len(self.block_ids) - 1)]
 
     @property
@@ -68,7 +69,8 @@ def _row(path: Path, number: int, line: str) -> Row:
 
 
 def repeated(runs: Sequence[tuple[int, int]]) -> "array[int]":
-    """Returns runs of equal tokens as one sequence."""
+    """Returns one sequence of runs of equal tokens. Each run is a token and its number of
+    repetitions."""
     tokens = array(TOKEN_ID)
     for token, n in runs:
         tokens += array(TOKEN_ID, [token]) * n

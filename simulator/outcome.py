@@ -23,17 +23,18 @@ class RequestTimes:
 
     @property
     def ttft_s(self) -> float:
-        """Time from the arrival to the first token."""
+        """Seconds from the arrival to the first token."""
         return self.first_token_s - self.arrival_s
 
     @property
     def tpot_s(self) -> float:
-        """Mean time for each token after the first; 0 if there is only one token."""
+        """Mean seconds for each output token after the first; 0 if there is only one token."""
         return (self.end_s - self.first_token_s) / max(1, self.n_output - 1)
 
     @property
     def normalised_s(self) -> float:
-        """Latency of the request divided by the number of output tokens, the paper's measure."""
+        """Seconds from the arrival to the end, divided by the number of output tokens: the measure
+        of the Orca paper."""
         return (self.end_s - self.arrival_s) / self.n_output
 
 
@@ -65,33 +66,33 @@ class Outcome:
     n_output: int
     """Number of output tokens, also of requests that have not ended."""
     duration_s: float
-    """Time from the first arrival to the last token."""
+    """Seconds from the first arrival to the last token."""
     n_iterations: int = 0
     mean_batch_size: float = 0.0
     """Mean number of requests in an iteration."""
     max_reserved_slots: int = 0
     """Largest number of K/V slots that requests had reserved at one time."""
     busy: tuple[float, ...] = ()
-    """Part of the duration for which each stage was busy."""
+    """Fraction of the duration for which each stage was busy."""
     gaps_s: Sequence[float] = ()
-    """Times between two successive tokens of a request, over all requests."""
+    """Seconds between two successive tokens of a request, for all pairs of all requests."""
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens a second."""
+        """Number of output tokens per second."""
         return self.n_output / self.duration_s
 
     @property
     def requests_per_s(self) -> float:
-        """Requests a second that have ended."""
+        """Number of ended requests per second."""
         return len(self.requests) / self.duration_s
 
     def goodput(self, limits: LatencyLimits) -> float:
-        """Returns the number of requests a second that kept the limits."""
+        """Returns the number of ended requests per second that kept the limits."""
         return sum(map(limits.keeps, self.requests)) / self.duration_s
 
     def kept(self, limits: LatencyLimits) -> float:
-        """Returns the part of the ended requests that kept the limits."""
+        """Returns the fraction of the ended requests that kept the limits; 0 if none has ended."""
         return sum(map(limits.keeps, self.requests)) / max(1, len(self.requests))
 
     @property
@@ -101,17 +102,17 @@ class Outcome:
 
     @property
     def p99_ttft_s(self) -> float:
-        """The 99th percentile of the times to the first token."""
+        """The 99th percentile of the requests' seconds to the first token."""
         return percentile([request.ttft_s for request in self.requests], 99)
 
     @property
     def p99_tpot_s(self) -> float:
-        """The 99th percentile of the requests' mean times for each token after the first."""
+        """The 99th percentile of the requests' mean seconds for each token after the first."""
         return percentile([request.tpot_s for request in self.requests], 99)
 
     @property
     def p99_gap_s(self) -> float:
-        """The 99th percentile of the times between two successive tokens of a request."""
+        """The 99th percentile of the seconds between two successive tokens of a request."""
         return percentile(self.gaps_s, 99)
 
 

@@ -68,7 +68,7 @@ class PublishedTrace:
     prompts: Marginal
     outputs: Marginal
     variation: float
-    """Standard deviation of the gaps between arrivals, as a part of their mean."""
+    """Standard deviation of the gaps between arrivals, divided by their mean."""
 
     def lengths(self, n_requests: int, *, seed: int) -> tuple[Lengths, ...]:
         """Returns sampled lengths of prompts and outputs with these distributions."""
@@ -104,9 +104,9 @@ PUBLISHED: Mapping[str, PublishedTrace] = {
 def bursty_arrivals(
     n_requests: int, *, rate: float, variation: float, seed: int
 ) -> tuple[float, ...]:
-    """Returns times of arrival for `rate` requests a second, the first at 0. Gaps have a Gamma
-    distribution with the coefficient of variation `variation`. With the value 1, the result is the
-    same as the result of `workload.poisson_arrivals`."""
+    """Returns times of arrival, in seconds, for `rate` requests per second; the first is 0. Gaps
+    have a Gamma distribution with the coefficient of variation `variation`. With the value 1, the
+    result is the same as the result of `workload.poisson_arrivals`."""
     shape = variation**-2
     generator = np.random.default_rng([seed, 2])
     gaps = (

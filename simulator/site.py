@@ -1,4 +1,5 @@
-"""A site: the schedulers of one simulation, and the way of a request to one of them."""
+"""A site: the schedulers of one simulation, and the choice of the scheduler or pool that gets a
+request."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -28,7 +29,8 @@ class Scheduling(Protocol):
         """Returns the requests that were preempted since the last call."""
 
     def apply(self, iteration: int, token_ids: Sequence[int]) -> Sequence[Update]:
-        """Takes the tokens of a batch, one for each sampled span in order."""
+        """Applies the tokens of a batch, one for each sampled span in order. Returns the resulting
+        updates."""
 
 
 @runtime_checkable
@@ -37,7 +39,7 @@ class Site(Protocol):
 
     woken: dict[int, None]
     """Indices of the schedulers that may have another batch to send, first come, first served. The
-    simulation removes an index when it lets the scheduler select."""
+    simulation removes an index when it calls `select` of the scheduler."""
 
     @property
     def schedulers(self) -> Sequence[Scheduling]:

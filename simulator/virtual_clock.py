@@ -1,14 +1,15 @@
 """The virtual time of a simulation, for code whose decisions depend on time.
 
 A simulation normally advances to the next arrival or result. Code that waits for another point in
-time, such as the end of a delay, asks the clock to be woken then.
+time, such as the end of a delay, sets this time with `wake_at`.
 """
 
 from heapq import heappop, heappush
 
 
 class VirtualClock:
-    """The virtual time in seconds, and the times at which waiters want to be woken."""
+    """The virtual time in seconds, and the times at which the simulation must select batches in any
+    case."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -26,9 +27,10 @@ class VirtualClock:
 
     @property
     def next_wake_s(self) -> float:
-        """The next time at which a waiter wants to be woken; infinity if there is none."""
+        """The earliest time that was set by `wake_at` and not removed; infinity if there is
+        none."""
         return self._wakes_s[0] if self._wakes_s else float("inf")
 
     def take_wake(self) -> None:
-        """Removes the next time at which a waiter wants to be woken."""
+        """Removes the earliest time that was set by `wake_at`."""
         heappop(self._wakes_s)

@@ -18,8 +18,8 @@ class VirtualPipeline:
         """Seconds for which each stage has been busy."""
 
     def send(self, batch: Batch, now_s: float) -> float:
-        """Runs a batch that was selected at `now_s` through all stages; returns the time at which
-        the batch's tokens are applied."""
+        """Runs a batch that was selected at `now_s` through all stages; returns the virtual time,
+        in seconds, at which the batch's tokens are applied."""
         costs = self._costs
         columns = batch.columns
         work = IterationWork.of(

@@ -42,7 +42,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A sequence of requests with their times of arrival; the first arrives at 0."""
+    """A sequence of requests with their times of arrival in seconds; the first arrives at 0."""
 
     lengths: tuple[Lengths, ...]
     arrivals_s: tuple[float, ...]
@@ -72,7 +72,8 @@ def mixed_lengths(
     prompts: tuple[int, int] = PROMPT_TOKENS,
     outputs: tuple[int, int] = OUTPUT_TOKENS,
 ) -> tuple[Lengths, ...]:
-    """Returns lengths as in the paper's mixed trace, sampled between bounds, which may occur."""
+    """Returns lengths as in the paper's mixed trace, sampled uniformly between the bounds in
+    `prompts` and in `outputs`, both included."""
     generator = np.random.default_rng(seed)
     n_prompt = generator.integers(*prompts, n_requests, endpoint=True)
     n_output = generator.integers(*outputs, n_requests, endpoint=True)
@@ -85,7 +86,8 @@ def equal_lengths(n_requests: int, *, n_prompt: int, n_output: int) -> tuple[Len
 
 
 def poisson_arrivals(n_requests: int, *, rate: float, seed: int) -> tuple[float, ...]:
-    """Returns times of arrival of a Poisson process of `rate` requests a second, the first at 0."""
+    """Returns times of arrival, in seconds, of a Poisson process of `rate` requests per second; the
+    first is 0."""
     gaps = np.random.default_rng([seed, 2]).exponential(1.0, n_requests)
     gaps[:1] = 0.0
     return tuple((np.cumsum(gaps) / rate).tolist())

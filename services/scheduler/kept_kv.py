@@ -32,7 +32,7 @@ class Written:
     """Names of the memories of all ranks, stage by stage. Empty if a memory has no name."""
     complete: tuple[int, int]
     """Number of the last of these epochs in which an iteration has returned, and number of the last
-    iteration that returned in it."""
+    iteration that returned in it; 0 if none has returned."""
     last_epoch: int
     """Number of the last of these epochs."""
 

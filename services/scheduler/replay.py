@@ -27,7 +27,7 @@ class NotARecording(Exception):
 
 def objects_of(lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the objects of a recording after its header, with the numbers of their lines. A last
-    line without an end is left out: the scheduler was killed while it wrote the line.
+    line without a line end is left out: the scheduler was killed while it wrote this line.
 
     Raises:
         NotARecording: a line is not an event, or the first line is not a header.

@@ -218,9 +218,9 @@ class Former:
         self._on_members(self._free.pipelines, self._free.draining)
 
     def _may_form(self) -> bool:
-        """Returns whether another pipeline should be formed. If no pipeline stays, the result is
-        True however few workers there are, so that the missing workers are reported to
-        operators."""
+        """Returns whether another pipeline should be formed. Returns True, however few workers
+        there are, if there is no pipeline or all pipelines drain. Then operators are informed about
+        the missing workers."""
         n_wanted = self._n_wanted()
         self._on_wanted(n_wanted)
         return self._free.n_staying < n_wanted

@@ -159,8 +159,8 @@ class RollCall:
         self._n_assigned: Counter[str] = Counter()
 
     def note_lost(self, lost: LastPipeline) -> None:
-        """Notes a pipeline that was lost. The descriptions of its members are used until the
-        members answer again."""
+        """Notes a pipeline that was lost. The last descriptions of its members are used until the
+        members answer again, for at most `CLAIM_S` seconds."""
         self._lost.appendleft(lost)
 
     async def until_complete(self) -> list[Member]:

@@ -19,7 +19,7 @@ class Audience:
         self.is_there = False
         """Whether there is a watcher."""
         self.wants_decisions = False
-        """Whether a watcher wants decisions."""
+        """Whether a watcher has asked for decisions."""
         self.wall_ns = wall_ns
         self._watchers: set[Watcher] = set()
 
@@ -42,7 +42,7 @@ class Audience:
 
     def tell(self, event: watch_pb2.WatchEvent, to: Iterable[Watcher] | None = None) -> None:
         """Sends an event, with the present time, to all watchers, or only to the watchers in `to`.
-        A decision goes only to watchers that want decisions."""
+        A decision is sent only to watchers that have asked for decisions."""
         event.time_unix_ns = self.wall_ns()
         n_bytes = event.ByteSize()
         watchers = self._watchers if to is None else to

@@ -1,7 +1,9 @@
-"""Tells the calls of a scheduling core's methods: the arguments, and the core's decision.
+"""Sends watchers an event about each call of a scheduling core's methods: the arguments, and the
+core's decision.
 
 The methods of one `Scheduler` object are wrapped, so that neither `Scheduler` nor its callers
-depend on watchers. While no watcher wants decisions, a wrapped call only checks a flag in addition.
+depend on watchers. While no watcher has asked for decisions, a wrapped call only checks a flag in
+addition.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +27,7 @@ send."""
 
 def tell_calls(core: Scheduler, decisions: Decisions, *, pipeline: int) -> None:
     """Wraps the methods of a new scheduling core of the pipeline with the number `pipeline`. From
-    then on, watchers get an event about each call."""
+    then on, watchers that have asked for decisions get an event about each call."""
     number = decisions.n_cores
     decisions.n_cores += 1
     decisions.core_numbers[core] = number

@@ -31,7 +31,8 @@ class CoreFacts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     is_first: bool
-    """Whether the core's pool has never had a request."""
+    """Whether the core is the first one of its process, so that its pool has never had a
+    request."""
     pipeline: int = 0
     """Number of the core's pipeline. A pipeline that takes the number of an earlier pipeline
     continues that pipeline's view of the pool."""
@@ -44,7 +45,8 @@ class CoreFacts(BaseModel):
     n_blocks: int = Field(le=2**24)
     block_size: int
     windows: tuple[int | None, ...] = (None,)
-    """Attention windows of the model's K/V groups; None attends to all tokens."""
+    """Attention windows of the model's K/V groups, in tokens; None for a group that attends to all
+    tokens."""
     has_prefix_cache: bool
     is_optimistic: bool
     max_rows: int | None = None
@@ -59,7 +61,8 @@ class CoreFacts(BaseModel):
 
 
 def facts_of(scheduler: Scheduler, *, is_first: bool, pipeline: int = 0) -> CoreFacts:
-    """Returns the description of a scheduling core of the pipeline with the number `pipeline`."""
+    """Returns the facts of a scheduling core. `pipeline` is the number of its pipeline. `is_first`
+    says whether it is the first core of its process."""
     kv_manager, pool, drafter = scheduler.kv_manager, scheduler.pool, scheduler.drafter
     policy, order = scheduler.policy, pool.order
     policy_options, order_options = policy.options, order.options
@@ -94,10 +97,10 @@ def facts_of(scheduler: Scheduler, *, is_first: bool, pipeline: int = 0) -> Core
 
 
 def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
-    """Returns a new scheduling core as described, which schedules the requests of a pool.
+    """Returns a new scheduling core with the given facts, which schedules the requests of `pool`.
 
     Raises:
-        ValueError: no core can have this description.
+        ValueError: no core can have these facts.
     """
     drafts = facts.drafts
     policy = policy_of(
@@ -131,5 +134,5 @@ def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
 
 def order_of(facts: CoreFacts, now: Callable[[], float]) -> Order:
     """Returns the order of waiting requests for the pool of a scheduling core, without requests.
-    `now` is its clock."""
+    `now` returns the time in seconds."""
     return ORDERS[facts.order].of(OrderOptions(facts.ageing_s, facts.fair_batch_tokens), now)

@@ -22,7 +22,7 @@ Thing = TypeVar("Thing", bound=Hashable)
 
 
 class Clock:
-    """A clock that remembers its readings while a watcher wants decisions."""
+    """A clock that keeps its readings while a watcher asks for decisions."""
 
     def __init__(self, audience: Audience, now: Callable[[], float] = time.monotonic) -> None:
         self._audience = audience
@@ -37,11 +37,11 @@ class Clock:
         return reading
 
     def forget_readings(self) -> None:
-        """Forgets the remembered readings."""
+        """Drops the kept readings."""
         self._readings.clear()
 
     def take_readings(self) -> list[float]:
-        """Returns the remembered readings, and forgets them."""
+        """Returns the kept readings, and drops them."""
         readings, self._readings = self._readings, []
         return readings
 
@@ -82,11 +82,11 @@ class Decisions:
 
     @property
     def are_wanted(self) -> bool:
-        """Whether a watcher wants decisions."""
+        """Whether a watcher has asked for decisions."""
         return self._audience.wants_decisions
 
     def begin(self) -> None:
-        """Notes that a call of a core begins. Forgets the earlier readings of the clock."""
+        """Notes that a call of a core begins. Drops the earlier readings of the clock."""
         self.clock.forget_readings()
 
     def tell(self, core_number: int, **decision: Any) -> None:
@@ -106,11 +106,11 @@ class Decisions:
         return self._told.get(request) is not None
 
     def tokens(self, token_ids: Iterable[int]) -> list[int]:
-        """Returns the numbers by which events name tokens."""
+        """Returns the numbers by which events name the tokens `token_ids`."""
         return self._tokens.of_all(token_ids)
 
     def grammar(self, digest: bytes) -> int:
-        """Returns the number by which events name a grammar."""
+        """Returns the number by which events name the grammar with a digest."""
         return self._grammars.of(digest)
 
     def submission(self, request: Request) -> watch_pb2.SubmissionDecision:

@@ -62,7 +62,7 @@ class EpochTeller:
         return self._pipeline.epoch
 
     def tell_draining(self) -> None:
-        """Tells watchers that the pipeline drains."""
+        """Sends watchers the state of the pipeline, and a mark that it drains."""
         self._audience.tell(watch_pb2.WatchEvent(epoch=self.event()))
         self.mark(watch_pb2.MARK_KIND_DRAINING, "a worker is leaving; requests go to others")
 
@@ -85,21 +85,22 @@ class EpochTeller:
         self._pool.note_change()
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
-        """Begins an iteration."""
+        """Begins the event of an iteration that is about to be sent."""
         self._iterations.sent(batch, scheduler)
         self._pool.note_change()
 
     def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
-        """Adds the updates of an iteration that has returned."""
+        """Adds the updates of an iteration that has returned to the iteration's event."""
         self._iterations.returned(iteration, updates)
         self._pool.note_change()
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
-        """Adds the times that a stage spent on an iteration."""
+        """Adds the times that a stage spent on an iteration to the iteration's event."""
         self._iterations.timed(stage_index, timing)
 
     def late(self, reason: str, moved: Sequence[Request]) -> None:
-        """Tells watchers that the requests `moved` wait for other pipelines."""
+        """Sends watchers a mark that an iteration is late and that the requests `moved` wait for
+        other pipelines."""
         if self._audience.is_there:
             self.mark(watch_pb2.MARK_KIND_LATE, f"{reason}, its requests go on elsewhere", moved)
 

@@ -17,7 +17,7 @@ from services.scheduler.watching.stage_starts import StageStarts, StageTime
 from services.scheduler.watching.told_requests import ToldRequest, ToldRequests
 
 MAX_PENDING = 4096
-"""Maximum number of iterations that wait for timings."""
+"""Maximum number of iterations that wait for the timings of their stages."""
 
 
 @dataclass(slots=True)
@@ -55,11 +55,12 @@ class IterationTeller:
 
     @property
     def n_pending(self) -> int:
-        """Number of iterations that are not complete."""
+        """Number of iterations whose result or some of whose timings have not come yet."""
         return len(self._entries)
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
-        """Begins an iteration. `scheduler` is in its state after the selection."""
+        """Begins the event of an iteration that is about to be sent. `scheduler` is in its state
+        after the selection of the batch."""
         if not self._audience.is_there:
             return
         kv_manager, pool = scheduler.kv_manager, scheduler.pool
@@ -89,7 +90,7 @@ class IterationTeller:
             del self._entries[next(iter(self._entries))]
 
     def returned(self, iteration: int, updates: Sequence[Update]) -> None:
-        """Adds the updates of an iteration that has returned."""
+        """Adds the updates of an iteration that has returned to the iteration's event."""
         entry = self._entries.get(iteration)
         if entry is None:
             return
@@ -109,7 +110,7 @@ class IterationTeller:
         self._tell_if_complete(iteration, entry)
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
-        """Adds the times of a stage in an iteration."""
+        """Adds the times that a stage spent on an iteration to the iteration's event."""
         entry = self._entries.get(timing.iteration)
         if entry is not None:
             entry.timings[stage_index] = timing

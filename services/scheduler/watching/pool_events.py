@@ -16,7 +16,7 @@ from services.scheduler.watching.audience import Audience
 from services.scheduler.watching.told_requests import ToldRequests
 
 PERIOD_S = 0.25
-"""Minimum seconds from one event to the next."""
+"""Minimum number of seconds from one event about the pool to the next."""
 
 MAX_LISTED = 256
 """Maximum number of waiting requests in an event."""
@@ -33,7 +33,7 @@ class PoolTeller:
         self._told_at = float("-inf")
 
     def add(self, pipeline: int, pool: RequestPool) -> None:
-        """Adds the pool as the pipeline with the number `pipeline` sees it. All pipelines must have
+        """Adds the view of the pool of the pipeline with the number `pipeline`. All views must have
         the same waiting requests."""
         self._pools[pipeline] = pool
 
@@ -47,7 +47,8 @@ class PoolTeller:
         return next(running_in, 0)
 
     def note_change(self) -> None:
-        """Notes that the pool has changed. An event about the pool is sent within `PERIOD_S`."""
+        """Notes that the pool has changed. An event about the pool is sent within `PERIOD_S`
+        seconds if there is a watcher."""
         if self._timer is None and self._pools and self._audience.is_there:
             loop = asyncio.get_running_loop()
             at = max(loop.time(), self._told_at + PERIOD_S)

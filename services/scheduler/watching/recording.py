@@ -1,8 +1,8 @@
 """A recording: a file of JSON lines with all events for watchers, and with decisions.
 
-Events are written in a thread, a tenth of a second's at a time, so that a slow disk does not delay
-the scheduler. A full disk ends the recording and nothing else. An existing file, of an earlier
-scheduler, is renamed and kept.
+Events are written by a thread, each time those of a tenth of a second, so that a slow disk does not
+delay the scheduler. A full disk ends the recording and nothing else. An existing file, of an
+earlier scheduler, is renamed and kept.
 """
 
 import asyncio
@@ -25,16 +25,17 @@ from services.scheduler.watching.watching import Watching
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 256 * 2**20
-"""Maximum bytes of a recording."""
+"""Maximum size of a recording in bytes."""
 
 MAX_PENDING_BYTES = 64 * 2**20
-"""Maximum bytes of events that wait to be written; when more wait, the recording ends."""
+"""Maximum number of bytes of the events that wait to be written. If more bytes wait, the recording
+ends."""
 
 END_BYTES = 512
-"""Bytes that are kept free for the last line."""
+"""Number of bytes that are reserved for the last line of a recording."""
 
 END_LIMIT_S = 5.0
-"""Seconds within which the last events must be written."""
+"""Seconds within which the last events must be written when the scheduler ends."""
 
 
 class RecordingFull(Exception):
@@ -102,7 +103,7 @@ class Recording:
 async def recorded(
     watching: Watching, path: Path, *, max_bytes: int = MAX_BYTES
 ) -> AsyncIterator[None]:
-    """Records all events during the block.
+    """Records all events, with decisions, during the `with` block into the file at `path`.
 
     Raises:
         OSError: the file cannot be opened.

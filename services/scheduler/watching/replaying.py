@@ -26,7 +26,8 @@ N_DIGITS = 255
 each token id has a further value."""
 
 MAX_OPTION_BYTES = 2**24
-"""Maximum bytes of a request's sampling options; a message of a frontend is never that large."""
+"""Maximum size of a request's sampling options in bytes; a message of a frontend is never that
+large."""
 
 
 class NotReplayable(Exception):
@@ -44,7 +45,7 @@ class ReplayClock:
         self._readings: list[float] = []
 
     def set(self, readings: Sequence[float]) -> None:
-        """Sets the readings that the next calls return. Further calls raise."""
+        """Sets the readings that the next calls return. Calls beyond these raise `Difference`."""
         self._readings = list(reversed(readings))
 
     def __call__(self) -> float:
@@ -157,7 +158,7 @@ class Replay:
             raise NotReplayable(f"its core is not one of this version: {error}") from error
 
     def _pool_of(self, facts: CoreFacts) -> ReplayPool:
-        """Returns the pool as the pipeline of a core sees it."""
+        """Returns the view of the pool of a core's pipeline. All views share one pool."""
         pool = self._pools.get(facts.pipeline)
         if pool is None:
             first = next(iter(self._pools.values()), None)
@@ -219,8 +220,8 @@ class Replay:
 
 
 def _leave(core: Scheduler, decision: watch_pb2.DecisionEvent, kind: str) -> None:
-    """Repeats the recorded call by which a pipeline gave up its requests, because the pipeline was
-    lost, was late or had to end."""
+    """Repeats a recorded call by which requests left a pipeline, because the pipeline was lost, was
+    late or had to end."""
     if kind == "drain":
         core.drain(is_last=decision.drain.is_last)
     elif kind == "lateness":

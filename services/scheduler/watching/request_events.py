@@ -48,8 +48,8 @@ class RequestTeller:
         """Sends nothing, since a rejected request has no number."""
 
     def admitted(self, request: Request) -> None:
-        """Tells watchers that a request runs, in which pipeline, and how many tokens of its prompt
-        were cached."""
+        """Sends the event that a request runs, with the number of its pipeline and the number of
+        its tokens that were cached."""
         if self._audience.is_there:
             event = self._change(request, watch_pb2.REQUEST_TURN_ADMITTED)
             event.n_cached_tokens = request.n_cached_tokens
@@ -59,7 +59,7 @@ class RequestTeller:
         """Sends nothing, since the event of an iteration has the numbers of new tokens."""
 
     def suspended(self, request: Request) -> None:
-        """Tells watchers that the pipeline of a request was lost."""
+        """Sends the event that a request is suspended, since its pipeline was lost or is late."""
         self._tell_put_down(request, watch_pb2.REQUEST_TURN_SUSPENDED)
 
     def preempted(self, request: Request) -> None:
@@ -75,7 +75,8 @@ class RequestTeller:
         self._end(request, scheduler_pb2.COMPLETION_REASON_UNAVAILABLE)
 
     def whole(self, request: Request, turn: watch_pb2.RequestTurn) -> watch_pb2.RequestEvent:
-        """Returns an event of `turn` with all fields of a request."""
+        """Returns an event with all fields of a request. `turn` is the change of the request's
+        state."""
         event = self._change(request, turn)
         event.request_id = request.request_id
         event.n_prompt_tokens = request.n_prompt_tokens
@@ -113,7 +114,7 @@ class RequestTeller:
 
 
 def turn_of(request: Request) -> watch_pb2.RequestTurn:
-    """Returns the turn that led to the present state of a request in the pool."""
+    """Returns the change of state (turn) that led to the present state of a request in the pool."""
     if request.state is not RequestState.INITIATION:
         return watch_pb2.REQUEST_TURN_ADMITTED
     if request.n_preemptions:

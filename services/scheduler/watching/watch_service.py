@@ -16,7 +16,7 @@ CALLERS = {"Watch": {tls.FRONTEND}}
 """Roles that may call each method."""
 
 MAX_WATCHERS = 32
-"""Maximum number of concurrent calls of Watch."""
+"""Maximum number of concurrent calls of `Watch`."""
 
 
 class WatchService:

@@ -1,4 +1,5 @@
-"""A watcher: the events that wait to be sent to it, in messages of a tenth of a second."""
+"""A watcher: the events that wait to be sent to it. A message collects the events of a tenth of a
+second."""
 
 import asyncio
 from collections import deque
@@ -23,7 +24,8 @@ EVENT_BYTES = 200
 
 
 class Watcher:
-    """The events that one watcher has yet to get; the watch of a slow watcher ends."""
+    """The events that have not been sent to one watcher yet. If the watcher reads too slowly, its
+    watch ends."""
 
     def __init__(
         self,
@@ -33,7 +35,7 @@ class Watcher:
         batch_s: float = BATCH_S,
     ) -> None:
         self.has_decisions = has_decisions
-        """Whether the watcher gets decisions, too."""
+        """Whether the watcher gets decisions in addition to other events."""
         self.is_gone = False
         """Whether the watch has ended."""
         self._max_pending_bytes = max_pending_bytes
@@ -46,7 +48,7 @@ class Watcher:
 
     @property
     def n_pending(self) -> int:
-        """Number of events that wait."""
+        """Number of events that wait to be sent."""
         return len(self._pending)
 
     def put(self, event: watch_pb2.WatchEvent, n_bytes: int) -> None:

@@ -92,7 +92,7 @@ class Watching:
                     self._audience.tell(_mark_of(worker))
 
     def note_draining(self, epoch: int) -> None:
-        """Tells that the pipeline of an epoch drains, if it serves."""
+        """Sends watchers a mark that the pipeline of an epoch drains, if the pipeline serves."""
         for one in self._serving():
             if one.epoch == epoch and self._audience.is_there:
                 one.tell_draining()
@@ -105,7 +105,8 @@ class Watching:
             self._audience.tell(watch_pb2.WatchEvent(mark=mark))
 
     def note_slow_join(self, text: str) -> None:
-        """Tells that a pipeline does not form, and which stages have not joined."""
+        """Sends watchers a mark that a pipeline does not form. `text` names the stages that have
+        not joined."""
         if self._audience.is_there:
             mark = watch_pb2.MarkEvent(kind=watch_pb2.MARK_KIND_UNFORMED, text=text)
             self._audience.tell(watch_pb2.WatchEvent(mark=mark))
@@ -115,7 +116,8 @@ class Watching:
         self._audience.end(reason)
 
     def _begin(self, epoch: EpochTeller) -> None:
-        """Adds an epoch, which serves from now on, to the epochs that a new watcher is shown."""
+        """Adds an epoch, which serves from now on, to the epochs whose state is sent to a new
+        watcher."""
         self._epochs = [*self._serving(), epoch]
 
     def _serving(self) -> list[EpochTeller]:
