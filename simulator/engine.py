@@ -40,7 +40,7 @@ class Arrival:
     n_prompt: int
     n_output: int
     max_new_tokens: int | None = None
-    """Largest number of output tokens, as the scheduler knows it; None means `n_output`."""
+    """Largest number of output tokens that is passed to the scheduler; None means `n_output`."""
     prompt_token_ids: Sequence[int] | None = None
     """The `n_prompt` tokens of the prompt, for a prefix cache. If None, the request shares no
     prefix."""

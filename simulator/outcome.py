@@ -64,7 +64,7 @@ class Outcome:
     requests: tuple[RequestTimes, ...]
     """The requests that have ended, in the order of their ends."""
     n_output: int
-    """Number of output tokens, also of requests that have not ended."""
+    """Number of output tokens of all requests, including requests that have not ended."""
     duration_s: float
     """Seconds from the first arrival to the last token."""
     n_iterations: int = 0

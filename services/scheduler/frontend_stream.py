@@ -21,13 +21,13 @@ from services.scheduler.settings import FRONTEND_BYTES
 from services.scheduler.token_columns import NewTokens
 
 UPDATE_BYTES = 208
-"""Number of bytes counted for an update without its log-probabilities: 155, and a copy while the
-message is sent."""
+"""Number of bytes counted for an update without its log-probabilities: 155 bytes in the message,
+and a copy while the message is sent."""
 
 COLUMN_BYTES = 32
-"""Number of bytes counted for a token in the columns: 12, and copies while the message is sent. At
-10,000 tokens per second, a frontend may stop reading for longer than its own watchdog allows before
-the scheduler cuts it off."""
+"""Number of bytes counted for a token in the columns of a message: 12 bytes, and copies while the
+message is sent. At 10,000 tokens per second, a frontend may stop reading for longer than its own
+watchdog allows before the scheduler cuts it off."""
 
 ACCEPTANCE_S = 0.05
 """Largest number of seconds for which the acceptance of a request waits, so that the acceptance

@@ -112,8 +112,9 @@ class Leader:
         self._is_draining = False
 
     async def lead(self, term: Term, stop: asyncio.Event) -> None:
-        """Serves until `stop` is set. Then gives running requests `drain_s` to finish, and ends
-        sooner if another leader takes the stages: frontends submit the requests to that one.
+        """Serves until `stop` is set. Then gives running requests at most `drain_s` seconds to
+        finish. Ends sooner if another leader takes the stages; frontends then submit the requests
+        to that leader.
 
         Raises:
             Unavailable: there was no pipeline for `start_timeout_s` seconds.
@@ -172,7 +173,7 @@ class Leader:
             serving.add_done_callback(self._serving.pop)
 
     async def _serve(self, epoch: Epoch, former: Former) -> None:
-        """Forms one epoch and serves it to its end."""
+        """Makes the stages of a pipeline join an epoch, and serves the epoch to its end."""
         loss: PipelineLost | None = None
         written: Written | None = None
         try:

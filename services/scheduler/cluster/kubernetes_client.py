@@ -2,9 +2,9 @@
 Deployment to scale.
 
 Only the modules `kubernetes_…` import the official client. Failed calls raise the exceptions of
-`lease.py` and `pod_directory.py`, which say whether a call may be tried again or is not allowed.
-Pods are read from the API's JSON and not with the client's models, so that a server that is newer
-than the client may send fields and values that the client does not know.
+`lease.py` and `pod_directory.py`, which distinguish calls that may be tried again from calls that
+are not allowed. Pods are read from the API's JSON and not with the client's models, so that a
+server that is newer than the client may send fields and values that the client does not know.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class KubernetesClient:
         return KubernetesLeaseStore(self._api, namespace, name, self._call_timeout_s)
 
     def scale(self, namespace: str, deployment: str) -> KubernetesScale:
-        """Returns the number of replicas of a Deployment, which can be read and set."""
+        """Returns the store of the number of replicas of a Deployment."""
         return KubernetesScale(self._api, namespace, deployment, self._call_timeout_s)
 
     async def pod_state(self, namespace: str, name: str, uid: str) -> PodState:

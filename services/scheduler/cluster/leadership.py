@@ -1,4 +1,4 @@
-"""The errors that tell a process that it does not lead any more."""
+"""The errors that are raised when this process does not lead any more."""
 
 
 class LeadershipLost(Exception):

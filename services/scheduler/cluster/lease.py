@@ -39,8 +39,8 @@ class LeaseRecord:
     leader still runs. Empty if the leader has given none."""
 
     model: str = ""
-    """Description of the model that was served last, which the leader keeps here for the next one.
-    Empty if there is none."""
+    """Description of the model that was served last, which the leader keeps here for the next
+    leader. Empty if there is none."""
 
     is_released: bool = False
     """Whether the last holder has given the lease away. A lease that has no holder and was not

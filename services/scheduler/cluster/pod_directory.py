@@ -48,7 +48,7 @@ class Pod:
 
 
 class PodState(Enum):
-    """The states of a pod, as the API server knows them."""
+    """The states of a pod, according to the API server."""
 
     RUNS = "one of its containers runs"
     IDLE = "none of its containers runs: they start, have ended, or wait to be started again"
@@ -218,7 +218,7 @@ class PodDirectory:
             self._has_changed = asyncio.Event()
 
     def _by_address(self, pods: Sequence[Pod]) -> dict[str, list[Pod]]:
-        """Returns those of `pods` that have an IP address and have not ended, by address, older
+        """Returns the pods in `pods` that have an IP address and have not ended, by address, older
         ones first."""
         found: dict[str, list[Pod]] = {}
         for pod in sorted(pods, key=lambda pod: (pod.created, pod.name)):

@@ -19,7 +19,7 @@ class StageDirectory(Protocol):
 
 
 class WorkerDirectory(StageDirectory, Protocol):
-    """A directory that also knows workers that are about to end."""
+    """A directory that also lists workers that are about to end."""
 
     def leaving(self) -> Sequence[str]:
         """Returns the `host:port` of every worker that is about to end, older ones first.
@@ -45,5 +45,6 @@ class StaticStages:
         return list(self._addresses)
 
     def leaving(self) -> Sequence[str]:
-        """Returns nothing: only the worker at an address knows whether it is about to end."""
+        """Returns an empty sequence: with fixed addresses, only the worker's own description shows
+        that it is about to end."""
         return ()

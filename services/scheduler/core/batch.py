@@ -20,11 +20,11 @@ class Span(NamedTuple):
     start_position: int
     n_tokens: int
     token_ids: Sequence[int]
-    """Ids of the tokens; empty if the span has one token that only the rank which sampled it knows
-    yet."""
+    """Ids of the tokens. Empty if the span is one token that has not returned yet: then only the
+    rank that sampled the token has it."""
     is_admission: bool
-    """Whether the request is admitted with this span, so that the ranks do not know the request
-    yet."""
+    """Whether the request is admitted with this span. If so, the ranks have not received the
+    request before."""
     is_sampled: bool
     """Whether a token is sampled after the span. If so, the span reaches the end of the sequence.
     """

@@ -60,13 +60,13 @@ again for a late pipeline: it has then run as a prefill and as a decode."""
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request, and all that the scheduler knows of it.
+    """A request, with all data that the scheduler has about it.
 
     The sequence of a request consists of the prompt, the generated tokens, and `n_awaited` tokens
     that are being sampled. The first `n_scheduled` tokens of the sequence have been sent to the
     ranks, so their keys and values are stored or about to be stored. A request may arrive with
-    tokens that it generated elsewhere, and may be preempted and computed again. All tokens that it
-    has at that time are its prefill.
+    tokens that were generated under an earlier leader, and may be preempted and computed again. All
+    tokens that it has at that time are its prefill.
     """
 
     request_id: RequestId

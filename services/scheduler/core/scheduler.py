@@ -51,7 +51,7 @@ class Scheduler:
     """The scheduler of Algorithm 1; it keeps at most `pipeline_depth` batches in flight.
 
     `token_hand_off` says that the ranks which embed tokens are also the ranks which sample tokens,
-    so that these ranks know the last token of every request.
+    so that these ranks have the last token of every request.
     """
 
     def __init__(

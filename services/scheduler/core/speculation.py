@@ -28,7 +28,7 @@ class Speculation:
     length: int = FIRST_LENGTH
     """Largest number of tokens in the next draft."""
     pause: int = FIRST_PAUSE
-    """Number of tokens for which drafting will stop the next time that drafts do not pay."""
+    """Number of output tokens for which drafting will stop the next time that drafts do not pay."""
     resumes_at: int = 0
     """Length of the sequence, in tokens, at which the request gets drafts again after a pause."""
 

@@ -59,8 +59,9 @@ class SchedulerMetrics:
             self._unfit.labels(worker.name or worker.address, worker.says).set(1)
 
     def note_wanted(self, n_pipelines: int) -> None:
-        """Sets the metric of the number of wanted pipelines: the number that the autoscaler wants
-        or, without an autoscaler, the number that the known workers and the settings allow."""
+        """Sets the metric of the number of wanted pipelines: the number that the autoscaler has
+        computed or, without an autoscaler, the number that the known workers and the settings
+        allow."""
         self._pipeline.wanted.set(n_pipelines)
 
     def ask_queued(self, n_tokens: Callable[[], float]) -> None:

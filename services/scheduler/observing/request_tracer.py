@@ -128,7 +128,7 @@ class RequestTracer:
             )
 
     def preempted(self, request: Request) -> None:
-        """Begins the phase `queue` anew."""
+        """Begins another phase `queue`."""
         trace = self.traces.get(request)
         if trace is not None:
             _count_decoded(trace, request)

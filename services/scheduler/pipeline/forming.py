@@ -82,7 +82,7 @@ class FormingTimeout:
 
 
 class Former:
-    """Forms one pipeline after the other, beside those that serve."""
+    """Forms one pipeline after the other, in addition to the pipelines that serve already."""
 
     def __init__(
         self,

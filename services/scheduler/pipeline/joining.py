@@ -23,8 +23,8 @@ Reports = grpc.aio.UnaryStreamCall[object, object]
 """The stream of a stage's reports."""
 
 StoredKV = Sequence[Sequence[worker_pb2.StoredKV]]
-"""What each rank of each stage has in its memory for keys and values. Empty for a stage whose
-memory is new in each epoch."""
+"""For each stage and each of its ranks, the description of the keys and values in the rank's
+memory. Empty for a stage whose memory is new in each epoch."""
 
 
 async def join_all(

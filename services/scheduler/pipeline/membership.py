@@ -295,8 +295,8 @@ class RollCall:
             self._on_shortfall(shortfall)
 
     async def _call(self, addresses: Sequence[str]) -> None:
-        """Begins to ask the workers at new addresses, and closes workers whose addresses are
-        gone."""
+        """Begins to ask the workers at addresses that are new, and stops asking the workers whose
+        addresses are not in `addresses`."""
         for address in self._workers.keys() - set(addresses):
             await self._workers.pop(address).close()
         self._workers = {

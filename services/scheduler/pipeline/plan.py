@@ -61,9 +61,9 @@ def _ask_logprobs(admission: worker_pb2.Admission, request: Request) -> None:
 
 
 def _next_token_ids(span: Span) -> Sequence[int]:
-    """Returns the prompt token after a span, if the request wants log-probabilities of its prompt.
-    The rank needs this token to compute its log-probability, and has not received it yet. Returns
-    no token if the span ends at or after the end of the prompt."""
+    """Returns the prompt token after a span, if the request asks for log-probabilities of its
+    prompt. The rank needs this token to compute its log-probability, and has not received it yet.
+    Returns no token if the span ends at or after the end of the prompt."""
     end, prompt = span.start_position + span.n_tokens, span.request.prompt_token_ids
     return prompt[end : end + 1] if span.request.wants_prompt_logprobs else ()
 

@@ -26,7 +26,8 @@ class DraftFacts(BaseModel):
 
 
 class CoreFacts(BaseModel):
-    """All facts of a core, except the requests that an earlier core left in the pool."""
+    """All facts of a scheduling core, from which an equal core can be made, except the requests
+    that an earlier core left in the pool."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

@@ -1,8 +1,8 @@
 """A recording: a file of JSON lines with all events for watchers, and with decisions.
 
-Events are written by a thread, each time those of a tenth of a second, so that a slow disk does not
-delay the scheduler. A full disk ends the recording and nothing else. An existing file, of an
-earlier scheduler, is renamed and kept.
+A thread writes the events, ten times per second, so that a slow disk does not delay the scheduler.
+A full disk ends the recording and nothing else. An existing file, of an earlier scheduler, is
+renamed and kept.
 """
 
 import asyncio

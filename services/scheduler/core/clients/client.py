@@ -42,10 +42,10 @@ class ServedClient:
     def may_have_more(self, other: "ServedClient", n_mine: int, n_others: int) -> bool:
         """Returns whether this client may take the place of a running request from another client.
 
-        This client has `n_mine` running requests and the other one has `n_others`. Two conditions
-        must hold. This client has been served no more than the other one. And when one place has
-        moved from the other client to this one, this client does not have more than the other one,
-        relative to their weights.
+        This client has `n_mine` running requests, and the other client has `n_others`. Two
+        conditions must hold. This client has been served no more than the other client. After one
+        place has moved from the other client to this one, this client does not have more requests
+        than the other client, relative to their weights.
         """
         if self is other or self.served > other.served:
             return False

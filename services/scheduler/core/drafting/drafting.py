@@ -83,8 +83,8 @@ class Drafting:
 
     def _right_tokens(self, span: Span, token_ids: Iterator[int]) -> list[int]:
         """Takes the sampled tokens of a span with drafts, and learns how many drafts were right.
-        Returns the tokens that decoding one by one would give: those that confirm drafts, and one
-        token more."""
+        Returns the tokens that decoding one by one would give: the tokens that confirm drafts, and
+        one token more."""
         sampled = [next(token_ids) for _ in range(1 + span.n_drafts)]
         n_right = n_leading_equal(span.token_ids[-span.n_drafts :], sampled)
         request = span.request

@@ -83,6 +83,6 @@ class Blocks:
         self._free.append(block_id)
 
     def free_evicted(self, block_ids: Sequence[int]) -> None:
-        """Frees blocks that the prefix cache gave up to make room for other entries."""
+        """Frees blocks that were evicted from the prefix cache to make room for other entries."""
         self._free.extend(block_ids)
         self.n_evicted += len(block_ids)

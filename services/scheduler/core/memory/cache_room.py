@@ -25,7 +25,8 @@ class CacheRoom:
         self._share_out()
 
     def close(self, pipeline: Hashable) -> None:
-        """Divides the part of a pipeline that no longer serves among the other pipelines."""
+        """Removes the cache of a pipeline that no longer serves. The other caches may then have
+        more entries."""
         self._open.pop(pipeline, None)
         self._share_out()
 

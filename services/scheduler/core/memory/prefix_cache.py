@@ -193,8 +193,8 @@ class PrefixCache:
         self, request: Holder, block_ids: Sequence[int], *, first: int, group: int = 0
     ) -> list[int]:
         """Enters blocks of a request in the K/V group `group`, from the column `first` on. The
-        request uses the blocks and knows all their tokens. A block is not entered if the cache has
-        another block with the same content.
+        request must use the blocks, and all their tokens must be known. A block is not entered if
+        the cache has another block with the same content.
 
         Returns the blocks that were evicted because the cache had reached its largest number of
         blocks.

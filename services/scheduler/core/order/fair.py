@@ -144,10 +144,11 @@ class Fair(Order):
     def prefer(
         self, n_cached: Callable[[Request], int], *, pipeline: int = 0, n_pipelines: int = 1
     ) -> None:
-        """Gives the first turn of the client that is next to one of the client's first requests:
-        the one with the largest cached part. This holds until `end_preference` is called.
-        `n_cached` returns the size of the cached part of a request in the memory of the pipeline
-        that selects. This pipeline has the number `pipeline` among `n_pipelines`."""
+        """Chooses a request of the client whose turn is next: among the client's first requests,
+        the one with the largest cached part. This request takes the client's next turn. The choice
+        holds until `end_preference` is called. `n_cached` returns the size of the cached part of a
+        request in the memory of the pipeline that selects. This pipeline has the number `pipeline`
+        among `n_pipelines`."""
         first = self.first_in_turn
         if first is not None:
             line = self._classes[first.priority].line_of(_client_of(first))

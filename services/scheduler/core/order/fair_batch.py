@@ -102,8 +102,8 @@ class Allowances:
 
     def next_place(self, client: ServedClient | None) -> int:
         """Returns the place at which the client's turns begin in the next batch. This is the place
-        of the first request in turn that took no token in this batch, or the place after the last
-        one if all took tokens. Returns 0 for a client without turns."""
+        of the first request in `turns` that took no token in this batch, or, if all took tokens,
+        the place after the last one in `turns`. Returns 0 for a client without turns."""
         turns = self._turns.get(client)
         if not turns:
             return 0

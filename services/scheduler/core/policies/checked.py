@@ -10,7 +10,7 @@ Policies of installed packages are always checked, and the arena checks all. Aft
 - A running request keeps its reservation. A waiting one has the reservation that the memory has
   made for it in this selection, and no reservation is made for a request that is not in the batch.
 - The memory has reserved no more than there is, and exactly what these reservations take.
-- With `keeps_order`, the admitted requests are the first of those that wait.
+- With `keeps_order`, the admitted requests are the first waiting requests in the order.
 - The policy has changed no request, apart from single tokens, which are not compared.
 """
 

@@ -9,7 +9,7 @@ admitted while an earlier prompt is unfinished.
 Prompts that arrive together begin in groups (`prompt_groups.py`), so that on average their first
 tokens come sooner. A pipeline of several stages is only as fast as its largest batch, so `n_shares`
 batches in flight share the running requests evenly. The order may limit the tokens of clients with
-many requests (`fair_batch.py`); their prompts then do not hold back those of other clients.
+many requests (`fair_batch.py`); their prompts then do not block the prompts of other clients.
 """
 
 from collections.abc import Sequence

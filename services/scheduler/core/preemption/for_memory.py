@@ -10,11 +10,11 @@ needs the memory waits until then.
 
 No request waits for ever. The first request is never preempted for another, and has all memory when
 all others have been preempted. So the first request runs to its end, and then another request is
-the first. Work is not repeated for ever either. When a request needs to grow and cannot, it asks
-for twice as many blocks as the last time, so this happens to a request at most log2(its blocks) + 2
-times. A preempted request reserves twice as much at each return, and its whole life after five
-preemptions. After that it can be preempted only for a request that runs beside it and comes before
-it, and only as often as that request cannot grow.
+the first. Work is not repeated for ever either. When the reservation of a request has to grow and
+cannot, the request waits for twice as many blocks as the last time. So this happens to a request at
+most log2(its blocks) + 2 times. A preempted request reserves twice as much at each return, and its
+whole life after five preemptions. After that it can be preempted only for a request that runs
+beside it and comes before it, and only as often as that request cannot grow.
 
 An observer sees requests served in their order: no request is admitted while an admitted one waits
 for memory, and preempted requests come before the requests behind them that have not run.
