@@ -24,8 +24,9 @@ log = logging.getLogger(__name__)
 
 RANK_MODULE = "services.worker.rank"
 FLUSH_S = 0.5
-"""Timeout in seconds for sending the last reports to the engine master, and then the last spans to
-the collector. The pipeline cannot restart with this worker before the sending has ended."""
+"""Timeout in seconds for sending the last reports to the engine master, and the same timeout for
+then sending the last trace spans to the collector. No pipeline can use this worker again before
+both have ended."""
 
 SPARE_AFTER_S = 15.0
 """Seconds without a stage after which a worker counts as a spare. A leader that needs the worker
@@ -80,8 +81,8 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
 def controller_of(
     settings: WorkerSettings, pipe: process.ReadyPipe, plan_relay: type[PlanRelay]
 ) -> Controller:
-    """Returns the controller of a worker. The controller reports to the launcher through `pipe`
-    whether it waits for a stage, the checkpoint, and the progress of loading."""
+    """Returns the controller of a worker. The controller reports to the launcher through `pipe`:
+    the checkpoint, the progress of loading, and whether the worker has no stage yet."""
 
     def note_started() -> None:
         pipe.report({"waits_for_stage": controller.assignment.place is None})
@@ -110,11 +111,11 @@ def name_of(address: str) -> str:
 async def place_of(
     controller: Controller, endpoints: WorkerEndpoints, ending: asyncio.Task[None]
 ) -> PipelinePlace | None:
-    """Waits until the worker has been assigned a stage, and returns the stage. Returns None if
-    `ending` ends first.
+    """Waits until the worker has been assigned a stage, and returns the stage. Returns None if the
+    task `ending` ends first, because the worker must end.
 
-    A worker without a stage for SPARE_AFTER_S counts as a spare. A spare is ready, and may be
-    assigned a stage later.
+    A worker without a stage for SPARE_AFTER_S seconds counts as a spare. A spare is ready, and may
+    be assigned a stage later.
     """
     waiting = asyncio.create_task(controller.assignment.wait())
     try:
@@ -134,8 +135,8 @@ async def place_of(
 async def has_loaded(
     settings: WorkerSettings, controller: Controller, ending: asyncio.Task[None]
 ) -> bool:
-    """Waits until the ranks have loaded their weights. Returns whether they were loaded before
-    `ending` ended.
+    """Waits until the ranks have loaded their weights. Returns False if the task `ending` ends
+    first, because the worker must end.
 
     Declares the stage failed if loading takes longer than `load_limit_s`.
     """
@@ -152,9 +153,9 @@ async def has_loaded(
 
 
 async def until_end(controller: Controller, stop: asyncio.Event, *, drain_s: float) -> None:
-    """Waits until a rank is lost, the leader recalls the worker from its stage, or the process is
-    told to stop. In the last case, waits further until no leader needs the stage (`departure.py`),
-    but at most `drain_s`."""
+    """Waits until a rank is lost, the leader recalls the worker from its stage, or `stop` is set.
+    After `stop`, waits further until no leader needs the stage (`departure.py`), but at most
+    `drain_s` seconds."""
     recalled = asyncio.create_task(controller.assignment.is_recalled.wait())
     leaving = asyncio.create_task(leave(controller, stop, drain_s=drain_s))
     ends: list[asyncio.Future[Any]] = [recalled, leaving, controller.rank_watch.failure]
@@ -166,8 +167,8 @@ async def until_end(controller: Controller, stop: asyncio.Event, *, drain_s: flo
 
 
 async def leave(controller: Controller, stop: asyncio.Event, *, drain_s: float) -> None:
-    """Waits until the process is told to stop, and then until no leader has needed the worker for a
-    while, but at most `drain_s`."""
+    """Waits until `stop` is set, and then until no leader has needed the worker for LINGER_S
+    seconds, but at most `drain_s` seconds."""
     await stop.wait()
     log.info("told to stop: serving for %g s at most, until its pipeline can do without", drain_s)
     await controller.leave(drain_s)
@@ -184,8 +185,8 @@ def outcome(controller: Controller, settings: WorkerSettings) -> int:
 
 
 def main(rank_module: str = RANK_MODULE, plan_relay: type[PlanRelay] = PlanRelay) -> int:
-    """Runs a worker until its end and returns the exit status. Benchmarks pass another module of
-    ranks and another plan relay."""
+    """Runs a worker until its end and returns the exit status. Benchmarks pass another module for
+    the rank processes and another plan relay."""
     settings = WorkerSettings.load("worker", sys.argv[1:])
     name = "worker" if settings.stage_index is None else f"worker {settings.stage_index}"
     configure_logging(name, settings.log_level, log_format=settings.log_format)

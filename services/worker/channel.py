@@ -22,8 +22,8 @@ HEADER = struct.Struct("<BI")  # kind, length of the payload in bytes
 READ_BYTES = 2**18
 
 MAX_PAYLOAD_BYTES = 2**28
-"""Largest number of bytes of a payload. Plans, the largest payloads, stay below it because gRPC
-limits their size."""
+"""Largest number of bytes of a payload. The largest payloads are plans, which stay below this size
+because gRPC limits theirs."""
 
 
 class MessageKind(IntEnum):
@@ -38,9 +38,9 @@ class MessageKind(IntEnum):
     LOADED = 4
     """From the rank, when the rank's weights are in memory: a DescribeResponse."""
     JOINED = 5
-    """From the rank: the epoch that the rank has joined, as a decimal number. If the rank has a
-    memory for keys and values that outlives epochs, the fields of its `Stored` follow, without the
-    number of blocks, each after a space."""
+    """From the rank: the epoch that the rank has joined, as a decimal number. If the rank's keys
+    and values outlive epochs, three fields of their `kv_record.Stored` follow, each after a space:
+    `memory` in hexadecimal digits, `epoch` and `iteration`."""
     REPORT = 6
     """From the rank: a WatchStageResponse."""
     NOT_JOINED = 7
@@ -56,8 +56,8 @@ class MessageKind(IntEnum):
     TRACE = 11
     """From the rank: the IterationTrace of an iteration whose plan has a trace context."""
     PROFILE = 12
-    """To the rank: a number of iterations, a space, and the file into which their profile is
-    written. The number 0 cancels the profile that is being taken."""
+    """To the rank: a number of iterations, a space, and the path of the file for the profile of
+    these iterations. The number 0 cancels the profile that is being taken."""
     PROFILED = 13
     """From the rank, when a profile has been written: the path of the profile."""
     NOT_PROFILED = 14
@@ -73,7 +73,8 @@ class MessageKind(IntEnum):
     PREPARE_GRAMMAR = 18
     """To the rank, on the second pair: a PrepareGrammarRequest."""
     GRAMMAR_PREPARED = 19
-    """From the rank, when it has compiled a grammar or has failed to: a PrepareGrammarResponse."""
+    """From the rank, when the rank has compiled a grammar or has failed to: a
+    PrepareGrammarResponse."""
     CHECKPOINT = 20
     """From the first rank of the first stage, before that rank loads its weights: the rows of a
     CheckpointReport, as JSON."""

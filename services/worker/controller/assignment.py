@@ -25,8 +25,8 @@ class Assignment:
         self.is_fixed = fixed is not None
         """Whether the stage comes from the settings."""
         self.is_recalled = asyncio.Event()
-        """An event that is set when the process must end and be started again, without a stage and
-        an epoch."""
+        """An event that is set when the process must end. The process is then started again,
+        without a stage and an epoch."""
         self.recalled_for = ""
         """Reason why the process must end, as text for the log."""
         self._has_place = asyncio.Event()

@@ -4,7 +4,7 @@
     epoch           the current epoch, and the joining of the ranks
     plans           forwards plans to the ranks and to the next stage
     reports         sends the reports of ranks to the scheduler that watches the stage
-    departure       whether the worker was told to stop, and the time that it has left
+    departure       whether the worker must stop, and the time until it ends
     rank_watch      heartbeats, and the loss of a rank
     traits          what must be equal on all stages of a pipeline
     loading         progress of the weights, and the description of the loaded stage
@@ -89,8 +89,8 @@ class Controller:
         self._is_ending = False
 
     def attach(self, ranks: Sequence[RankLink], *, tracer: StageTracer | None = None) -> None:
-        """Sets the ranks of the stage, in the order of their tp_rank. Also sets the tracer that
-        makes spans of recorded iterations."""
+        """Sets the ranks of the stage, in the order of their tp_rank, and the tracer that makes the
+        trace spans of traced iterations."""
         self._tracer = tracer
         self.epoch.attach(ranks)
         self.plans.attach(ranks, tracer=tracer)
@@ -168,9 +168,10 @@ class Controller:
         self.plans.open(request)
 
     async def leave(self, limit_s: float, *, linger_s: float = LINGER_S) -> None:
-        """Tells the leader that this worker was told to stop. Returns when the leader has let go of
-        the stage and no other leader has taken it within `linger_s`, or after `limit_s`. Returns at
-        once if the stage is in no pipeline."""
+        """Reports to the leader that this worker must stop. Returns when nothing has watched the
+        stage for `linger_s` seconds, which means that the leader has released the stage and no
+        other leader has taken it. Returns after `limit_s` seconds at the latest, and at once if the
+        stage is in no pipeline."""
         self.departure.begin(limit_s)
         self._on_alive()
         with contextlib.suppress(TimeoutError):
@@ -241,9 +242,9 @@ class Controller:
             self.profile_orders.on_message(kind, payload)
 
     def _forget_unreached(self, number: int) -> None:
-        """Recalls the worker and raises Unavailable if the worker has seen an epoch that is so
-        large that no leader can exceed it. Does nothing if `number`, the epoch that the leader asks
-        for, is larger."""
+        """Recalls the worker and raises Unavailable if the worker has seen an epoch so large that
+        no leader can exceed it. Does nothing if `number`, the epoch of the leader's request, is
+        larger."""
         if number <= self.epoch.number and self.epoch.is_out_of_reach:
             why = f"no leader can have reached epoch {self.epoch.number}, nor go beyond it"
             self.assignment.recall(why)

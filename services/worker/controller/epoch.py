@@ -16,7 +16,7 @@ from services.worker.controller.rank_process import RankLink
 
 JOIN_TIMEOUT_S = 50.0
 """Timeout in seconds for all ranks to join an epoch. It is shorter than the engine master's
-timeout, so that the engine master is told why joining failed."""
+timeout, so that the engine master receives the reason why joining failed."""
 
 
 class Epoch:
@@ -89,8 +89,8 @@ class Epoch:
 
     @property
     def stored_kv(self) -> list[worker_pb2.StoredKV]:
-        """The keys and values that each rank had when it joined the epoch, in the order of the
-        ranks. Empty if a rank has no memory for them that outlives epochs."""
+        """For each rank in order of tp_rank, the keys and values that its memory held when it
+        joined the epoch. Empty if the keys and values of a rank do not outlive epochs."""
         told = [self._joined.get(tp_rank, "") for tp_rank in range(len(self._ranks))]
         return [_stored_kv(each) for each in told] if all(told) else []
 
@@ -118,7 +118,8 @@ class Epoch:
 
 
 def _stored_kv(told: str) -> worker_pb2.StoredKV:
-    """Returns the keys and values that a rank's message names (`MessageKind.JOINED`)."""
+    """Parses the part of a JOINED message after the epoch: the fields of `kv_record.Stored` (see
+    `MessageKind.JOINED`)."""
     memory, epoch, iteration = told.split(" ")
     return worker_pb2.StoredKV(
         memory=bytes.fromhex(memory), epoch=int(epoch), iteration=int(iteration)

@@ -18,8 +18,8 @@ from services.worker.controller.rank_process import RankLink
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """An order to compile a grammar, with the ranks that have not answered yet and the future of
-    the answer."""
+    """An order to compile a grammar: the tp_ranks of the ranks that have not answered yet, and the
+    future of the response."""
 
     missing: set[int]
     answer: "asyncio.Future[worker_pb2.PrepareGrammarResponse]" = field(
@@ -42,8 +42,9 @@ class GrammarOrders:
     async def prepare(
         self, request: worker_pb2.PrepareGrammarRequest, *, epoch: int
     ) -> worker_pb2.PrepareGrammarResponse:
-        """Makes all ranks compile a grammar. Returns their first failure, or an empty text if there
-        is none. This method has no timeout; the caller must set one.
+        """Makes all ranks compile a grammar. Returns the response of the first rank that fails, or,
+        if all succeed, the response of the last rank to answer, which has no failure. This method
+        has no timeout; the caller must set one.
 
         Raises:
             StaleEpoch: the epoch is over, or ends during the wait.
@@ -60,8 +61,8 @@ class GrammarOrders:
                 del self._orders[request.digest]
 
     def note_answer(self, tp_rank: int, payload: bytes) -> None:
-        """Handles a rank's message that the rank has compiled a grammar, or why it could not.
-        Ignores the message if nothing waits for the answer any more."""
+        """Handles a rank's message that it has compiled a grammar, or why it could not. Ignores the
+        message if nothing waits for the answer any more."""
         answer = worker_pb2.PrepareGrammarResponse.FromString(payload)
         order = self._orders.get(answer.digest)
         if order is None or order.answer.done():

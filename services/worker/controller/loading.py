@@ -7,8 +7,8 @@ from collections.abc import Callable
 from orcinus.v1 import worker_pb2
 
 OnProgress = Callable[[int, int], None]
-"""A function that is called with the number of bytes that all ranks have loaded so far, and with
-their total number of bytes."""
+"""A function that is called with the number of bytes of weights that all ranks have loaded so far,
+and the total number of bytes that they must load."""
 
 OnCheckpoint = Callable[[list[list[str]]], None]
 """A function that is called with the rows of a CheckpointReport. Each row is a pair of texts."""
@@ -47,7 +47,7 @@ class Loading:
             self._on_progress(done, total)
 
     def note_checkpoint(self, payload: bytes) -> None:
-        """Passes on the report about the checkpoint. `payload` is a rank's message
+        """Passes the report about the checkpoint to `on_checkpoint`. `payload` is a rank's message
         (`MessageKind.CHECKPOINT`)."""
         if self._on_checkpoint is not None:
             self._on_checkpoint(json.loads(payload))

@@ -1,8 +1,8 @@
 """Watches the heartbeats of a stage's ranks, and sends the heartbeats of the stage.
 
 Each rank sends heartbeats from the start of its process, more often than the stage. The stage has
-failed when a rank ends or is silent for too long. Until then the stage sends heartbeats: they say
-that its controller runs, and that no rank counts as lost.
+failed when a rank ends or is silent for too long. Until then the stage sends heartbeats. They mean
+that the controller of the stage runs and that no rank counts as lost.
 """
 
 import asyncio
@@ -95,7 +95,8 @@ class RankWatch:
             self._n_missed[tp_rank] += 1
 
     def beat(self) -> None:
-        """Sends a heartbeat of the stage if every rank has sent one since it has started."""
+        """Sends a heartbeat of the stage, if every rank has sent a heartbeat since the rank
+        started."""
         if len(self._heard) == self.tp_size:
             self.n_heartbeats += 1
             self._on_alive()

@@ -37,8 +37,8 @@ class ReportFeed:
                 self._remove(queue)
 
     def publish_heartbeat(self, *, leaves_in_ms: int = 0) -> None:
-        """Tells watchers that the stage is alive, and after how many milliseconds it ends at the
-        latest, if it was told to stop."""
+        """Tells watchers that the stage is alive. If the worker must stop, `leaves_in_ms` is the
+        number of milliseconds after which it ends at the latest; otherwise 0."""
         heartbeat = worker_pb2.StageHeartbeat(leaves_in_ms=leaves_in_ms)
         self._publish(worker_pb2.WatchStageResponse(heartbeat=heartbeat))
 
@@ -70,7 +70,8 @@ class ReportFeed:
 
     @contextlib.contextmanager
     def expecting(self) -> Iterator[None]:
-        """Counts as a watcher inside the `with` block."""
+        """Makes `until_unwatched` treat the stage as watched inside the `with` block, in which a
+        watcher is about to arrive."""
         self._n_expected += 1
         self._note_watchers()
         try:
@@ -80,8 +81,8 @@ class ReportFeed:
             self._note_watchers()
 
     async def until_unwatched(self, *, for_s: float) -> None:
-        """Waits until there has been no watcher for `for_s` seconds. Returns at once if there is
-        none when it is called."""
+        """Waits until there has been no watcher for `for_s` seconds. Returns at once if there is no
+        watcher at the time of the call."""
         while self._is_watched.is_set():
             await self._is_unwatched.wait()
             with contextlib.suppress(TimeoutError):

@@ -1,8 +1,8 @@
-"""Makes a span for a stage's part of each traced iteration, from the timings of its rank.
+"""Makes a trace span for a stage's part of each traced iteration, from the timings of its rank.
 
-Ranks do not use OpenTelemetry. A rank reports its timings, and the controller makes the span, whose
-parent is the scheduler's span that the plan names. The span begins when the plan was forwarded, so
-that it includes the time for which the plan waited behind earlier iterations.
+Ranks do not use OpenTelemetry. A rank reports its timings, and the controller makes the trace span,
+whose parent is the scheduler's trace span that the plan names. The trace span begins when the plan
+was forwarded, so that it includes the time for which the plan waited behind earlier iterations.
 """
 
 from collections import deque
@@ -39,7 +39,7 @@ class StageTracer:
         self._forwarded.append(now_ns)
 
     def record(self, payload: bytes) -> None:
-        """Makes the span of one iteration from `payload`, the bytes of an IterationTrace."""
+        """Makes the trace span of one iteration from `payload`, the bytes of an IterationTrace."""
         trace = worker_pb2.IterationTrace.FromString(payload)
         timing = trace.timing
         began_ns = min(trace.start_unix_ns, self._forwarded_at(trace) or trace.start_unix_ns)

@@ -1,10 +1,11 @@
-"""Allowed next tokens of requests for which they depend on the output so far: requests that follow
-a grammar, and requests with banned words.
+"""The tokens that may come next in an output, for requests where they depend on the output so far:
+requests that follow a grammar, and requests with banned words.
 
-A row's matcher has taken the generated tokens up to some position. It takes the tokens that this
-rank has sampled and, for a request that is resumed after a loss, the generated tokens that the plan
-contains. On a CPU sampled tokens are known at once. On a GPU they arrive while the device computes
-the next iteration. `masks` waits for their arrival; this is the only wait of the host.
+Each of these requests has a matcher. Generated tokens are passed to the matcher in order: the
+tokens that this rank has sampled and, for a request that is resumed after a loss, the generated
+tokens that the plan contains. On a CPU sampled tokens are known at once. On a GPU they arrive while
+the device computes the next iteration. `masks` waits for their arrival; the host waits nowhere
+else.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from services.worker.engine.plan import Ints, PlanError
 class Matcher(Protocol):
     """The state of one output in its grammar, or among its banned words.
 
-    For grammars, `services.grammar` implements this protocol, so the engine does not import
-    llguidance. For banned words, `BadWordsMatcher` does.
+    For grammars, `services.grammar` implements this protocol, so that the engine need not import
+    llguidance. For banned words, `BadWordsMatcher` implements it.
     """
 
     def take(self, token_id: int) -> None:
-        """Advances the position in the grammar by one token."""
+        """Adds the next token to the output."""
 
     @property
     def is_cut(self) -> bool:
@@ -61,8 +62,7 @@ class TokenArrival(Protocol):
 
 @dataclass(slots=True)
 class _Constrained:
-    """A request with a matcher. The record also has the position of the next token that the matcher
-    must take."""
+    """A request with a matcher, and the position of the next token that the matcher must take."""
 
     matcher: Matcher
     position: int
@@ -79,7 +79,7 @@ class ConstrainedRows:
 
 
 class Constraints:
-    """The matchers of the requests of an epoch, by row."""
+    """The matchers of an epoch's requests, by the requests' rows in the request table."""
 
     def __init__(self, grammars: Grammars | None) -> None:
         """`grammars` is None on ranks that do not sample, and for models that can follow no
@@ -89,7 +89,7 @@ class Constraints:
         self._arriving: list[tuple[ConstrainedRows, TokenArrival]] = []
 
     def __bool__(self) -> bool:
-        """Returns whether a request has a matcher."""
+        """Returns whether any request has a matcher."""
         return bool(self._held)
 
     def __contains__(self, row: int) -> bool:

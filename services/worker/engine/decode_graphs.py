@@ -5,8 +5,8 @@ than the GPU takes to run them. A graph is a recording of these launches with fi
 sizes. So a batch is padded to one of a few shapes, and its inputs are copied to the addresses from
 which the recording reads:
 
-    batch size      1, 2, 4, 8, then in steps of 8 to 64, of 16 to 256, of 32 above
-    block tables    wide enough for sequences of 1,024, 2,048, 4,096, ... or the most tokens
+    batch size      1, 2, 4, 8; up to 64 in steps of 8, up to 256 in steps of 16, then of 32
+    block tables    wide enough for sequences of 1,024, 2,048, 4,096, ... tokens, up to the longest
 
 The width of the block tables decides how attention divides its work. If there were only one width,
 short sequences would take as long to plan and to upload as long ones. Some shapes are recorded when
@@ -50,8 +50,8 @@ _RECORDINGS_BYTES = 1 << 29
 
 
 def reserved_bytes(max_spans: int, result_bytes: int) -> int:
-    """Returns the number of bytes of GPU memory that the graphs of an epoch may take. Results have
-    `result_bytes` for each span.
+    """Returns the number of bytes of GPU memory that the graphs of an epoch may take. The result of
+    an iteration has `result_bytes` for each span.
 
     The bytes of results are counted four times, because a graph also keeps three copies of the
     logits: before a cap, after a cap, and scaled.
@@ -251,7 +251,8 @@ def padded_size(n_spans: int) -> int:
 
 
 def padded_length(n_keys: int, max_model_len: int) -> int:
-    """Returns the shortest sequence length of a graph, in tokens, that is not below `n_keys`."""
+    """Returns the sequence length, in tokens, for which a graph's block tables are wide: the
+    shortest of the possible lengths that is at least `n_keys`."""
     length = _FIRST_WIDTH
     while length < n_keys:
         length *= _WIDTH_FACTOR

@@ -69,8 +69,8 @@ class DecodeShape:
 
 @dataclass(frozen=True, slots=True)
 class TokenLayout:
-    """The places of the tokens of a batch: in the batch, in their sequences and in the K/V
-    storage."""
+    """Where the tokens of a batch are: their indices in the batch, their positions in their
+    sequences and their slots in the K/V storage."""
 
     starts: Ints  # [n_spans], position of each span's first token
     widths: Ints  # [n_spans], number of tokens of each span, padding included

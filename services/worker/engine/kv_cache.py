@@ -1,8 +1,8 @@
 """Paged storage for the keys and values of one stage's layers, for the heads of one rank.
 
-For all stages, the scheduler's K/V manager decides to which request and to which group of layers a
-block belongs. A block id stands for the same slots on all stages. Layers of different groups share
-storage, since a block belongs to one group at a time.
+The scheduler's K/V manager decides, for all stages at once, to which request and to which group of
+layers a block belongs. A block id stands for the same slots on all stages. Layers of different
+groups share storage, since a block belongs to one group at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """A function that returns memory for a tensor of a shape and a type, without NaNs."""
 
 _NOWHERE = -1
-"""Place value for a layer that stores no keys and values."""
+"""Place of a layer that neither stores keys and values nor uses the keys and values of an earlier
+layer."""
 
 
 def kv_block_bytes(
@@ -53,10 +54,11 @@ class KVCache:
         allocate: Allocate | None = None,
     ) -> None:
         """Allocates all blocks, by default filled with zeros. `groups` are by default the groups of
-        the configuration. `allocate` returns memory that may have the blocks of an earlier epoch.
+        the configuration. The memory that `allocate` returns may contain the blocks of an earlier
+        epoch.
 
-        Attention reads slots after the end of a sequence with weight zero. An uninitialised slot
-        may be NaN, and zero times NaN is NaN.
+        Memory must not contain NaNs: attention reads slots after the end of a sequence with weight
+        zero, and zero times NaN is NaN.
         """
         self.n_blocks = n_blocks
         self.block_size = block_size
@@ -93,7 +95,8 @@ def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> 
 def _places(
     config: ModelConfig, layers: range, groups: KVGroups, tp_size: int
 ) -> dict[int, KVSizes]:
-    """Returns the sizes of keys and values at each place of a block on this rank.
+    """Returns, for each place within a block, the sizes of the keys and values that this rank
+    stores there.
 
     Layers of different groups use the same place, since a block belongs to one group at a time.
     """
@@ -106,8 +109,9 @@ def _places(
 
 
 def _place_of_each(config: ModelConfig, layers: range, groups: KVGroups) -> list[int]:
-    """Returns, for each layer, the index of its storage within the blocks of its group. A layer
-    that stores no keys and values has the index of the layer whose keys and values it uses."""
+    """Returns, for each layer, its place: the index of its storage among the layers of its K/V
+    group. A layer that stores no keys and values has the place of the layer whose keys and values
+    it uses."""
     of_layers = groups.of_layers
     n_before: Counter[int] = Counter()
     places: dict[int, int] = {}

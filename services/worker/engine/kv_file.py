@@ -1,9 +1,10 @@
 """A file in memory with the keys and values of one rank, which outlive the rank's process.
 
 A rank that starts takes over the file of an earlier process with the same stage, rank, model, build
-and layout. It holds a lock on the file as long as it lives, so a file has one writer: the file of a
-process that is stopped, and may go on, is not taken over. The files of ranks of other stages and
-models stay for the processes that take their places. If memory lacks, they are removed.
+and layout. A rank holds a lock on its file as long as the rank's process lives, so a file has one
+writer. The file of a process that is stopped by a signal is not taken over, because the process may
+continue. The files of ranks of other stages and models stay for later processes of these ranks, and
+are removed only if there is too little memory for a new file.
 
 All of the file's memory is allocated at the beginning. So a full file system is an error at the
 start, and not a signal that ends the process in the middle of an iteration.
@@ -32,7 +33,7 @@ from torch import Tensor
 from services.worker.engine.kv_record import RECORD_BYTES, KVRecord, Stored
 
 DYING_S = 0.5
-"""Seconds for which a process that is being killed may still hold its file. Its threads must run
+"""Seconds to wait for a process that is being killed and still holds its file. Its threads must run
 once more to end, which takes a while on a busy machine."""
 
 POLL_S = 0.005
@@ -41,8 +42,8 @@ POLL_S = 0.005
 _HEADER_BYTES = 4096  # the record, and then nothing up to the end of its page
 _ALIGNMENT = 64
 _OWN = re.compile(r"(?P<stage>[0-9a-f]{16})\.(?P<rank>\d+)\.[0-9a-f]{8}\.kv")
-"""Names of files: a digest of everything that ranks of one stage have in common, the rank, and a
-random number."""
+"""Pattern of the names of K/V files: a digest of everything that the ranks of one stage have in
+common, the rank, and a random number."""
 
 assert RECORD_BYTES <= _HEADER_BYTES
 
@@ -58,15 +59,16 @@ class KVFile:
         self._bytes = torch.frombuffer(self._mapped, dtype=torch.uint8)
         self._n_used = _HEADER_BYTES
         self.record = KVRecord(memoryview(self._mapped))
-        """Which epoch wrote to the memory, and how far its keys and values are complete."""
+        """The record of the epoch that wrote to the memory last, and of the last iteration whose
+        keys and values are complete."""
 
     @classmethod
     def open(cls, directory: Path, *, stage: str, rank: int, n_bytes: int) -> KVFile:
-        """Takes over the newest file of an earlier process in `directory`, or else makes a file
-        with room for tensors of `n_bytes` bytes. If processes have locked all files of this rank,
-        one of them may be dying, so this method waits for `DYING_S`. `stage` is a digest of 16
-        hexadecimal digits of everything that the content depends on, except the number `rank` of
-        the rank.
+        """Takes over the newest file that an earlier process of this rank left in `directory`, or
+        else makes a file with room for tensors of `n_bytes` bytes. If other processes have locked
+        all files of this rank, one of them may be dying, so this method tries for `DYING_S`
+        seconds. `stage` has 16 hexadecimal digits: a digest of everything that the content depends
+        on, except the number `rank` of the rank.
 
         Raises:
             OSError: the directory cannot be used, or has too little memory.
@@ -91,8 +93,8 @@ class KVFile:
         return cls(_made(path, n_bytes), path)
 
     def begin(self, n_blocks: int) -> Stored:
-        """Begins an epoch with `n_blocks` blocks, whose tensors `allocate` returns anew. Returns
-        what the memory has."""
+        """Begins an epoch with `n_blocks` blocks: `allocate` again returns the tensors from the
+        beginning of the memory. Returns which keys and values the memory holds."""
         self._n_used = _HEADER_BYTES
         return self.record.begin(n_blocks)
 
@@ -108,23 +110,25 @@ class KVFile:
 
 
 def padded(n_bytes: int, *, n_tensors: int) -> int:
-    """Returns the room that `n_tensors` tensors of together `n_bytes` bytes need in a file."""
+    """Returns the number of bytes that `n_tensors` tensors take in a file if they have `n_bytes`
+    bytes together: each tensor may need padding."""
     return n_bytes + n_tensors * _ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
 class _FreeFile:
-    """A file that no living process has locked. This process has locked it."""
+    """A K/V file that no other process uses. This process holds its lock."""
 
     fd: int
     path: Path
 
     def has(self, n_bytes: int) -> bool:
-        """Returns whether the file has `n_bytes` bytes."""
+        """Returns whether the size of the file is `n_bytes`."""
         return os.fstat(self.fd).st_size == n_bytes
 
     def age(self) -> tuple[int, int]:
-        """Returns the last epoch and iteration in the record. The newest file has the largest."""
+        """Returns the last epoch and iteration in the record. The file with the largest pair is the
+        newest."""
         stored = KVRecord(memoryview(bytearray(os.pread(self.fd, RECORD_BYTES, 0)))).stored
         return stored.epoch, stored.iteration
 
@@ -135,7 +139,7 @@ class _FreeFile:
         self.leave()
 
     def leave(self) -> None:
-        """Leaves the file to other processes."""
+        """Closes the file, which releases the lock. Other processes can then take the file."""
         os.close(self.fd)
 
 
@@ -154,7 +158,8 @@ def _newest_free(directory: Path, stage: str, rank: int, n_bytes: int) -> _FreeF
 
 
 def _remove_others(directory: Path, stage: str) -> int:
-    """Removes the files of other stages and models that no process uses, and returns how many."""
+    """Removes the files of other stages and models that no process uses, and returns the number of
+    removed files."""
     others = list(_free_files(directory, lambda its_stage, its_rank: its_stage != stage))
     for file in others:
         file.remove()
@@ -162,8 +167,8 @@ def _remove_others(directory: Path, stage: str) -> int:
 
 
 def _free_files(directory: Path, is_wanted: Callable[[str, int], bool]) -> Iterator[_FreeFile]:
-    """Locks and yields the files that no process has locked. `is_wanted` says by stage and rank
-    whether a file is looked at."""
+    """Locks and yields the K/V files that no process has locked. `is_wanted` is called with the
+    stage digest and the rank in a file's name, and returns whether to try this file."""
     for path in sorted(directory.iterdir()):
         name = _OWN.fullmatch(path.name)
         if name is None or not is_wanted(name["stage"], int(name["rank"])):
@@ -179,8 +184,9 @@ def _free_files(directory: Path, is_wanted: Callable[[str, int], bool]) -> Itera
 
 
 def _made(path: Path, n_bytes: int) -> int:
-    """Makes a file of zeros with all its memory, and returns it locked. The file has no name before
-    it is complete, so that it goes away if the process ends.
+    """Makes a file of zeros and allocates all its memory. Returns the descriptor of the file,
+    locked. The file gets its name when it is complete, so that no incomplete file stays if the
+    process ends before.
 
     Raises:
         OSError: there is too little memory, or the file system has no files without names.
@@ -212,13 +218,15 @@ def _lock(fd: int) -> bool:
 
 
 def _is_mine(fd: int) -> bool:
-    """Returns whether a file belongs to the user of this process, and no other user may read it."""
+    """Returns whether a file belongs to the user of this process and has no access rights for other
+    users."""
     status = os.fstat(fd)
     return status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o600
 
 
 def _is_at(path: Path, fd: int) -> bool:
-    """Returns whether a file is still at its path. Another rank may have removed it just now."""
+    """Returns whether an open file is still at its path. Another rank may have removed the file
+    just now."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
     except FileNotFoundError:

@@ -28,7 +28,7 @@ class NoMemoryLeft(CannotStart):
 
 
 class DeviceMemory(Protocol):
-    """The memory of a device, in bytes."""
+    """The memory of a device. Methods return numbers of bytes."""
 
     def total(self) -> int:
         """Returns the size of the memory."""

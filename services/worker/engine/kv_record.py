@@ -1,10 +1,11 @@
 """The record beside a rank's keys and values: the epoch that wrote them, and how much is complete.
 
 The record lies in memory that outlives the rank's process, so the process may end at any moment,
-also while it writes the record. So there are two slots, which are written in turn, and each has a
-checksum. A slot that was being written is not valid, and then the other slot counts. That slot says
-less, never more: it is older by one iteration, or it names the epoch before the first iteration of
-an epoch has begun to write keys and values.
+also while it writes the record. So the record has two slots, which are written in turn, and each
+slot has a checksum. If a slot was only partly written, its checksum is wrong, and the other slot
+counts. That slot is older by one write: it names the previous iteration, or the previous epoch if
+the new epoch has not written any keys and values yet. So a record never claims more than is
+complete.
 """
 
 import secrets
@@ -23,35 +24,37 @@ RECORD_BYTES = 2 * _SLOT_BYTES
 
 
 class Stored(NamedTuple):
-    """The keys and values that a memory has."""
+    """Which keys and values a memory holds."""
 
     memory: bytes
-    """Random name of the memory and of the places of its blocks."""
+    """Random id of the memory. A new id is chosen when the number of blocks changes, so an equal id
+    means that blocks lie at the same places."""
     n_blocks: int
-    """Number of blocks, on which the places of blocks depend."""
+    """Number of blocks. It determines where in the memory a block lies."""
     epoch: int = 0
-    """Epoch that wrote to the memory last; 0 if none has."""
+    """Epoch that last wrote to the memory; 0 if no epoch has."""
     iteration: int = 0
-    """Last iteration of this epoch whose keys and values are complete; 0 if none is."""
+    """Last iteration of `epoch` whose keys and values are complete; 0 if there is none."""
 
 
 class KVRecord:
     """A record in the first `RECORD_BYTES` bytes of a buffer."""
 
     def __init__(self, buffer: memoryview) -> None:
-        """The bytes of `buffer` must be writable."""
+        """Reads the record in `buffer`, which must be writable."""
         self._buffer = buffer
         self._sequence, stored = self._newest()
         self._memory, self._n_blocks, self._epoch, self._iteration = stored
 
     @property
     def stored(self) -> Stored:
-        """The keys and values that the memory has."""
+        """Which keys and values the memory holds."""
         return Stored(self._memory, self._n_blocks, self._epoch, self._iteration)
 
     def begin(self, n_blocks: int) -> Stored:
-        """Begins an epoch that uses `n_blocks` blocks, and returns what the memory has. If blocks
-        had other places before, the memory gets a new name."""
+        """Begins an epoch that uses `n_blocks` blocks, and returns which keys and values the memory
+        holds. If the number of blocks has changed, blocks lie at other places, so the memory gets a
+        new id and counts as empty."""
         if self._n_blocks != n_blocks:
             self._memory, self._n_blocks = secrets.token_bytes(NAME_BYTES), n_blocks
             self._epoch = self._iteration = 0
@@ -59,13 +62,14 @@ class KVRecord:
         return self.stored
 
     def note_begun(self, epoch: int) -> None:
-        """Notes that an epoch is about to write keys and values. Must be called before the epoch's
-        first iteration."""
+        """Records that an epoch is about to write keys and values. Must be called before the
+        epoch's first iteration."""
         self._epoch, self._iteration = epoch, 0
         self._write()
 
     def note_complete(self, iteration: int) -> None:
-        """Notes that the keys and values of an iteration, and of all before, are complete."""
+        """Records that the keys and values of this iteration, and of all iterations before it, are
+        complete."""
         self._iteration = iteration
         self._write()
 
@@ -77,8 +81,8 @@ class KVRecord:
         self._buffer[start : start + len(slot)] = slot
 
     def _newest(self) -> tuple[int, Stored]:
-        """Returns the sequence number and the fields of the newest valid slot, or those of a memory
-        without content."""
+        """Returns the sequence number and the fields of the newest valid slot. If no slot is valid,
+        returns the number 0 and the fields of an empty memory."""
         newest = 0, Stored(bytes(NAME_BYTES), 0)
         for start in (0, _SLOT_BYTES):
             fields = bytes(self._buffer[start : start + _FIELDS.size])

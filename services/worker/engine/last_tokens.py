@@ -43,7 +43,8 @@ class LastTokens(Protocol):
         """Writes the last tokens of `rows` [n] to the indices `places` [n] of a batch's `token_ids`
         [n_tokens].
 
-        A last token of -1 is written as 0, because it may be embedded before the host refuses it.
+        A last token of -1 is written as 0, because the device may embed the token before the host
+        has read it and has failed the request.
         """
 
 

@@ -2,9 +2,9 @@
 
 A log-probability is the logarithm of the softmax of the model's logits in float32, without
 penalties, biases, masks and filters. So it depends neither on the request's sampling options nor on
-the rest of the batch. For sampled tokens the caller has computed the logits. For the tokens of a
-prompt the logits are computed here from the hidden states, a few rows at a time, since the logits
-of all tokens might not fit in memory.
+the rest of the batch. For sampled tokens, the caller passes the logits. For the tokens of a prompt,
+this module computes the logits from the hidden states, a few rows at a time, since the logits of
+all tokens might not fit in memory.
 
 This module does not depend on the model: the caller passes a function that computes the logits of
 rows of hidden states.
@@ -52,7 +52,7 @@ class WantedLogprobs:
 
     @property
     def n_top(self) -> int:
-        """The largest number of alternatives that a span asks for."""
+        """The largest number of most likely tokens that a span asks for."""
         return max(span.n_top for span in self.spans)
 
     @property
@@ -63,8 +63,8 @@ class WantedLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class LogprobColumns:
-    """Log-probabilities and ranks of tokens and, for each token, the `n_top` most likely
-    alternatives."""
+    """Log-probabilities and ranks of tokens and, for each of these tokens, the `n_top` most likely
+    tokens at its position."""
 
     logprobs: Tensor  # [n] float32
     ranks: Tensor  # [n] int64, from 1
@@ -73,8 +73,8 @@ class LogprobColumns:
 
     @classmethod
     def of(cls, logits: Tensor, tokens: Tensor, *, n_top: int) -> LogprobColumns:
-        """Returns the log-probabilities of `tokens` [n] and of their `n_top` most likely
-        alternatives, computed from `logits` [n, vocab_size]."""
+        """Returns the log-probabilities of `tokens` [n] and of the `n_top` most likely tokens at
+        the position of each, computed from `logits` [n, vocab_size]."""
         logits = logits.float()
         total = logits.logsumexp(-1)
         # A token of -1 stands for logits that are not finite; its request fails afterwards.
@@ -146,7 +146,7 @@ class BatchLogprobs:
 
 
 class LogprobRequests:
-    """The requests of a rank's table that ask for log-probabilities, by row."""
+    """Which requests of a rank's table ask for log-probabilities, by row."""
 
     def __init__(self, *, vocab_size: int) -> None:
         self._vocab_size = vocab_size

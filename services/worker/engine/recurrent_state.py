@@ -1,4 +1,4 @@
-"""The recurrent states of requests, by row. Some layers keep such states in addition to keys and
+"""The recurrent states of requests, by row. Some layers keep such states instead of keys and
 values.
 
 A layer of linear attention has one state of fixed size for each request, and the last inputs of its
@@ -82,7 +82,8 @@ class RecurrentState:
         to `rows`.
 
         Spans after `rows` are padding, and have the last index. Rows beyond the number of states
-        also have the last index, as in a trial without states.
+        also have the last index: in a trial iteration, which has no states of requests, all rows
+        do.
         """
         places = np.full(n_spans, self._n_rows)
         places[: len(rows)] = np.minimum(rows, self._n_rows)
@@ -100,8 +101,9 @@ class Division:
 def divide(memory_bytes: int, *, block_size: int, block_bytes: int, row_bytes: int) -> Division:
     """Divides a rank's memory for keys and values between blocks and the states of requests.
 
-    States take up to half of the memory, since a request needs both. If all layers of a stage keep
-    states, its blocks take no memory, and their number is the largest one possible.
+    States take at most half of the memory, since a request needs blocks, too; only the states of a
+    first request may take more. If all layers of a stage keep states, its blocks take no memory,
+    and the number of blocks is MAX_KV_BLOCKS.
 
     Raises:
         CannotStart: the memory is too small for one block and the states of one request.

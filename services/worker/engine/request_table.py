@@ -41,7 +41,7 @@ higher number in a plan is an error."""
 
 @dataclass(slots=True)
 class _Held:
-    """The numbers of tokens, blocks and drafts of a request that are stored on the rank."""
+    """What the rank has stored of a request: the numbers of its tokens, blocks and drafts."""
 
     n_tokens: int = 0
     n_blocks: int = 0

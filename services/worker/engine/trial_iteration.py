@@ -30,7 +30,8 @@ SAMPLED_PENALIZED = SamplingParams(
     bad_token_ids=(0,),
     seed=0,
 )
-"""Sampling options whose iteration takes the most memory: limits, a penalty, a bias and a mask."""
+"""Sampling options whose iteration takes the most memory: top-k, top-p, a penalty, a bias and a
+mask."""
 
 
 class TrialIteration:
@@ -82,8 +83,8 @@ class TrialIteration:
 
 
 class LoneRank:
-    """Replacement for the collectives of a rank whose partners are absent. Results have the right
-    shapes and wrong values."""
+    """Replacement for the collectives of a rank if the other ranks of the stage are absent. Results
+    have the right shapes and wrong values."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
