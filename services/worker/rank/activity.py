@@ -1,7 +1,7 @@
 """The steps of a rank's main thread, and the time that each step may take.
 
 The main thread records each step that it begins, and another thread (`rank.lifeline`) measures the
-time. A main thread that hangs is thus detected within its own process. Only this process knows
+time. So a main thread that hangs is detected within its own process: no other process can tell
 whether the thread computes or waits for other ranks. There is a time limit for computing. A wait
 for other ranks is not an error of this rank while the epoch lasts.
 """
@@ -25,8 +25,8 @@ class Step:
 
     name: str
     limit_s: float | None = None
-    """Seconds that the step may take. If None, the limit follows from `work` or `epoch`; without
-    these, there is no limit."""
+    """Seconds that the step may take. If None, the limit follows from `work` or `epoch`. If these
+    are None too, there is no limit."""
     work: IterationSize | None = None
     """The size of the iteration that the step computes. The time limit depends on this size."""
     epoch: int | None = None
@@ -37,7 +37,7 @@ class Activity:
     """The current step of the main thread."""
 
     def __init__(self, limit: IterationLimit | None = None) -> None:
-        """If `limit` is None, no step has a limit."""
+        """`limit` gives the time limits of steps. If it is None, no step has a limit."""
         self._limit = limit or IterationLimit(floor_s=float("inf"), ceiling_s=float("inf"))
         self.step = Step("loads")
         """The current step; other threads may read it."""
@@ -61,15 +61,15 @@ class Activity:
         self.step = Step("profiles", max(PROFILE_LIMIT_S, self.floor_s))
 
     def compute(self, iteration: int, work: IterationSize) -> None:
-        """Records that the thread computes an iteration. If this is the current step already, its
-        time goes on from the first call."""
+        """Records that the thread computes an iteration. A repeated call for the current iteration
+        does not restart the time of the step."""
         name = f"computes iteration {iteration}"
         if self.step.name != name:
             self.step = Step(name, work=work)
 
     def exchange(self, iteration: int, epoch: int) -> None:
-        """Records that the thread receives or sends activations of an iteration. If this is the
-        current step already, its time goes on from the first call."""
+        """Records that the thread receives or sends activations of an iteration. A repeated call
+        for the current iteration does not restart the time of the step."""
         name = f"exchanges iteration {iteration}"
         if self.step.name != name:
             self.step = Step(name, epoch=epoch)
@@ -97,13 +97,13 @@ class StepTimer:
 
     def end_epochs_before(self, epoch: int | None) -> None:
         """Records that all epochs before `epoch` are over, or all epochs if None. A step that waits
-        for ranks of such an epoch must end soon."""
+        for ranks of such an epoch must then end within `Activity.floor_s` seconds."""
         self._first_epoch = max(self._first_epoch, sys.maxsize if epoch is None else epoch)
         self._spent_s = 0.0
 
     def add(self, elapsed_s: float) -> str | None:
         """Adds `elapsed_s` seconds, in which the process has run, to the time of the current step.
-        Returns a text with the reason if the step has taken too long, otherwise None."""
+        Returns the reason, as text, if the step has taken too long, otherwise None."""
         step = self._activity.step
         if step is not self._step:
             self._step, self._spent_s = step, 0.0

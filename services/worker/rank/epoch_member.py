@@ -53,10 +53,12 @@ class EpochMember:
     ) -> None:
         """`clock` tells when the device has finished an iteration. Without `clock`, an iteration
         counts as finished when it has been started. `activity` records the steps of this member.
-        `kv_record`, on a CPU, is the record beside the keys and values, if they outlive epochs."""
+        `kv_record` is the record of the memory with the keys and values. It is None if keys and
+        values do not outlive epochs, as on every GPU."""
         self.request = request
         self.stored_kv = None if kv_record is None else kv_record.stored
-        """The keys and values that the rank had when it joined the epoch. None if it had none."""
+        """The keys and values that the rank's memory held when it joined the epoch. None if keys
+        and values do not outlive epochs."""
         self._kv_record = kv_record
         self._has_begun = False
         self._runner = runner
@@ -80,7 +82,8 @@ class EpochMember:
 
     @property
     def next_iteration(self) -> int:
-        """Number of the announced iteration that is started next. One must be announced."""
+        """Number of the announced iteration that is started next. At least one iteration must be
+        announced."""
         return self._announced[0].message.iteration
 
     def announce(self, message: worker_pb2.RunIterationsRequest) -> None:

@@ -28,7 +28,7 @@ class Lifeline:
         *,
         on_hang: Callable[[str], None] = end_hung_process,
     ) -> None:
-        """`on_hang` is called with the reason when the main thread hangs. By default it ends the
+        """`on_hang` is called with the reason when the main thread hangs. The default ends the
         process."""
         self._channel = channel
         self._timer = StepTimer(activity)

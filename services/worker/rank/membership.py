@@ -4,7 +4,8 @@ released.
     join: connect in a separate thread (`EpochEntry`) → enter: a new `EpochMember` → leave
 
 The rank's main thread uses the membership. Only `leave_before` is called from another thread, the
-lifeline, which receives the controller's messages while the main thread waits, and ends that wait.
+lifeline: that thread receives the controller's messages while the main thread waits for other
+ranks, and ends this wait.
 """
 
 import sys
@@ -31,8 +32,9 @@ class Membership:
         connect: Callable[[worker_pb2.JoinPipelineRequest], Transport],
         enter: Callable[[worker_pb2.JoinPipelineRequest, Transport], EpochMember],
     ) -> None:
-        """`connect` is called in a separate thread. `enter` makes the member when all ranks have
-        met. If `enter` raises TransferError, it must have closed the transport."""
+        """`connect` returns the transport of an epoch, and is called in a separate thread. `enter`
+        is then called with the transport and returns the member of the epoch. If `enter` raises
+        TransferError, it must have closed the transport."""
         self._connect = connect
         self._enter = enter
         self._member: EpochMember | None = None
@@ -42,7 +44,7 @@ class Membership:
 
     @property
     def current(self) -> EpochMember | None:
-        """The member of the current epoch, or None. Callers must not keep the result, because it
+        """The member of the current epoch, or None. Callers must not store the member, because it
         keeps the epoch's K/V in memory."""
         return self._member
 

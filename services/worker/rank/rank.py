@@ -62,8 +62,9 @@ class Rank:
         grammars: Grammars | None = None,
         activity: Activity | None = None,
     ) -> None:
-        """Only one rank of a stage has `report_results`, and only one rank of a pipeline has a
-        `rendezvous`. `grammars` is None on ranks that do not sample, or whose model can follow no
+        """`report_results` is true on one rank of each stage: the rank that reports results and
+        timings. `rendezvous` is the store in which ranks meet, on the one rank of the pipeline that
+        serves it. `grammars` is None on ranks that do not sample, and if the model can follow no
         grammar. `activity` records the steps of the loop."""
         self.membership = membership
         """The epoch that the rank is in. Other threads may only call `leave_before`."""
@@ -143,8 +144,9 @@ class Rank:
         return f"{epoch} {stored.memory.hex()} {stored.epoch} {stored.iteration}".encode()
 
     def prepare_grammar(self, payload: bytes) -> None:
-        """Begins to compile the grammar of a PrepareGrammarRequest, and reports the result to the
-        controller. Called from another thread, so that it does not wait for an iteration."""
+        """Begins to compile the grammar of a PrepareGrammarRequest, and later reports the result to
+        the controller. Called from the lifeline's thread, so that compiling need not wait for the
+        end of an iteration."""
         request = worker_pb2.PrepareGrammarRequest.FromString(payload)
         on_end = partial(self._report_grammar, request.digest)
         if self._grammars is None:

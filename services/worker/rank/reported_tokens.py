@@ -2,7 +2,8 @@
 
 A sampled token of -1 stands for logits that are not finite. Its span is *broken*, and so is a span
 with a log-probability that is not finite. The request of a broken span fails, and no other request
-is affected. Tokens after a rejected draft are not used, so they break no span.
+is affected. The tokens that were sampled after a rejected draft are not used, so they break no
+span.
 """
 
 from collections.abc import Sequence

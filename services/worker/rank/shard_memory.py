@@ -32,16 +32,16 @@ class ShardMemory:
     """The memory of one rank for keys and values, and for the states of recurrent layers."""
 
     def __init__(self, settings: RankSettings, model: StageModel, *, records_graphs: bool) -> None:
-        """`records_graphs` says whether decodes are recorded as CUDA graphs, which take memory of
-        their own."""
+        """`records_graphs` says whether decodes are recorded as CUDA graphs, for which memory must
+        be left."""
         self._settings = settings
         self._model = model
         self._records_graphs = records_graphs
 
     @cached_property
     def division(self) -> Division:
-        """The numbers of K/V blocks and state rows that fit into the memory of this rank. Each
-        epoch uses all of its state rows, but only as many blocks as every stage has."""
+        """The numbers of K/V blocks and state rows that fit into the memory of this rank. An epoch
+        uses all state rows, but only as many blocks as fit on every stage."""
         settings, model = self._settings, self._model
         row_bytes = state_bytes(
             model.config, model.layers, dtype=model.dtype, tp_size=settings.tp_size
@@ -91,11 +91,11 @@ class ShardMemory:
 
     def open_kv_file(self) -> KVFile | None:
         """Opens the file for keys and values, and returns it. Returns None if the settings name no
-        directory for it, or it cannot be made: keys and values are then in memory of this process,
-        and are new in each epoch.
+        directory for the file or the file cannot be made. Then keys and values are in memory of
+        this process, and are new in each epoch.
 
-        Keys and values of a model whose layers keep a state of each request are not kept, since the
-        states are not kept.
+        Also returns None on a GPU, and if layers of the model keep a state of each request: the
+        states do not outlive the process, and keys and values are useless without them.
         """
         settings, model, division = self._settings, self._model, self.division
         if settings.kv_directory is None or model.device.type != "cpu" or division.n_state_rows:
@@ -134,8 +134,8 @@ class ShardMemory:
 
 
 def _stage_digest(settings: RankSettings) -> str:
-    """Returns a digest of everything that the keys and values of a stage depend on, and that its
-    ranks have in common."""
+    """Returns a digest of everything that the keys and values of a stage depend on and that is
+    equal on all ranks of the stage. It has 16 hexadecimal digits."""
     facts = {
         **traits_of(settings),
         "files": "" if settings.load_format == "random" else files_digest(settings.model),

@@ -47,7 +47,7 @@ PROGRESS_INTERVAL_S = 0.1
 """Interval in seconds between two reports of the progress of loading."""
 
 RECORDING_LIMIT_S = 1.0
-"""Seconds after which recording decodes as CUDA graphs stops when an epoch begins."""
+"""Seconds for which decodes are recorded as CUDA graphs at the beginning of an epoch."""
 
 
 class StageShard:
@@ -73,8 +73,8 @@ class StageShard:
         self._memory = ShardMemory(settings, model, records_graphs=new_graphs is not None)
         self._kv_file: KVFile | None = None
         self.grammars = _grammars(settings, model)
-        """The grammars that outputs can follow. None if this rank does not sample or the model can
-        follow none."""
+        """The grammars of the model, which outputs can follow. None if this rank does not sample or
+        the model can follow no grammar."""
 
     @classmethod
     def load(
@@ -85,7 +85,8 @@ class StageShard:
         activity: Activity | None = None,
         batch_builder: type[BatchBuilder] = BatchBuilder,
     ) -> "StageShard":
-        """Loads the weights and reports the progress to the controller."""
+        """Loads the weights of this rank, and reports the progress to the controller through
+        `channel`."""
         device = device_of(settings)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # the device of streams and events that name none
@@ -148,13 +149,13 @@ class StageShard:
         )
 
     def open_kv_file(self) -> None:
-        """Opens the file for keys and values, which all epochs of this process use, if the settings
-        name a directory for it."""
+        """Opens the file for keys and values, if the settings name a directory for it. All epochs
+        of this process use the file."""
         self._kv_file = self._memory.open_kv_file()
 
     def enter(self, request: worker_pb2.JoinPipelineRequest, peers: Transport) -> EpochMember:
-        """Returns the member of a new epoch. On GPUs, its first decodes are recorded as CUDA
-        graphs.
+        """Returns the member of a new epoch. If decodes run as CUDA graphs, first records the most
+        frequent batch shapes for about RECORDING_LIMIT_S seconds.
 
         Raises:
             TransferError: a rank of this stage is gone. `peers` is then closed.
@@ -215,19 +216,16 @@ def _adapters(settings: RankSettings) -> list[Adapter]:
 
 def _windows_on_wire(model: StageModel) -> list[int]:
     """Returns the windows of the K/V groups for the rank's description, with 0 for a group without
-    a window.
-
-    The list is empty if there is only one group and it has no window.
-    """
+    a window. The list is empty if the model has only one group and this group has no window."""
     windows = model.kv_groups.windows
     return [] if windows == (None,) else [window or 0 for window in windows]
 
 
 def _grammars(settings: RankSettings, model: StageModel) -> Grammars | None:
-    """Returns the grammars that outputs can follow.
+    """Returns the grammars of the model, which outputs can follow.
 
-    Returns None on a rank that does not sample, and if the checkpoint has no token that ends an
-    output, or no tokenizer that llguidance can read.
+    Returns None on a rank that does not sample, if the checkpoint has no token that ends an output,
+    or if llguidance cannot read its tokenizer.
     """
     file = tokenizer_file(settings.model)
     eos_token_ids = model.config.eos_token_ids

@@ -1,7 +1,7 @@
 """The traits of a rank: the properties that must be equal on all stages of a pipeline.
 
-A rank reports its traits before it loads weights. So a leader knows which workers fit together
-before it assigns them stages.
+A rank reports its traits before it loads weights, so that a leader can select workers with equal
+traits before it assigns them stages.
 """
 
 from functools import cache
@@ -48,9 +48,9 @@ def traits_of(settings: FreeRankSettings) -> dict[str, str]:
 
 
 def receipt_traits(settings: FreeRankSettings, *, max_model_len: int) -> dict[str, str]:
-    """Returns the traits that receipts need besides the others: the digest of the weights, the name
-    of the kernels, and the length of the longest sequence. Returns none if no receipts are made,
-    since the digest takes time.
+    """Returns the traits that only receipts need: the digest of the weights, the name of the
+    kernels, and the length of the longest sequence in tokens. The result is empty if no receipts
+    are made, because computing the digest takes time.
 
     Raises:
         CannotStart: the weights are random, so no receipt could be checked.
@@ -70,8 +70,9 @@ def receipt_traits(settings: FreeRankSettings, *, max_model_len: int) -> dict[st
 
 @cache
 def _weights_digest(model: Path, files: str) -> str:
-    """Returns the digest of a checkpoint's weights. It takes seconds, and a rank needs its traits
-    twice. `files` is another digest, which changes with the files and takes no time."""
+    """Returns the digest of a checkpoint's weights. Computing it takes seconds, so the result is
+    kept for the second call of a process. `files`, a quick digest, changes when a file changes, and
+    then the result is computed again."""
     return weights_digest(model)
 
 

@@ -13,12 +13,12 @@ from services.worker.engine.logprobs import ReportedSpan
 from services.worker.engine.plan import Admission, IterationPlan
 
 MAX_LOGPROB_NUMBERS = 2**15
-"""Largest number of log-probabilities in one message about a span: about 250 KiB. More are split
-into several messages."""
+"""Largest number of log-probabilities in one message about a span; they take about 250 KiB. A span
+with more is split into several messages."""
 
 MAX_LOGPROB_BYTES = 2**20
-"""Largest number of bytes of log-probabilities in one report. gRPC's limit for a message is four
-times as large."""
+"""Largest number of bytes of log-probabilities in one report. It is a quarter of gRPC's limit for a
+message."""
 
 
 def plan_of(message: worker_pb2.RunIterationsRequest) -> IterationPlan:
@@ -116,8 +116,8 @@ def failure_of(
     is_by_itself: bool = False,
 ) -> worker_pb2.WatchStageResponse:
     """Returns the report that the epoch has failed. `is_of_neighbour` means that another rank is
-    lost, and this rank has not failed. `is_by_itself` means that this rank failed by itself while
-    it computed `iteration`."""
+    lost and this rank has not failed. `is_by_itself` means that this rank failed by itself.
+    `iteration` is the number of the iteration that it computed then, or 0 if it is unknown."""
     return worker_pb2.WatchStageResponse(
         pipeline_id=place.pipeline_id,
         epoch=place.epoch,

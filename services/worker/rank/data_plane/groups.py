@@ -15,8 +15,8 @@ from torch.distributed import Store, Work
 MAX_TAG = 2**31 - 1
 
 CONNECT_TIMEOUT = timedelta(seconds=4)
-"""Timeout for opening the connections of a group, after all its ranks have met. Gloo waits for five
-times this duration."""
+"""Timeout for opening the connections of a group, after all its ranks have met. Gloo multiplies
+this timeout by five."""
 
 _ABORT_TAG = MAX_TAG  # the tag of a receive for which no rank sends
 _NO_TIMEOUT = timedelta(0)  # as an argument of `Work.wait`: the timeout of the group applies
@@ -45,7 +45,7 @@ class Group(Protocol):
         input_sizes: list[int],
         /,
     ) -> Work:
-        """Starts an exchange of slices of equal size: rank r gets slice r of every rank."""
+        """Starts an exchange of slices of equal size: rank r gets slice r of each rank's tensor."""
 
     def abort(self) -> None:
         """Cancels all operations in flight."""
@@ -83,15 +83,14 @@ def make_group(
 
 
 def wait_timeout(group: Group, timeout: timedelta) -> timedelta:
-    """Returns the argument of `Work.wait` for a transfer in `group` that has the given timeout.
-    Gloo and NCCL need different arguments."""
+    """Returns the timeout argument for `Work.wait`, for a transfer in `group` that may take
+    `timeout`. Gloo and NCCL need different arguments."""
     # NCCL has the timeout in its options. With an argument, `Work.wait` would block the host.
     return timeout if isinstance(group, dist.ProcessGroupGloo) else _NO_TIMEOUT
 
 
 def abort_group(group: Group, rank: int, size: int) -> None:
-    """Ends all operations in flight of a group of `size` ranks. This process has the index `rank`
-    in the group."""
+    """Ends all operations in flight of a group of `size` ranks, in which this process is `rank`."""
     if isinstance(group, dist.ProcessGroupGloo):
         # Gloo has no abort. A receive that times out closes all connections of its group, which
         # ends all other operations. A receive from a peer that is gone has no such effect.
