@@ -92,8 +92,8 @@ def load_stage(
 class Checkpoint:
     """The configuration and the tensor files of a checkpoint, and the origin of each derived value.
 
-    `derived` has the names of `ReadConfig.derived`, and "head" if the files were searched for a
-    head.
+    The keys of `derived` are the keys of `ReadConfig.derived`, and "head" unless weights are
+    random.
     """
 
     config: ModelConfig
@@ -110,9 +110,9 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Returns the configuration and the tensor files of a checkpoint; raises UnsupportedModel.
 
-    If the configuration says that head and embedding are one matrix, the tensor files are searched
-    to check this. With `load_format` "random" no files need to exist. `max_model_len` is the
-    operator's setting for the longest sequence.
+    If the configuration says that head and embedding share a matrix, the tensor files are searched
+    for a separate head. With `load_format` "random" no tensor files need to exist. `max_model_len`
+    is the operator's setting for the longest sequence, in tokens.
     """
     files: TensorFiles
     if is_gguf(model):

@@ -126,8 +126,8 @@ def whole_model(config: ModelConfig, dtype: torch.dtype) -> WantedTensors:
 
 
 def _layers(tensors: CheckpointTensors, parts: Sequence[Part]) -> dict[str, list[str]]:
-    """Returns the kinds of matrices in layers, grouped by the form in which they are stored. The
-    kinds are in the order of a layer."""
+    """Returns the kinds of matrices in layers, such as `self_attn.q_proj`, by the form in which
+    they are stored. The kinds are in the order in which a layer reads them."""
     kinds: dict[str, dict[str, None]] = {}
     for part in parts:
         found = _LAYER.fullmatch(part.name)

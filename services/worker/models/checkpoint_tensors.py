@@ -131,8 +131,8 @@ class CheckpointTensors(TensorSource):
         return pack_grouped(matrix, self._device, self._dtype)
 
     def _kept(self, kind: str, parts: Sequence[Part], make: Callable[[], _Matrix]) -> _Matrix:
-        """Returns the matrix of `parts` from the cache if it is there, otherwise what `make`
-        returns. `kind` distinguishes matrices of the same parts."""
+        """Returns the matrix that is made of `parts`: from the cache if it is there, otherwise from
+        `make`. `kind` distinguishes different matrices that are made of the same parts."""
         if self._cached is None:
             return make()
         name = hashlib.sha256(f"{kind}: {list(parts)}".encode()).hexdigest()
@@ -275,7 +275,7 @@ class CheckpointTensors(TensorSource):
 
 
 def _place(spans: Spans, whole: Spans) -> tuple[slice, ...]:
-    """Returns the index range of `spans` relative to the larger area `whole`."""
+    """Returns the index ranges of `spans` within the ranges `whole`, which contain `spans`."""
     return tuple(
         slice(span.start - all_.start, span.stop - all_.start)
         for span, all_ in zip(spans, whole, strict=True)

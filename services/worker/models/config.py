@@ -47,7 +47,7 @@ integers."""
 PositiveInt = Annotated[int, _Limits(gt=0, le=MAX_SIZE)]
 Count = Annotated[int, _Limits(gt=0, le=1024)]
 """Type of a field that is a number of layers or experts. The limit is far above every real model.
-It bounds the memory, since each layer or expert becomes an object."""
+It bounds the memory of loading, since each layer or expert becomes an object."""
 NonNegativeInt = Annotated[int, _Limits(ge=0, le=MAX_SIZE)]
 TokenId = Annotated[int, _Limits(ge=0, le=MAX_SIZE)]
 PositiveFloat = Annotated[float, _Limits(gt=0, allow_inf_nan=False)]
@@ -77,10 +77,11 @@ class KVSizes:
 
 @dataclass(frozen=True, slots=True)
 class StateSizes:
-    """The sizes, in elements, of the memory that a layer keeps for each request. They do not depend
-    on the length of the request.
+    """The sizes, in elements, of the memory that a layer keeps for each request. The sizes do not
+    depend on the length of the request.
 
-    The memory is a state for each head, and the last inputs of a convolution. See `Ops.delta_net`.
+    The memory consists of a state for each head and of the last inputs of a convolution. See
+    `Ops.delta_net`.
     """
 
     n_heads: int  # value heads
@@ -193,8 +194,8 @@ class ModelConfig:
         return _DTYPES[dtype]
 
     def fingerprint(self) -> str:
-        """Returns a SHA-256 of the configuration without the element type. The digest does not
-        depend on the spelling in `config.json`."""
+        """Returns the SHA-256 of the configuration without the element type, in hexadecimal digits.
+        Files that spell the same configuration differently have equal digests."""
         meaning = asdict(self) | {"architecture": self.architecture}
         del meaning["checkpoint_dtype"]
         canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
@@ -214,8 +215,8 @@ def require(config: JsonObject, **allowed: Sequence[Any]) -> None:
 def read_windows(
     config: JsonObject, *, window: int | None, default: Sequence[bool]
 ) -> tuple[int | None, ...]:
-    """Returns the window of each layer, None for a layer without one. Layers with a window are
-    given by the key `layer_types` or, if it is missing, by `default`."""
+    """Returns the window of each layer, None for a layer without a window. The key `layer_types`
+    says which layers have a window; if the key is missing, `default` says so."""
     layer_types = config.get("layer_types")
     if layer_types is None:
         return tuple(window if is_sliding else None for is_sliding in default)
@@ -231,7 +232,7 @@ def read_windows(
 
 
 def default_head_dim(hidden_size: Any, n_heads: Any) -> int | None:
-    """Returns the size of a head if `n_heads` heads divide `hidden_size`.
+    """Returns `hidden_size` divided by `n_heads`: the size of a head by default.
 
     Raises UnsupportedModel if the division leaves a remainder. Returns None if an argument is not a
     positive integer, because the key is validated later and the error is reported there.

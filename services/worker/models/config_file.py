@@ -1,9 +1,10 @@
-"""Reads the configuration of a checkpoint's model, or says why the model cannot be served.
+"""Reads the configuration of a checkpoint's model, or raises the reason why the model cannot be
+served.
 
 No key of `config.json` is skipped silently. A key that the family's configuration does not know is
 refused by name, unless the key is switched off (null, false or empty). The values of known keys are
 validated by pydantic against the types of the configuration's fields. Only this file and
-`quantization_config/` need pydantic. They are imported only for loading a checkpoint.
+`quantization_config/` need pydantic, and they are imported only to load a checkpoint.
 """
 
 from __future__ import annotations
@@ -81,10 +82,10 @@ _COMMON_KEYS = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class ReadConfig:
-    """The configuration of a checkpoint's model, and the origin of values that several files or
+    """The configuration of a checkpoint's model, and the origin of each value that several files or
     keys can give.
 
-    The names of the values are "context", "rope", "ends of turn" and "quantisation".
+    The keys of `derived` are "context", "rope", "ends of turn" and "quantisation".
     """
 
     config: ModelConfig
@@ -122,8 +123,9 @@ def read_directory_config(directory: Path, max_model_len: int | None = None) -> 
 
 
 def _quantization_beside(directory: Path) -> JsonObject:
-    """Returns the quantisation settings from a separate file of the checkpoint, as the entry that
-    they would be in `config.json`."""
+    """Reads the quantisation settings from a separate file of the checkpoint. Returns them under
+    the key `quantization_config`, as `config.json` would have them, or an empty mapping if there is
+    no such file."""
     for name, method in quantization_config.OTHER_FILES.items():
         if (directory / name).exists():
             given = _read_json(directory / name)
@@ -176,7 +178,8 @@ def read_gguf_config(header: GgufHeader, max_model_len: int | None = None) -> Re
 def _gguf_sources(
     header: GgufHeader, derived: Mapping[str, Derived[Any]]
 ) -> dict[str, Derived[Any]]:
-    """Returns derived values, with their origins named as keys of a GGUF file."""
+    """Returns derived values for a GGUF file. Their origins name the file's metadata instead of
+    keys of `config.json`."""
     metadata = f"metadata of {header.path.name}"
     sourced = {name: Derived(value.value, metadata) for name, value in derived.items()}
     types = Derived(types_in_words(header), "types of the tensors")
@@ -257,7 +260,8 @@ def parse_with_sources(
 
 @cache
 def _validator_of(architecture: str) -> TypeAdapter[ModelConfig]:
-    """Returns the validator of the configuration of a family, which takes long to make."""
+    """Returns the validator of the configuration of a family. Making a validator takes long, so it
+    is kept."""
     return TypeAdapter(FAMILIES[architecture].config_type)
 
 
@@ -274,7 +278,7 @@ def _ignored_keys(
 def _refuse_untrue(config_type: type[ModelConfig], values: JsonObject) -> None:
     """Raises UnsupportedModel if a boolean field has a value that is not a boolean.
 
-    Without this check, pydantic would accept texts such as "no" and numbers.
+    Without this check, pydantic would accept numbers, and texts such as "no".
     """
     booleans = {each.name for each in fields(config_type) if each.type == "bool"}
     keys = config_type.keys()
@@ -285,7 +289,8 @@ def _refuse_untrue(config_type: type[ModelConfig], values: JsonObject) -> None:
 
 
 def _refuse_no_tokens(config: JsonObject) -> None:
-    """Raises UnsupportedModel for a token that is not a whole number."""
+    """Raises UnsupportedModel if a key for a token is neither null nor an integer. The key
+    `eos_token_id` may also be a list of integers."""
     for key in _TOKEN_KEYS:
         value = config.get(key)
         tokens = value if isinstance(value, list) and key == "eos_token_id" else [value]
@@ -318,8 +323,8 @@ def _architecture_of(config: JsonObject) -> str:
     """Returns the architecture of the checkpoint, as `transformers` chooses it.
 
     This is the architecture of `model_type`, if `architectures` is missing or names another family.
-    Otherwise it is the single entry of `architectures`. Raises UnsupportedModel unless there is
-    exactly one.
+    Otherwise it is the single entry of `architectures`. Raises UnsupportedModel if neither key
+    determines the architecture.
     """
     architectures, model_type = config.get("architectures"), config.get("model_type")
     of_type = ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
@@ -357,7 +362,8 @@ def _refuse_unknown_keys(config: JsonObject, known: set[str]) -> None:
 
 
 def _is_off(key: str, value: Any) -> bool:
-    """Returns whether `value` is the one with which `key` changes nothing."""
+    """Returns whether `value` switches `key` off, so that the key changes nothing: null, false or
+    empty, or true for the keys `_ON_BY_DEFAULT`."""
     return value is True if key in _ON_BY_DEFAULT else not value
 
 

@@ -84,8 +84,8 @@ class Mixer(Protocol):
         """Adds the steps to a program, and returns their result [n_tokens, hidden]. All ranks get
         equal results.
 
-        A `residual` of this shape is added to the result, and may be overwritten. `layer` is the
-        index of the layer on its stage.
+        If `residual` [n_tokens, hidden] is given, it is added to the result, and may be
+        overwritten. `layer` is the index of the layer on its stage.
         """
 
 
@@ -96,7 +96,8 @@ class MLP(Protocol):
         """Adds the steps to a program, and returns their result [n_tokens, hidden]. All ranks get
         equal results.
 
-        A `residual` of this shape is added to the result, and may be overwritten.
+        If `residual` [n_tokens, hidden] is given, it is added to the result, and may be
+        overwritten.
         """
 
 

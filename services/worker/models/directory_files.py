@@ -121,9 +121,9 @@ def checkpoint_digest(model: Path) -> str:
 
 
 def weights_digest(model: Path) -> str:
-    """Returns a digest of all bytes of the weight files: the SHA-256 of a text with a line for each
-    file, in the order of their names, as the program `sha256sum` writes it: the digest of the file,
-    two spaces and the file's name. Takes about a second for 1.5 GB.
+    """Returns a digest of all bytes of the weight files. It is the SHA-256 of the output of the
+    program `sha256sum` for these files, in the order of their names: a line for each file, with the
+    digest of the file, two spaces and the file's name. Takes about a second for 1.5 GB.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -141,11 +141,11 @@ def weights_digest(model: Path) -> str:
 
 
 def files_digest(model: Path) -> str:
-    """Returns a digest that also changes when other numbers come into a weight file in places that
-    `checkpoint_digest` does not read.
+    """Returns a digest that changes whenever a weight file changes. `checkpoint_digest` may stay
+    the same, because it is computed from samples.
 
     The digest includes the inode of each file and the time of its last change of any kind (ctime).
-    A copy that keeps the time of modification has another ctime.
+    Even a copy that keeps the time of modification has another ctime.
     """
     paths = model_files(model) if is_gguf(model) else find_weight_files(model).paths
     stats = [path.stat() for path in paths]
@@ -154,7 +154,8 @@ def files_digest(model: Path) -> str:
 
 
 def _main_file(directory: Path) -> Path:
-    """Returns the file from which all tensors can be found: the index, or the only weight file."""
+    """Returns the file that messages about the checkpoint name: the only weight file, or else the
+    index."""
     try:
         paths = find_weight_files(directory).paths
     except CheckpointError:
@@ -177,8 +178,8 @@ def _tensor_paths(directory: Path) -> dict[str, Path]:
 
 
 def _spellings(name: str) -> Iterator[str]:
-    """Yields the names under which a checkpoint may store a tensor. The first one is the family's
-    own name.
+    """Yields the names under which a checkpoint may store a tensor. The first one is `name`, the
+    family's own name.
 
     Some checkpoints (such as GPT-2's own) were saved from the model without the head: their names
     lack the first word, "transformer." or "model.". Checkpoints that `text_half.py` reads have the

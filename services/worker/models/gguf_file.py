@@ -216,7 +216,8 @@ class GgufFile(TensorFiles):
         return [self._header.tensors[stored.name] for stored in view.sources]
 
     def _rows_of(self, view: RowView, rows: range, read: _Read) -> Tensor:
-        """Returns rows of a view, [n_rows, n]. `read` is called to read rows of a stored tensor."""
+        """Returns the rows `rows` of a view, [n_rows, n]. `read` is the function that reads rows of
+        a stored tensor: dequantised, or as bytes."""
         wanted = view.rows[rows.start : rows.stop]
         places = self._places(view)
         if isinstance(wanted, range):

@@ -20,8 +20,8 @@ _ALIGNMENT = 32
 
 
 def check_places(header: GgufHeader) -> None:
-    """Raises UnsupportedModel for a tensor that does not begin directly behind the tensor before
-    it."""
+    """Raises UnsupportedModel if a tensor does not begin directly after the previous tensor of its
+    file, at the next multiple of the alignment."""
     alignment = header.metadata.get("general.alignment", _ALIGNMENT)
     expected: int | None = None
     file = header.path
@@ -38,7 +38,8 @@ def check_places(header: GgufHeader) -> None:
 
 
 def types_in_words(header: GgufHeader) -> str:
-    """Returns a text with the element types of a file and the number of tensors of each type."""
+    """Returns a text with the element types in a file and the number of tensors of each type, such
+    as "Q4_K in 193 tensors, F32 in 61 tensors"."""
     types = Counter(place.type for place in header.tensors.values())
     return ", ".join(f"{_name_of(kind)} in {n} tensors" for kind, n in types.most_common())
 

@@ -94,8 +94,8 @@ class _HasDeltaNet(Protocol):
 def make_view(rule: Rule, find: Find, config: ModelConfig, number: int) -> View | None:
     """Returns how a family's tensor is made from stored tensors, as `rule` says.
 
-    `number` is the number in the family's name for the tensor, or 0. The result is None if the file
-    lacks a tensor of the rule.
+    `number` is the number in the family's name for the tensor, such as the index of the layer, or
+    0. The result is None if the file lacks a tensor of the rule.
     """
     match rule:
         case First(rules):
@@ -182,7 +182,7 @@ def _whole(
 
 def _halves(n_rows: int, n_heads: int) -> Tensor | range:
     """Returns the stored index of each row of a matrix of heads. In the file, the two rows of a
-    rotated pair are neighbours."""
+    rotated pair are neighbours; in the result, they are half a head apart."""
     if n_rows % (2 * n_heads):
         return range(n_rows)  # the wrong shape is reported later
     return torch.arange(n_rows).view(n_heads, -1, 2).transpose(1, 2).flatten()
@@ -272,8 +272,8 @@ def _of_value_heads(
 
 
 def _fitting(rows: Tensor | None, stored: Stored) -> Tensor | range:
-    """Returns `rows` if they fit the tensor, otherwise all rows in stored order. A wrong shape of
-    the tensor is reported later."""
+    """Returns `rows` if their number is the tensor's number of rows, otherwise all rows in stored
+    order. The wrong shape of the tensor is reported later."""
     return rows if rows is not None and len(rows) == stored.n_rows else range(stored.n_rows)
 
 

@@ -1,8 +1,8 @@
-"""A mixture of experts in groups, as in DeepSeek: a token chooses groups, then experts in these
-groups.
+"""A mixture of experts in groups, as in DeepSeek: for each token, the router chooses groups, and
+then experts in these groups.
 
-All choices are computed in float32. The weight of a chosen expert is its score times a factor. In
-addition, every token passes through the shared experts, which are one MLP.
+Scores and choices are computed in float32. The weight of a chosen expert is its score times a
+factor. In addition, every token passes through the shared experts, which are one MLP.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from services.worker.models.weight_format import MatrixFormat
 
 
 def rope_in_words(config: ModelConfig, keys: JsonObject) -> Derived[str]:
-    """Returns a text about the type and the factor of the rotary angles. `keys` is the content of
-    the configuration file."""
+    """Returns a text about the type, the base and the factor of the rotary angles. `keys` is the
+    content of the configuration file, from which the origin of the settings is named."""
     if not isinstance(config, RotaryConfig):
         return Derived("none", f"family {config.architecture}")
     rope = config.rope
@@ -31,8 +31,8 @@ def rope_in_words(config: ModelConfig, keys: JsonObject) -> Derived[str]:
 
 
 def quantisation_in_words(config: ModelConfig, keys: JsonObject) -> Derived[str]:
-    """Returns a text about how matrices are stored. `keys` is the content of the configuration
-    file."""
+    """Returns a text about how the checkpoint stores its matrices. `keys` is the content of the
+    configuration file."""
     given = next((keys[key] for key in _QUANTISATION if keys.get(key)), None)
     if config.weight_format is None:
         method = given.get("quant_method") if isinstance(given, dict) else None

@@ -30,10 +30,10 @@ class KVGroups:
     """The K/V groups of a model, and the group of each layer."""
 
     windows: tuple[int | None, ...]
-    """For each group, the number of last tokens whose blocks must be kept. None means all tokens. A
-    group with None is the first group."""
+    """For each group, the number of last tokens whose blocks must be kept. None means all tokens.
+    Groups with None come first."""
     of_layers: tuple[int, ...]
-    """The index of each layer's group."""
+    """For each layer of the model, the index of its group."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> KVGroups:
@@ -68,10 +68,8 @@ class KVGroups:
         return cls(tuple(windows), tuple(groups))
 
     def windows_on(self, layers: range, config: ModelConfig) -> Sequence[Sequence[int | None]]:
-        """Returns the distinct windows of a stage's layers in each group.
-
-        For a group without a layer on the stage, the result has the window of the group.
-        """
+        """Returns, for each group, the distinct windows of the group's layers on a stage. If the
+        stage has no layer of a group, the result has the window of the group."""
         on_stage: list[dict[int | None, None]] = [{} for _ in self.windows]
         for i in layers:
             on_stage[self.of_layers[i]][config.layer_windows[i]] = None

@@ -1,5 +1,5 @@
-"""A mixture of experts in place of an MLP: every token passes through the few experts that it
-chooses.
+"""A mixture of experts in place of an MLP: every token passes only through the few experts that a
+router scores highest for it.
 
 Ranks that share a layer divide the inner size of each expert, not the list of experts. So all ranks
 have equal work, whichever experts are chosen, and one sum over the ranks ends the layer, as after

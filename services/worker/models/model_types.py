@@ -1,8 +1,9 @@
-"""Which family each value of `model_type` names, as in `transformers`.
+"""The architecture that each value of `model_type` in `config.json` stands for, as in
+`transformers`.
 
-`config.json` names a model twice, by `model_type` and by `architectures`, and files that were
-edited by hand contradict themselves. `transformers` goes by `model_type`, and so does this project
-if both name a family that is served, or if there is no `architectures`.
+`config.json` names a model twice, by `model_type` and by `architectures`. In files that were edited
+by hand, the two may contradict each other. `transformers` uses `model_type`. This project does so,
+too, if both keys name families that are served, or if there is no `architectures`.
 """
 
 from __future__ import annotations

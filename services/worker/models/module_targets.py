@@ -14,13 +14,14 @@ MAX_PATTERNS = 1000
 """Largest number of regular expressions; published files have less than a hundred."""
 
 MAX_MATCHING_S = 60.0
-"""Processor time for matching names with regular expressions, in seconds. A model with ten
-thousand experts and ten expressions takes one."""
+"""Largest processor time for matching names with regular expressions, in seconds. A model with ten
+thousand experts and ten expressions takes one second."""
 
 
 class ModuleTargets:
-    """Lists of targets; a module belongs to the first list that has its name, or otherwise to the
-    first that has a regular expression for its name."""
+    """Lists of targets. A target is the name of a module or a regular expression for names. A
+    module belongs to the first list that has its name, or a part of its name (see `_parts`). If no
+    list has, it belongs to the first list with a regular expression that matches its name."""
 
     def __init__(
         self, lists: Sequence[Sequence[str]], *, clock: Callable[[], float] = time.thread_time
@@ -45,8 +46,8 @@ class ModuleTargets:
         self._patterns.append((index, target, NamePattern(expression)))
 
     def of(self, module: str) -> int | None:
-        """Returns the number of the list that a module belongs to; None if there is none. Raises
-        CannotStart if the regular expressions have taken too long."""
+        """Returns the index of the list to which a module belongs, or None if there is none. Raises
+        CannotStart if matching regular expressions has taken more than MAX_MATCHING_S seconds."""
         named = [self._names[part] for part in _parts(module) if part in self._names]
         return min(named) if named else self._matched(module)
 
@@ -67,7 +68,8 @@ class ModuleTargets:
 
 
 def _parts(module: str) -> Iterator[str]:
-    """Yields all runs of whole parts of a module's name, which are between dots."""
+    """Yields every contiguous run of the dot-separated parts of a module's name: for `a.b.c`, `a`,
+    `a.b`, `a.b.c`, `b`, `b.c` and `c`."""
     words = module.split(".")
     for start in range(len(words)):
         for stop in range(start + 1, len(words) + 1):

@@ -1,14 +1,15 @@
 """Regular expressions of a checkpoint that select modules by their names, matched in bounded time.
 
-Python's own matcher tries one way after another, and `(a*)*b` has so many ways that a load would
-never end. It is asked only for expressions with few ways, such as `.*mlp.gate$`. For others, each
-part of an expression is asked once for each position of a name: at which positions may a match of
-the part end? So the work is at most the size of the expression times the square of the length of
-the name. A set of positions is a number, of which each bit stands for a position.
+Python's own matcher tries all ways to match one after the other. `(a*)*b` has so many ways that
+loading would never end. So Python's matcher is used only for expressions with few ways, such as
+`.*mlp.gate$`. For other expressions, this module computes, for each part of the expression and each
+position of a name, the positions at which a match of the part may end. The work is at most the size
+of the expression times the square of the length of the name. A set of positions is an integer, in
+which each bit stands for a position.
 
-Python's parser reads the expressions, so they mean what `re.match` makes of them. Some constructs
-cannot be matched in this way, because they depend on how a part was matched. They are refused, and
-the error names the construct: references to groups, atomic groups and possessive repeats. Flags are
+Python's parser reads the expressions, so they mean the same as in `re.match`. Some constructs
+cannot be matched in this way, because they depend on how a part was matched: references to groups,
+atomic groups and possessive repeats. They are refused, and the error names the construct. Flags are
 refused, too.
 """
 
@@ -24,16 +25,16 @@ from typing import Any
 parser: Any = import_module("re._parser")
 
 _MAX_TIMES = 1000
-"""Largest bound of a repeat, such as 1000 in `{2,1000}`, that expressions may have. No module's
-name is longer."""
+"""Largest bound of a repeat that is accepted, such as 1000 in `{2,1000}`. No module's name is
+longer than this."""
 
 _LONG = 64
-"""Number of ways that an open repeat such as `.*` is assumed to match a module's name. It is about
-the length of a name."""
+"""Number of ways in which an open repeat such as `.*` is assumed to match a part of a module's
+name. It is about the length of a name."""
 
 _MAX_WAYS = _LONG**3
-"""Largest number of ways that Python's matcher may have to try. Trying this many takes a
-millisecond."""
+"""Largest number of ways to match an expression with which Python's matcher is used. Trying this
+many ways takes a millisecond."""
 
 _ANY_NUMBER = int(parser.MAXREPEAT)  # of an open end, as in `{2,}`
 

@@ -106,8 +106,8 @@ class NormedAttention(Attention):
         return qkv
 
     def _with_values(self, to: Program, qkv: Buffer) -> Buffer:
-        """Adds the values to a program: returns queries, keys and values. If the layer projects no
-        values, the keys are used as values."""
+        """Returns the queries, keys and values of `qkv`. If the layer projects no values, adds the
+        steps to a program that append a copy of the keys as values."""
         n_keys = self.n_kv_heads * self.head_dim
         first_key = self.n_heads * self.head_dim
         if qkv.width > first_key + n_keys:

@@ -32,7 +32,7 @@ _MAX_HEADER = 1 << 28
 
 
 class DamagedFileError(Exception):
-    """A file of packed matrices is not as it was written."""
+    """A file of packed matrices is incomplete or damaged."""
 
 
 def write_packed(file: IO[bytes], matrices: Mapping[str, StoredMatrix]) -> None:
@@ -54,9 +54,9 @@ def write_packed(file: IO[bytes], matrices: Mapping[str, StoredMatrix]) -> None:
 
 
 def read_packed(path: Path) -> dict[str, StoredMatrix]:
-    """Maps the file at `path` and returns its matrices by name, after their checksums are checked.
+    """Maps the file at `path`, checks the checksums, and returns the matrices by name.
 
-    Raises DamagedFileError for a file that is not whole, and OSError.
+    Raises DamagedFileError for a damaged file, and OSError if it cannot be read.
     """
     with path.open("rb") as file:
         n_bytes = os.fstat(file.fileno()).st_size
@@ -69,12 +69,14 @@ def read_packed(path: Path) -> dict[str, StoredMatrix]:
 
 
 def size_of(matrices: Mapping[str, StoredMatrix]) -> int:
-    """Returns the number of bytes of the matrices of a file; its header is small beside them."""
+    """Returns the number of bytes that matrices take in a file, without its header, which is
+    small."""
     return sum(_aligned(matrix.packed.nbytes) for matrix in matrices.values())
 
 
 def _header(file: IO[bytes]) -> tuple[dict[str, dict[str, Any]], int]:
-    """Returns the entries of the header, and the place of the first matrix in the file."""
+    """Returns the entries of the header, and the offset in bytes of the first matrix in the
+    file."""
     prefix = file.read(_PREFIX.size)
     if len(prefix) < _PREFIX.size:
         raise DamagedFileError("the file is too short")

@@ -208,8 +208,9 @@ def build_stage(
 
 
 def _module_places(family: Family, config: ModelConfig, place: StagePlace) -> ModulePlaces:
-    """Returns where the modules of a model are. A head that shares the embedding's matrix is the
-    only product with this matrix, so an adapter of the head changes this product."""
+    """Returns which modules of a model belong to this stage. If head and embedding share a matrix,
+    it is read under the embedding's name, but only the head multiplies by it. So an adapter of the
+    head changes this product."""
     head, embedding = (
         name.removesuffix(".weight") for name in (family.head_name, family.embedding_name)
     )

@@ -214,8 +214,9 @@ def read_rope(
 
 
 def with_one_rope(config: JsonObject) -> JsonObject:
-    """Returns `config`, with the rotary settings of both spellings as `rope_parameters` if it has
-    both. Raises UnsupportedModel for settings that contradict each other."""
+    """If `config` has rotary settings in both spellings, returns `config` with all of them under
+    `rope_parameters`. Otherwise returns `config` itself. Raises UnsupportedModel for settings that
+    contradict each other."""
     old, new = (_settings_of(config, key) for key in ("rope_scaling", "rope_parameters"))
     if not (old and new):
         return config
@@ -235,7 +236,7 @@ def with_one_rope(config: JsonObject) -> JsonObject:
 
 
 def _with_type(rope: JsonObject) -> dict[str, Any]:
-    """Returns rotary settings that are set, with the newer spelling of the type."""
+    """Returns the rotary settings that are not null, with the key `rope_type` instead of `type`."""
     named = {("rope_type" if key == "type" else key): value for key, value in rope.items()}
     return {key: value for key, value in named.items() if value is not None}
 

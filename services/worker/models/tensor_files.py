@@ -47,8 +47,8 @@ class TensorFiles(Protocol):
         memory. `name` is the name in the files."""
 
     def names(self) -> Collection[str]:
-        """Returns the names of all tensors in the files. The result is empty for files that are
-        refused if they have unknown tensors."""
+        """Returns the names of all tensors in the files. The result is empty for a GGUF file:
+        opening it fails if it has a tensor that the architecture does not have."""
 
     def paths(self) -> Collection[Path]:
         """Returns the files that hold the tensors."""
@@ -60,7 +60,8 @@ class TensorFiles(Protocol):
 
     def unread_biases(self) -> list[str]:
         """Returns the biases in the files that were never looked up, although another tensor of
-        their layer was. The result is empty for files that are not searched for biases."""
+        their layer was looked up. The result is empty for files that are not searched for biases.
+        """
         return []
 
     def close(self) -> None:

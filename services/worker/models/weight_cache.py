@@ -2,8 +2,9 @@
 
 There is a file for each share of a checkpoint. Its name is a digest of everything that the bytes
 depend on: the weight files, the rank's place and settings, the code, and the layout of the native
-library. A file appears as a whole, by being renamed. The oldest files make room for new ones. A
-cache that cannot be read or written is logged and otherwise does nothing.
+library. A file is written under another name and then renamed, so a file with its final name is
+complete. The oldest files are removed to make room for new ones. If the directory cannot be read or
+written, this is logged, and weights are loaded without the cache.
 """
 
 from __future__ import annotations
@@ -32,16 +33,18 @@ from services.worker.models.packed_file import (
 log = logging.getLogger(__name__)
 
 LOCKED_S = 60.0
-"""Seconds without a change after which a file that is not finished and not locked is removed."""
+"""Seconds since the last change of a file after which the file is removed if it is neither complete
+nor locked."""
 
 _SUFFIX = ".packed"
 _OWN = re.compile(r"[0-9a-f]{32}\.packed(\.\w+)?")
-"""Names of files of a cache, and of files that are not finished. A user may have others there."""
+"""Pattern of the names of a cache's files, complete or not. Other files in the directory are left
+alone, as they may be a user's."""
 _Matrix = TypeVar("_Matrix")
 
 
 class WeightCache:
-    """The files of a directory, of at most `max_bytes` together.
+    """The cache in a directory, whose files have at most `max_bytes` bytes together.
 
     `build` identifies the code: files of other code are not read. `run` calls the function that
     writes a file: at once, or in a thread (`in_background`), so that a rank need not wait for a
@@ -62,7 +65,8 @@ class WeightCache:
         self._run = run
 
     def share(self, *facts: str) -> CachedShare:
-        """Returns the matrices of the share of a checkpoint that `facts` identify."""
+        """Returns the cached matrices of the share of a checkpoint that `facts` identify. There may
+        be none."""
         key = hashlib.sha256(repr((self._build, layout(), facts)).encode()).hexdigest()[:32]
         path = self._directory / f"{key}{_SUFFIX}"
         return CachedShare(
@@ -98,8 +102,8 @@ class WeightCache:
         log.info("packed weights are kept in %s: %d bytes", path, n_bytes)
 
     def _make_room(self, n_bytes: int) -> None:
-        """Removes files that will never be finished, and then the oldest files until `n_bytes` more
-        fit."""
+        """Removes incomplete files that no process writes any more, and then the oldest files until
+        `n_bytes` more bytes fit."""
         files = []
         for path in self._directory.iterdir():
             with suppress(FileNotFoundError):  # another rank has renamed or removed it
@@ -118,14 +122,14 @@ class WeightCache:
 
 
 def in_background(write: Callable[[], None]) -> None:
-    """Runs a function in a thread. A process that ends does not wait for the thread, and a later
-    writer removes what it leaves unfinished."""
+    """Runs `write` in a thread. The process may end before the thread has ended. A later writer
+    then removes the incomplete file."""
     threading.Thread(target=write, name="weight cache", daemon=True).start()
 
 
 class CachedShare:
-    """The matrices of a rank's share: those of the file, or new ones, which are written at the
-    end."""
+    """The quantised matrices of a rank's share: from the cache's file, or newly made. `keep` writes
+    a new file if any matrix was newly made."""
 
     def __init__(
         self,
@@ -141,7 +145,8 @@ class CachedShare:
         return name in self._found
 
     def matrix(self, name: str, make: Callable[[], _Matrix]) -> _Matrix:
-        """Returns the matrix `name` of the file, or else the one that `make` returns."""
+        """Returns the matrix `name` from the cache's file. If the file does not have it, returns
+        the result of `make`."""
         if name in self._found:
             return cast(_Matrix, from_stored(self._found[name]))
         made = make()
@@ -151,13 +156,13 @@ class CachedShare:
         return made
 
     def keep(self) -> None:
-        """Writes the matrices that were not in the file, if there are any."""
+        """Writes all matrices to the cache's file, if any of them was not in the file."""
         if self._made:
             self._write({**self._found, **self._made})
 
 
 def _replace(path: Path, matrices: Mapping[str, StoredMatrix]) -> None:
-    """Writes a file beside `path`, and renames it to `path` when it is whole."""
+    """Writes a file beside `path`, and renames it to `path` when it is complete."""
     with NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}.", delete=False) as file:
         unfinished = Path(file.name)
         try:
@@ -171,8 +176,9 @@ def _replace(path: Path, matrices: Mapping[str, StoredMatrix]) -> None:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Returns whether no process writes a file any more. A writer holds a lock until its end, and
-    has it soon after it has made the file."""
+    """Returns whether no process writes an incomplete file any more: the file has not changed for
+    LOCKED_S seconds, and is not locked. A writer locks its file soon after it has created the file.
+    """
     if time.time() - path.stat().st_mtime < LOCKED_S:
         return False
     with path.open("rb") as file:

@@ -22,8 +22,9 @@ layout."""
 Bits = Literal[2, 3, 4, 5, 6, 8]
 
 Order = Literal["stored", "required"]
-"""Which inputs share a scale. "stored": the inputs that a tensor of the file says, or neighbours if
-the tensor is missing. "required": the inputs that this tensor says; it must exist."""
+"""How the group of each input, whose inputs share a scale, is determined. "stored": by a tensor of
+the file; if the tensor is missing, neighbouring inputs form groups. "required": by this tensor,
+which must exist."""
 
 EVERY_MATRIX = "Linear"
 """The target that matches the matrices of all linear layers."""
@@ -50,9 +51,10 @@ class MatrixFormat:
 class WeightFormat:
     """The formats of a checkpoint's matrices, each with targets that name modules.
 
-    The format of a module is the first format that has the module's name as a target. If no format
-    has, it is the first format with a target that is a regular expression and matches the name.
-    Otherwise it is the first format with the target for every matrix.
+    A module has the first format with a target that is the name of the module or a part of this
+    name (see `ModuleTargets`). If there is none, it has the first format with a target that is a
+    regular expression and matches the name. Otherwise it has the first format with the target for
+    every matrix.
     """
 
     forms: tuple[MatrixFormat, ...]
@@ -60,15 +62,16 @@ class WeightFormat:
     notes: tuple[str, ...] = ()  # what a user should know about how the weights are read
 
     def of(self, module: str) -> MatrixFormat | None:
-        """Returns the format of a module's matrix; None if the matrix is not quantised. Raises
-        CannotStart if the regular expressions take too long."""
+        """Returns the format of a module's matrix, or None if the matrix is not quantised. Raises
+        CannotStart if matching regular expressions takes too long."""
         if self._not_quantised.of(module) is not None:
             return None
         index = self._quantised.of(module)
         return self._for_every if index is None else self.forms[index]
 
     def check(self) -> None:
-        """Raises ValueError for a target that is a regular expression which cannot be used."""
+        """Raises ValueError if a target is a regular expression that is invalid or not
+        supported."""
         _ = self._not_quantised, self._quantised
 
     @cached_property

@@ -89,8 +89,9 @@ class Part:
 class TensorSource(ABC):
     """A source from which a model gets the tensors of one rank.
 
-    All matrices except the matrices of experts are quantised as `quantization` says, for products
-    whose inputs are as `activations` says. Each rank's share is quantised separately.
+    All matrices except the matrices of experts are quantised as `quantization` says. `activations`
+    says whether products with quantised matrices may round their inputs. Each rank's share is
+    quantised separately.
     """
 
     def __init__(
@@ -191,8 +192,8 @@ class TensorSource(ABC):
         return self.table(part)
 
     def adapted(self, program: Program) -> Program:
-        """Returns the program of a stage with what this source adds to its products: nothing,
-        unless it has adapters. The program may be changed."""
+        """Returns the program of a stage after this source has added its steps. Sources with
+        adapters add steps; the default returns `program` unchanged."""
         return program
 
     @abstractmethod
@@ -201,8 +202,8 @@ class TensorSource(ABC):
 
     @abstractmethod
     def _read(self, part: Part, out: Tensor) -> None:
-        """Reads the values of `part` into `out`, which has the shape of the part as it is
-        stored."""
+        """Reads the values of `part` into `out`, which has the shape that the part has in the file,
+        before any transposition."""
 
 
 class WantedTensors(TensorSource):

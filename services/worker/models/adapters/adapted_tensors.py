@@ -1,14 +1,14 @@
-"""A source of a model's tensors that adds adapters to the products with these tensors.
+"""A source of a model's tensors that adds low-rank adapters to the matrix products of a stage.
 
-A model asks its source for the matrices of its products, and names the tensors of which a matrix
-is made. So the source knows which modules a product has, which of their outputs or inputs belong to
-this rank, and in which order. When the program of the stage is whole, `adapted` adds a step after
-each product that an adapter changes.
+A model asks its source for the matrices of its products, and names the tensors of which a matrix is
+made. So the source knows which modules a product has, which outputs or inputs of the modules belong
+to this rank, and in which order. When the program of the stage is complete, `adapted` adds a step
+after each product that an adapter changes.
 
 A product may have several modules, such as queries, keys and values. An adapter then has a pair of
 matrices for each module, which changes the outputs of the module. If ranks divide the outputs, each
 has its rows of B. If they divide the inputs, each has its columns of A, and the sum over the ranks
-that ends such a product includes the adapter's.
+that ends such a product includes the adapter's part.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Weight = TypeVar("_Weight", LinearWeight, TableWeight)
 
 @dataclass(frozen=True, slots=True)
 class ModulePlaces:
-    """Where the modules of a model are: which belong to this stage, and which name the head has."""
+    """Which modules of a model belong to this stage, and the name of the head's module."""
 
     layers_name: str
     n_layers: int
@@ -60,7 +60,7 @@ class ModulePlaces:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A matrix of a product, and the tensors of which it was made."""
+    """The matrix of a product, and the tensors of which the matrix was made."""
 
     weight: object
     parts: Sequence[Part]
@@ -68,7 +68,8 @@ class _Product:
 
 
 class AdaptedTensors(TensorSource):
-    """The tensors of another source, whose products adapters change."""
+    """A source that returns the tensors of another source, and adds adapters to the products with
+    them."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class AdaptedTensors(TensorSource):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """The index of an adapter in programs is its index in `adapters`."""
+        """Programs refer to an adapter by its index in `adapters`."""
         super().__init__(source.tp_rank, source.tp_size, source.quantization, source.activations)
         self._source = source
         self._adapters = adapters
@@ -124,11 +125,11 @@ class AdaptedTensors(TensorSource):
         return self._source.stacked_experts(gate_up, down, order, form)
 
     def adapted(self, program: Program) -> Program:
-        """Adds the steps of adapters to a program, and returns the program.
+        """Adds the steps of adapters to the program of a stage, and returns the program.
 
         Raises:
-            AdapterError: an adapter has a module that is no product of this stage, or matrices of
-                other sizes than the module's.
+            AdapterError: an adapter has a module that is no linear layer of the model, or matrices
+                of other sizes than the module's.
         """
         used: list[set[str]] = [set() for _ in self._adapters]
         for step in [step for step in program.steps if isinstance(step, Multiply)]:
@@ -170,7 +171,8 @@ class AdaptedTensors(TensorSource):
     def _modules_of(
         self, parts: Sequence[Part], modules: Mapping[str, LoraModule]
     ) -> dict[str, LoraModule]:
-        """Returns those of an adapter's modules that are among the parts of a product."""
+        """Returns the modules of an adapter that are among the parts of a product, by their
+        names."""
         names = [self._name(part) for part in parts]
         return {name: modules[name] for name in names if name in modules}
 

@@ -36,7 +36,7 @@ _UNSERVED = {
     "lora_bias": "biases of adapters",
     ".bias": "trained biases",
 }
-"""Parts of names of tensors that are refused, and what such tensors are."""
+"""Parts of the names of tensors that are refused, and what such tensors contain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,8 @@ class LoraModule:
 
 
 class Adapter:
-    """An adapter in a directory. Its matrices are read when they are asked for."""
+    """An adapter in a directory. Its matrices are not in memory: `matrices` reads them from the
+    file."""
 
     def __init__(self, name: str, directory: Path) -> None:
         """Reads the configuration and the header of the tensors.
@@ -103,8 +104,8 @@ def adapter_digest(directory: Path) -> str:
 
 @cache
 def _digest(paths: tuple[Path, ...], identities: tuple[tuple[int, int], ...]) -> str:
-    """Returns the digest of files. A rank needs it twice, so it is computed again only for files
-    with other `identities`."""
+    """Returns the digest of files. A rank needs the digest twice, so it is kept. `identities`
+    (inodes and times of change) make sure that a changed file is read again."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
@@ -114,8 +115,9 @@ def _digest(paths: tuple[Path, ...], identities: tuple[tuple[int, int], ...]) ->
 
 
 def _modules(path: Path, config: LoraConfig) -> dict[str, LoraModule]:
-    """Returns the modules whose matrices are in a file, by their names. Raises AdapterError for
-    other tensors, and for matrices that do not fit each other."""
+    """Returns the modules whose matrices are in a file, by the modules' names. Raises AdapterError
+    if the file is missing or has other tensors, or if the two matrices of a module do not have the
+    configured rank."""
     if not path.is_file():
         raise AdapterError(f"{path} does not exist (other files, such as .bin, are not read)")
     sides: dict[str, dict[str, tuple[int, ...]]] = {}

@@ -22,7 +22,8 @@ MAX_RANK = 256
 """Largest rank of an adapter."""
 
 _MAX_ALPHA = 1e9
-"""Largest alpha of an adapter. It leaves room for the matrices' numbers in float32."""
+"""Largest absolute value of alpha. The product of a larger one and a matrix could exceed the range
+of float32."""
 
 _MAX_BYTES = 4 << 20
 
@@ -93,7 +94,8 @@ def read_lora_config(directory: Path) -> LoraConfig:
 
 
 def _parsed(config: Mapping[str, Any]) -> LoraConfig:
-    """Raises ValueError, whose message begins with the key that is wrong."""
+    """Returns the configuration in the JSON object `config`. Raises ValueError if it is invalid or
+    has a feature that is not served. The message begins with the wrong key."""
     left = {key: value for key, value in config.items() if key not in _HARMLESS}
     kind = left.pop("peft_type", None)
     if kind != "LORA":
@@ -143,8 +145,8 @@ def _alpha(key: str, value: object) -> float:
 
 
 def _patterns(key: str, value: object) -> list[tuple[NamePattern, object]]:
-    """Returns patterns of names of modules with the values for these modules. As in PEFT, a pattern
-    stands for the end of a name, after a dot."""
+    """Returns patterns of module names, each with its value in the JSON object `value`. As in PEFT,
+    a pattern matches a whole name or the part of a name after any dot."""
     if value is None:
         return []
     if not isinstance(value, Mapping):

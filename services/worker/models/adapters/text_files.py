@@ -1,7 +1,8 @@
 """Compares the tokenizer and the chat template of an adapter with those of the model.
 
-Training programs write a copy of both beside an adapter. Requests to all adapters are encoded with
-the model's own, so an adapter that was trained with others is refused.
+Training programs write a copy of both files beside an adapter. All requests are encoded with the
+tokenizer and the chat template of the model. So an adapter that was trained with another tokenizer
+or template is refused.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ _KEY = "chat_template"
 _MAX_BYTES = 16 << 20
 
 _NOT_COMPARED = ("truncation", "padding", "version")
-"""Keys of a `tokenizer.json` that say how batches for training are padded and cut."""
+"""Keys of a `tokenizer.json` that are not compared: the file's version, and how batches for
+training are padded and cut."""
 
 _ROLES = ("bos_token", "eos_token")
 
 
 def check_text_files(name: str, adapter: Path, model: Path) -> None:
-    """Checks that an adapter has no tokenizer or chat template, or those of the model.
+    """Checks that an adapter has the same tokenizer and chat template as the model, or none.
 
     Raises:
         AdapterError: a file differs, or cannot be read. The message names the adapter `name`.
@@ -54,7 +56,8 @@ def _check_tokenizer(adapter: Path, model: Path) -> None:
 
 
 def _tokenizer(file: Path) -> object:
-    """Returns what is compared of a tokenizer's file."""
+    """Returns the content of a tokenizer's file that is compared: all of it, or a `tokenizer.json`
+    without the keys `_NOT_COMPARED`."""
     if file.name != TOKENIZER_JSON:
         return bounded_file.read_bytes(file, max_bytes=MAX_FILE_BYTES)
     found = bounded_file.read_json_object(file, max_bytes=MAX_FILE_BYTES)
@@ -78,12 +81,14 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _text(token: object) -> object:
-    """Returns the text of a token, which may be written as an object with its properties."""
+    """Returns the text of a token. A token is written as a text, or as an object with the text
+    under `content`."""
     return token.get("content") if isinstance(token, Mapping) else token
 
 
 def _template(directory: Path, config: Mapping[str, Any]) -> object:
-    """Returns the chat template of a directory, or None. The file of its own comes first."""
+    """Returns the chat template of a directory, or None. A separate file takes precedence over
+    `config`, the content of `tokenizer_config.json`."""
     if (directory / _TEMPLATE).is_file():
         return bounded_file.read_bytes(directory / _TEMPLATE, max_bytes=MAX_FILE_BYTES).decode()
     return _read(directory / _TEMPLATE_JSON).get(_KEY) or config.get(_KEY)

@@ -1,10 +1,10 @@
 """Gemma 4, text only: layers with and without a window differ in the number and size of their heads
 (Google, 2026).
 
-In some models the keys of these layers are also their values. Each size of the model has additional
-parts: the small models (E2B, E4B) have per-layer inputs and shared keys and values, and one model
-(26B-A4B) has experts in addition to a dense MLP. Checkpoints without encoders of images and sounds
-are called unified (12B), and compute the same as other Gemma 4 checkpoints.
+In some models, the keys of layers without a window are also their values. Each size of the model
+has additional parts: the small models (E2B, E4B) have per-layer inputs and shared keys and values,
+and one model (26B-A4B) has experts in addition to a dense MLP. Checkpoints without encoders of
+images and sounds are called unified (12B), and compute the same as other Gemma 4 checkpoints.
 """
 
 from __future__ import annotations

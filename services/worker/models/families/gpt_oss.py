@@ -156,9 +156,11 @@ def _read_packed_layers(quantization: Any, n_layers: int) -> tuple[int, ...]:
 
 
 def _names(patterns: Sequence[str], module: str) -> bool:
-    """Returns whether a pattern matches `module`, a parent of `module`, or the end of its name.
+    """Returns whether a pattern matches the name `module` or the name of one of its parents, or is
+    the end of the name.
 
-    The rules are those of transformers, except that `*` is the only special character of a pattern.
+    The rules are those of `transformers`, except that `*` is the only special character of a
+    pattern.
     """
     return any(
         fnmatchcase(module, pattern)

@@ -1,7 +1,9 @@
-"""Ministral 3: Mistral whose queries are scaled by a factor of their position (Mistral AI, 2025).
+"""Ministral 3: Mistral whose queries are multiplied by a factor of their position (Mistral AI,
+2025).
 
-The factor grows by one step each time the position passes a multiple of the original context
-length. It makes the attention of late positions a little sharper.
+For position p and the original context length L, the factor is 1 + beta * log(1 + floor(p / L)),
+where beta is the key `llama_4_scaling_beta`. So the factor is 1 within the original context, and
+makes the attention of later positions a little sharper.
 """
 
 from __future__ import annotations
@@ -104,8 +106,8 @@ class Ministral3Stage(RotaryStage):
         )
 
     def _factors(self) -> Tensor:
-        """Returns the factors by which queries are multiplied. There is one factor for each range
-        of positions as long as the original context."""
+        """Returns the factors by which queries are multiplied, [n_lengths]: factor i is for the
+        positions from i times to i + 1 times the original context length."""
         n_lengths = -(-self.config.max_position_embeddings // self.config.growth_length)
         factors = 1 + self.config.query_growth * torch.log1p(torch.arange(n_lengths).float())
         return factors.to(dtype=self.dtype, device=self.device)

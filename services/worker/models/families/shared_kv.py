@@ -103,7 +103,7 @@ class SharedKVConfig(RotaryConfig):
     def read_shared(cls, config: JsonObject, rope: JsonObject | None) -> dict[str, Any]:
         """Returns the fields that are read from several keys, except the windows.
 
-        `rope` holds the rotary settings of both kinds of layers in files with the newer spelling.
+        `rope` has the rotary settings of both kinds of layers, for files with the newer spelling.
         """
         require(config, hidden_activation=(_ACTIVATION, None))
         full, sliding = split_rope({**config, "rope_parameters": rope})
@@ -125,8 +125,8 @@ class SharedKVStage(RotaryStage):
 
     @property
     def stream_size(self) -> int:
-        """Number of elements that the residual streams take in a row of hidden states. The
-        per-layer inputs follow them in the row."""
+        """Number of elements that the residual streams take at the beginning of a row of hidden
+        states. The per-layer inputs fill the rest of the row."""
         return self.config.hidden_size
 
     @property

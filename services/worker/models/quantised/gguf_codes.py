@@ -55,7 +55,7 @@ class _Numbers:
 
     @cached_property
     def _places(self) -> Tensor:
-        """Index among `values` of each value of int8, [256] uint8."""
+        """For each value of an int8, as an unsigned byte, its index in `values`, [256] uint8."""
         places = torch.zeros(256, dtype=torch.uint8)
         for place, value in enumerate(self.values or ()):
             places[value & 255] = place

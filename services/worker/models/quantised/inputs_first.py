@@ -1,12 +1,13 @@
 """The layouts of GPTQ and AWQ, in which inputs are the first dimension.
 
 `qweight` has the quantised numbers. `qzeros` [n_groups, n_out / n] and `scales` [n_groups, n_out]
-have the zero points and scales of groups of inputs, where `n` is the count of numbers in a word;
-32 numbers of 3 bits are in three words, one after the other.
-Symmetric matrices have the middle of the range as zero point. Their `qzeros` may be missing, or
-have the middle with or without the offset of the first version, since some writers confuse the
-versions. Other zero points are refused, since such a matrix is not symmetric. The tensor `g_idx`
-[n_in], if it counts, gives the group of each input.
+have the zero points and scales of groups of inputs, where `n` is the number of numbers in a 32-bit
+word; 32 numbers of 3 bits are in three words, one after the other.
+
+The zero point of a symmetric matrix is the middle of the range. Its `qzeros` may be missing. If the
+tensor exists, it must have the middle, or the middle minus one, which the first version of GPTQ
+stores and some writers store by mistake. The tensor `g_idx` [n_in] gives the group of each input,
+unless it is missing or unset.
 """
 
 from __future__ import annotations

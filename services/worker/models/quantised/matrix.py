@@ -105,8 +105,9 @@ class QuantisedMatrix(GroupedTensor):
         return self._files.header(f"{self._module}.{suffix}") if self.has(suffix) else None
 
     def check_symmetric(self, suffix: str, is_middle: Tensor) -> None:
-        """Checks the zero points that the tensor named `suffix` has, though the settings say that
-        the matrix is symmetric. `is_middle` says of each whether it is the middle of the range.
+        """Checks the zero points in the tensor named `suffix` of a matrix that is symmetric
+        according to the settings. `is_middle` has, for each zero point, whether it is the middle of
+        the range.
 
         Raises:
             CheckpointError: a zero point is another number.
@@ -149,10 +150,10 @@ class QuantisedMatrix(GroupedTensor):
         return torch.equal(self.tensor(suffix, range(self.n_in)).long(), in_order)
 
     def _order_counts(self, suffix: str) -> bool:
-        """Returns whether the tensor named `suffix` really gives the group of each input.
+        """Returns whether the tensor named `suffix` gives the group of each input.
 
-        If the inputs of each group are neighbours, some writers leave this tensor unset: all zeros
-        or all -1.
+        Some writers leave this tensor unset (all zeros or all -1) if the inputs of each group are
+        neighbours.
         """
         if self.form.order == "required":
             return True
@@ -161,8 +162,8 @@ class QuantisedMatrix(GroupedTensor):
         return bool((self.tensor(suffix, range(self.n_in)) > 0).any())
 
     def _has_order(self, suffix: str) -> bool:
-        """Returns whether the files have numbers in the tensor named `suffix`. Some writers leave
-        it empty."""
+        """Returns whether the files have a tensor named `suffix` with at least one number. Some
+        writers leave it empty."""
         header = self._header(suffix)
         return header is not None and header.shape != (0,)
 

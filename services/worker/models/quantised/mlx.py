@@ -59,9 +59,8 @@ class MlxMatrix(QuantisedMatrix):
 
     @property
     def _shift(self) -> int:
-        """The number that is subtracted from each stored number. Numbers are stored without a sign,
-        and the largest ones of 4 and of 8 bits fit into a `GroupedMatrix` only when it is
-        subtracted."""
+        """The number that is subtracted from each stored number. Stored numbers have no sign. With
+        4 or 8 bits, the largest ones do not fit into a `GroupedMatrix` without the subtraction."""
         return self.middle if self.form.bits in (4, 8) else 0
 
     def _numbers(self, rows: range, columns: range) -> Tensor:

@@ -93,8 +93,8 @@ class ScaledMatrix(QuantisedMatrix):
         return scales, -zeros * scales
 
     def _has_zeros(self, rows: range, columns: range) -> bool:
-        """Returns whether zero points count. Checks the zero points that a symmetric matrix may
-        have.
+        """Returns whether the matrix has zero points, as the settings say. If the settings say that
+        it has none, but the file has zero points nevertheless, checks that they are 0.
 
         Raises:
             CheckpointError: a symmetric matrix has a zero point other than 0.
