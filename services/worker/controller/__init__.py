@@ -5,7 +5,7 @@ watchers, and watches the ranks' heartbeats. The controller never imports torch,
 plan and never waits for a computation.
 
     service, endpoints   the gRPC methods, and the ports
-    controller           owns the objects of the next line, and passes a rank's messages to them
+    controller           owns the objects of the modules below, and passes a rank's messages to them
     assignment, departure, epoch, plan_relay, report_feed, rank_watch, loading, profile_orders
     rank_process         a rank as a child process
 """

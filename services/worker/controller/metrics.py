@@ -1,6 +1,6 @@
 """The metrics of a stage.
 
-Metrics are read from the controller when Prometheus asks for them, so they add no time to an
+Metrics are collected from the controller when Prometheus requests them, so they add no time to an
 iteration. The times of iterations are among the scheduler's metrics.
 """
 

@@ -31,7 +31,7 @@ class PlanRelay:
     ) -> None:
         """`on_next_lost` is called with the reason when the stream to the next stage breaks."""
         self.n_plans = 0
-        """Number of plans forwarded."""
+        """Number of plans that have been forwarded since the process started."""
         self._epoch = epoch
         self._connect = connect
         self._on_next_lost = on_next_lost

@@ -141,8 +141,8 @@ async def start_ranks(
 ) -> list[RankProcess]:
     """Starts `python -m module` for each rank of a stage. Returns the ranks in order of tp_rank.
 
-    Each rank reports its traits first. It loads its weights once `place_ranks` has told it which
-    stage it belongs to.
+    Each rank first reports its traits. It loads its weights after `place_ranks` has sent it the
+    stage to which it belongs.
     """
     n_threads = settings.n_threads or max(1, usable_cpus() // settings.tp_size)
     return [
@@ -159,7 +159,8 @@ async def start_ranks(
 
 
 def place_ranks(place: PipelinePlace, ranks: Sequence[RankLink]) -> None:
-    """Tells ranks which stage they belong to. The ranks then load the weights of that stage."""
+    """Sends the ranks the stage to which they belong. The ranks then load the weights of this
+    stage."""
     for rank in ranks:
         rank.send(MessageKind.PLACE, place.to_bytes())
 
@@ -169,8 +170,9 @@ async def connect(
     on_message: Callable[[MessageKind, bytes], None],
     on_closed: Callable[[], None],
 ) -> ControllerEnd:
-    """Creates a socket pair and returns the controller's end. `on_message` is called for each
-    message (frame), and `on_closed` when the other end is closed."""
+    """Adds the connected socket `ours`, the controller's end of a socket pair, to the event loop,
+    and returns that end. `on_message` is called for each message (frame), and `on_closed` when the
+    rank has closed its end."""
     _, end = await asyncio.get_running_loop().create_connection(
         lambda: ControllerEnd(on_message, on_closed), sock=ours
     )

@@ -45,8 +45,8 @@ class Grammars(Protocol):
     """The grammars of a model: `services.grammar.grammars.Grammars`."""
 
     def begin_iteration(self) -> None:
-        """Begins the masks of a new iteration, and resets the counter that limits the work of one
-        iteration."""
+        """Must be called before the masks of an iteration are made. Resets the counter that limits
+        the work of one iteration."""
 
     def matcher(self, digest: bytes) -> Matcher | None:
         """Returns a matcher of the grammar with this digest, at the beginning of an output. Returns

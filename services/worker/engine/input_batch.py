@@ -61,7 +61,8 @@ class InputBatch:
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """The padded size of a batch of decodes. It alone determines the shapes of all tensors."""
+    """The padded size of a batch of decodes. This size determines the shapes of all tensors of the
+    batch."""
 
     n_spans: int
     n_columns: int  # largest number of blocks of a sequence

@@ -38,8 +38,8 @@ class DeviceMemory(Protocol):
         free at once."""
 
     def peak_of(self, run: Callable[[], None]) -> int:
-        """Calls `run` and returns how many bytes its peak memory use is above the use before the
-        call."""
+        """Calls `run`. Returns the peak memory use during the call minus the use before the call,
+        in bytes."""
 
 
 class GpuMemory:

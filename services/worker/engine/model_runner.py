@@ -225,7 +225,8 @@ class ModelRunner:
         return self.model.forward(inputs, self._stage_batch(batch), self._stored)
 
     def _logits_at(self, batch: InputBatch, hidden: Tensor, places: Tensor) -> Tensor:
-        """Returns the logits at some places of a batch."""
+        """Returns the logits that follow the tokens at the indices `places` [n] of a batch, [n,
+        vocab_size]."""
         adapters = None if batch.adapters is None else batch.adapters.tokens
         return self.model.logits(
             hidden.index_select(0, places),
@@ -245,8 +246,8 @@ class ModelRunner:
         return tokens.numpy() if tokens.is_cpu else tokens
 
     def _sampling(self, batch: InputBatch) -> SamplingColumns:
-        """Returns the sampling columns of a batch, with the masks of matchers. It must be called as
-        late as possible, because the host then makes the masks while the device computes."""
+        """Returns the sampling columns of a batch, with the masks of matchers. Must be called as
+        late as possible: the host then makes the masks while the device computes."""
         if batch.constrained is None:
             return batch.sampling
         masks = self._table.constraints.masks(batch.constrained, self._uploads)

@@ -1,6 +1,6 @@
 """Counts of the occurrences of each token in requests with penalties, on the device that samples.
 
-A token is counted when it is an input of an iteration. The rank knows every input: plans carry the
+A token is counted when it is an input of an iteration. The rank has every input: plans carry the
 tokens to all stages, and the rank itself has stored a token that a plan leaves out. Tokens whose
 keys and values are in shared blocks are never inputs, and are counted when their request is
 admitted. So all tokens before a sampled token have been counted when it is sampled, also with

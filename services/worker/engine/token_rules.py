@@ -78,9 +78,9 @@ def allowed_mask(sampling: SamplingParams, vocab_size: int) -> NDArray[np.bool_]
 
 
 def _has_mask(sampling: SamplingParams) -> bool:
-    """Returns whether the lists of tokens make a mask that stays the same for the whole output.
-    Requests with banned words have none, because their mask depends on the output
-    (`BadWordsMatcher`)."""
+    """Returns whether a request's lists of allowed and banned tokens make a mask that stays the
+    same for the whole output. A request with banned words has no such mask, because its mask
+    depends on the output (`BadWordsMatcher`)."""
     lists = sampling.allowed_token_ids or sampling.bad_token_ids
     return bool(lists) and not sampling.bad_words
 

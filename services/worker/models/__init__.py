@@ -7,9 +7,9 @@ computes the angles of their rotary embeddings. `decoder.py` is the model that f
 the layers of `decoder_layers.py`, `layer_forms.py` and `mixture.py`. These layers are made of the
 linear layers in `layers.py`. A layer describes what is computed with its weights;
 `stage_program.py` joins the descriptions into the program of a stage, which `kernels` runs.
-`tensor_parallel.py` says which rank holds which weights. `weights.py` asks for tensors. The tensors
-come from `checkpoint_tensors.py`, which dequantises them with `quantised/`, or from
-`random_tensors.py`.
+`tensor_parallel.py` determines which rank holds which weights. `weights.py` has the interface
+through which a model gets its tensors. The tensors come from `checkpoint_tensors.py`, which
+dequantises them with `quantised/`, or from `random_tensors.py`.
 
 All of these modules work without any file. `checkpoint.py` loads a checkpoint and reads
 `config.json` with `config_file.py`. Import `checkpoint.py` by its own name, since `config_file.py`

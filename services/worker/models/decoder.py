@@ -106,8 +106,8 @@ class DecoderStage(StageModel):
         return self.read_norm(source, self.norm_name, self.config.hidden_size)
 
     def read_embedding(self, source: TensorSource, tokens: Embedding) -> Embedding:
-        """Reads what the first stage applies to tokens. The default returns `tokens`, which looks
-        up the row of each token in the embedding table."""
+        """Returns the embedding that the first stage applies to tokens. The default is `tokens`,
+        which looks up the row of each token in the embedding table."""
         return tokens
 
     def make_rotaries(self) -> Sequence[RotaryEmbedding]:

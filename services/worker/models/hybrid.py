@@ -39,7 +39,8 @@ class DeltaNetShape:
 
     @property
     def n_keys(self) -> int:
-        """Number of elements of a token's keys. Its queries have the same number."""
+        """Number of elements of a token's keys, which is also the number of elements of its
+        queries."""
         return self.n_key_heads * self.key_dim
 
     @property

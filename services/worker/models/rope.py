@@ -121,10 +121,8 @@ def head_order(config: RotaryConfig) -> Sequence[int] | None:
 
 
 def inverse_frequencies(rope: RopeConfig, n_turned: int, max_positions: int) -> Tensor:
-    """Returns, for each rotated pair of elements, the radians per position, [n_turned / 2].
-
-    The result is float32, for a model whose sequences have at most `max_positions` tokens.
-    """
+    """Returns, for each rotated pair of elements, the radians per position, [n_turned / 2] in
+    float32. `max_positions` is the number of tokens of the model's longest sequence."""
     exponents = torch.arange(0, n_turned, 2, dtype=torch.float32) / n_turned
     periods = rope.rope_theta**exponents  # positions per radian
     if rope.frequency_factors is not None:

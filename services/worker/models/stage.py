@@ -8,8 +8,8 @@ with a subclass of `StageModel` and one line in the registry of `services.worker
 subclass reads weights and describes the stage as a `kernels.program.Program`, which the device's
 operations run.
 
-This module knows no requests, no plans and no K/V bookkeeping: only flat tensors and the places
-where keys and values are stored.
+This module does not depend on requests, plans or the bookkeeping of K/V blocks. It handles flat
+tensors and the places where keys and values are stored.
 """
 
 from __future__ import annotations
@@ -160,10 +160,10 @@ class StageModel:
     def logits(
         self, hidden: Tensor, ranks: TensorParallel = SINGLE, adapters: AdapterRows | None = None
     ) -> Tensor:
-        """Returns the logits [n, vocab_size] of hidden states [n, hidden_size] after all layers,
-        whose rows have `adapters`. The logits are in the model's element type, or in float32 for
-        families whose head caps logits. Raises RuntimeError on any stage but the last one.
-        """
+        """Returns the logits [n, vocab_size] of hidden states [n, hidden_size] after all layers.
+        `adapters` are the adapters of the rows of `hidden`, or None if no row has one. The logits
+        are in the model's element type, or in float32 for families whose head caps logits. Raises
+        RuntimeError on any stage but the last one."""
         self._check_is_last()
         return self.runner.head(hidden, ranks, adapters)
 

@@ -6,7 +6,7 @@ checkpoint computes what the family computes: its positions in three dimensions 
 equal numbers for text. `directory_files.py` finds the tensors under the names that such checkpoints
 use.
 
-This module knows the keys of `config.json`, but no files and no fields of configurations.
+This module depends on the keys of `config.json`, but uses no files and no fields of configurations.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How the matrices of a quantised checkpoint are stored, independent of the quantisation method.
 
 `quantization_config/` reads this format from `config.json`; `quantised/` has the code that
-dequantises. This module knows no files and no tensors.
+dequantises. This module uses no files and no tensors.
 """
 
 from __future__ import annotations

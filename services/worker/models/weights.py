@@ -1,8 +1,8 @@
-"""The tensors that a model asks for on behalf of one rank, and the sources of these tensors.
+"""The tensors that a model needs on one rank, and the sources of these tensors.
 
 A model is built twice by the same code. The first time, the source is `WantedTensors`, which
-records the requests and returns tensors without storage. The second time, the source is
-`CheckpointTensors` or `RandomTensors`, which then already knows all requests. So an invalid
+records the tensors that the model reads and returns tensors without storage. The second time, the
+source is `CheckpointTensors` or `RandomTensors`, which was made with this record. So an invalid
 checkpoint is refused before any weight is read, with a list of all problems.
 
 Only tensors that the rank keeps are in memory. Each rank reads its own part of a tensor that ranks
@@ -10,7 +10,7 @@ share. Some parts become one tensor (query, key and value; all experts). They ar
 this tensor, so that they need not be joined afterwards. While a matrix is packed, this one matrix
 is in memory twice.
 
-This module knows names, shapes and parts, but not the purpose of a tensor.
+This module handles names, shapes and parts, and does not depend on the purpose of a tensor.
 """
 
 from __future__ import annotations

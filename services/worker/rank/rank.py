@@ -29,7 +29,7 @@ from services.worker.rank.membership import Membership
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.25
-"""Interval of the reports of timings in seconds."""
+"""Interval in seconds between two reports of the timings of iterations."""
 
 
 class Grammars(Protocol):

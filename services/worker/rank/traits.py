@@ -25,7 +25,7 @@ N_DIGITS = 16
 
 def traits_of(settings: FreeRankSettings) -> dict[str, str]:
     """Returns the traits of a rank by their names. Reads the configuration and samples of the
-    weights.
+    weights, or all weights if receipts are made.
 
     Raises:
         CannotStart: the checkpoint or an adapter cannot be read or is not supported.

@@ -1,7 +1,7 @@
 """Conversions between the messages of worker.proto and the records that a rank uses.
 
-Because of these conversions, the model runner and its inputs do not use protobuf, and a test can
-run them in three lines.
+Because of these conversions, the model runner and its inputs do not depend on protobuf, so a test
+can run them without messages.
 """
 
 from collections.abc import Iterator, Sequence

@@ -73,7 +73,7 @@ class Adapter:
             raise AdapterError(f"adapter {name}: {error}") from error
 
     def error(self, message: str) -> AdapterError:
-        """Returns an error about this adapter."""
+        """Returns an AdapterError with `message`, after the name and the file of this adapter."""
         return AdapterError(f"adapter {self.name}: {self._path}: {message}")
 
     def matrices(self, module: str) -> tuple[Tensor, Tensor]:

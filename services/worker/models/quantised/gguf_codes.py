@@ -117,8 +117,8 @@ def _q2_k_scales(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _q3_k_scales(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Returns the scales of the sixteen groups of each block. Eight bytes of a block hold their
-    lower four bits, and four bytes their upper two bits."""
+    """Returns the scales of the sixteen groups of each block. Eight bytes of a block hold the lower
+    four bits of the scales, and four bytes hold the upper two bits."""
     lower, upper = blocks[:, 96:104], blocks[:, 104:108]
     twos = torch.cat([upper >> shift & 3 for shift in (0, 2, 4, 6)], 1)
     scales = torch.cat((lower & 15, lower >> 4), 1) | twos << 4
@@ -131,8 +131,8 @@ def _iq2_xxs_scales(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _iq2_scales(at: int) -> _Scales:
-    """Returns a function that reads the scales of IQ2_XS and IQ2_S, sixteen of which begin at byte
-    `at`."""
+    """Returns a function that reads the sixteen scales of each block of IQ2_XS or IQ2_S. The scales
+    begin at byte `at` of a block."""
 
     def scales(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
         return half(blocks, 0) * (nibbles_in_order(blocks[:, at:]) + 0.5) * 0.25, None

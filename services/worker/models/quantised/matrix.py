@@ -84,7 +84,7 @@ class QuantisedMatrix(GroupedTensor):
         return self._files.find(f"{self._module}.{suffix}") is not None
 
     def tensor(self, suffix: str, *spans: range) -> Tensor:
-        """Returns a part of the matrix's tensor whose name ends in `suffix`."""
+        """Returns the index ranges `spans` of the matrix's tensor whose name ends in `suffix`."""
         return self._files.read(f"{self._module}.{suffix}", spans)
 
     def wrong(
@@ -185,8 +185,8 @@ def words_of(span: range, bits: int) -> range:
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """Returns the numbers packed in words [n, n_words], in order from the lowest bits on. A number
-    of 3 bits may begin in one word and end in the next."""
+    """Unpacks numbers of `bits` bits from words [n, n_words], in order from the lowest bits on. A
+    number of 3 bits may begin in one word and end in the next."""
     if WORD_BITS % bits:
         return unpack_bytes(words.contiguous().view(torch.uint8), bits)
     shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
@@ -195,8 +195,8 @@ def unpack(words: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bytes(stored: Tensor, bits: int) -> Tensor:
-    """Returns the numbers of any number of bits in bytes [n, n_bytes], [n, n_bytes * 8 / bits]
-    int64."""
+    """Unpacks numbers of `bits` bits from bytes [n, n_bytes], in order from the lowest bits on. A
+    number may begin in one byte and end in the next. Returns [n, n_bytes * 8 / bits] int64."""
     runs = stored.view(len(stored), -1, bits).long()  # eight numbers each
     joined = (runs << torch.arange(bits) * 8).sum(2)  # [n, n_runs], up to 64 bits
     numbers = joined[:, :, None] >> torch.arange(8) * bits

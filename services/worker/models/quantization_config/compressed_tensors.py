@@ -44,7 +44,7 @@ _FORMATS: Mapping[str, tuple[_Stored, ...]] = {
 
 
 class _WeightArgs(Settings):
-    """How the weights of a group of compressed-tensors are quantised."""
+    """How the weights of one group of modules are quantised."""
 
     ignored = frozenset(("observer", "observer_kwargs", "scale_dtype", "zp_dtype"))
 
