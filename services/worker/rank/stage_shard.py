@@ -225,7 +225,7 @@ def _grammars(settings: RankSettings, model: StageModel) -> Grammars | None:
     """Returns the grammars of the model, which outputs can follow.
 
     Returns None on a rank that does not sample, if the checkpoint has no token that ends an output,
-    or if llguidance cannot read its tokenizer.
+    or if it has no tokenizer that llguidance can read.
     """
     file = tokenizer_file(settings.model)
     eos_token_ids = model.config.eos_token_ids
