@@ -7,11 +7,11 @@ one stream to the scheduler of each model. It does not decide the order of reque
 neither K/V memory nor tensors. It imports neither torch nor transformers. It keeps no state that
 outlives a request, so any number of replicas may run side by side.
 
-    http/, grpc/  the two protocols; nothing but translation
-    models/       the models that are served, each with all that belongs to it
-    generation/   the one implementation: check, submit, assemble, cancel
-    api_keys      which callers may call, and how much
-    link/         the stream to the scheduler, and its messages in the frontend's words
+    http/, grpc/  the APIs: translate messages to and from requests
+    models/       the served models, each with its tokenizer, template and scheduler stream
+    generation/   for all APIs: checks a request, submits it, assembles its answers
+    api_keys      which callers may use the APIs, and how much
+    link/         the stream to a scheduler, and its messages as objects of the frontend
     observing/    metrics, and the span of a call
     text/         tokens, chat templates, stop strings
     request/      what a client asks for, and the rules that it must keep

@@ -86,8 +86,8 @@ class ApiKey(BaseModel):
     """Best `priority` that requests of the key may have; a lower number is a better priority. With
     the default, no request of the key comes before requests that name no priority."""
     models: Annotated[tuple[ModelName, ...], Field(min_length=1)] | None = None
-    """Names of the models that the key may use; null for all models. To other models the key gets
-    the answer that they are not served here."""
+    """Names of the models that the key may use; null for all models. Requests of the key to other
+    models are refused as if those models were not served."""
     may_watch: bool = False
     """Whether the key may watch the scheduler. A viewer sees the requests of all keys: when each
     runs, how long it is, and to which key it belongs."""
@@ -122,7 +122,8 @@ class CallBucket:
         self._filled_at = now
 
     def take(self, now: float) -> float:
-        """Takes one call and returns 0.0, or returns the seconds until one can be taken."""
+        """Takes one call from the bucket and returns 0.0. If less than one call is in the bucket,
+        takes nothing and returns the seconds until there is one. `now` is the time in seconds."""
         gained = (now - self._filled_at) * self.per_minute / MINUTE_S
         self._level = min(float(self.per_minute), self._level + gained)
         self._filled_at = now
@@ -155,8 +156,8 @@ class Account:
             self.set_limits(key, now=now)
 
     def set_limits(self, key: ApiKey, *, now: float) -> None:
-        """Replaces the limits of the account by the limits of `key`. Answers in flight still
-        count."""
+        """Replaces the limits of the account by the limits of `key`. Answers that are already in
+        flight count against the new limit."""
         self._max_in_flight = key.max_in_flight
         self._min_priority = key.min_priority
         self._models = None if key.models is None else frozenset(key.models)
@@ -319,7 +320,7 @@ class ApiKeys:
         return account
 
     def knows(self, authorization: str | None) -> bool:
-        """Returns whether a caller with this `authorization` may call, without counting a call."""
+        """Returns whether a caller with this `authorization` may call. Counts no call."""
         if self._file is None:
             return True
         self._refresh(self._file, self._now())
@@ -344,7 +345,8 @@ class ApiKeys:
 
 
 def hash_of(key: str) -> str:
-    """Returns the hash of a key. The file contains hashes in place of keys."""
+    """Returns the SHA-256 of a key in hexadecimal. The file of keys contains this hash in place of
+    the key."""
     return hashlib.sha256(key.encode(errors="backslashreplace")).hexdigest()
 
 

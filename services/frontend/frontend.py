@@ -15,9 +15,8 @@ starts.
 
 While the frontend lingers, clients and Kubernetes get different answers about readiness. `/ready`
 and the health service of the API say that the frontend is not ready, since their clients can choose
-another frontend. The probe of Kubernetes is told that it is ready as long as requests are taken:
-Kubernetes knows by itself that the pod ends, and sends requests to such a pod only if no other pod
-is ready.
+another frontend. The probe of Kubernetes reports ready as long as requests are taken: Kubernetes
+itself marks the pod as terminating, and sends requests to such a pod only if no other pod is ready.
 """
 
 import asyncio
@@ -68,7 +67,7 @@ for ending the process."""
 
 
 async def serve(settings: FrontendSettings, traces: Tracing = tracing.OFF) -> int:
-    """Serves until a signal. Returns the exit status."""
+    """Runs a frontend until the process gets a signal to stop. Returns the exit status."""
     stop = stop_event()
     raise_descriptor_limit()
     try:
@@ -132,7 +131,7 @@ class Frontend:
         self._grpc, self.grpc_address = self._bind_grpc(api_keys, traces)
 
     def _bind_http(self, api_keys: ApiKeys, traces: Tracing) -> tuple[HttpServer, str]:
-        """Returns the HTTP server and its address."""
+        """Binds the HTTP server to its address. Returns the server and the address."""
         settings = self._settings
         https = tls.server_context(settings.public_tls_dir)
         listeners = address.listen(
@@ -184,7 +183,7 @@ class Frontend:
         return server, address.bound_address(listeners, settings.http_address)
 
     def _bind_grpc(self, api_keys: ApiKeys, traces: Tracing) -> tuple[grpc.aio.Server, str]:
-        """Returns the gRPC server and its address."""
+        """Binds the gRPC server to its address. Returns the server and the address."""
         settings = self._settings
         credentials = tls.server_credentials(
             settings.public_tls_dir, require_client_certificate=False
@@ -239,8 +238,8 @@ class Frontend:
         self.metrics_address = self._listeners.enter_context(listening)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serves until the event is set, then lingers and drains. Ends at once if the event is set
-        again."""
+        """Serves until `stop` is set. Then still takes requests for `linger_s` seconds, and
+        afterwards lets running requests finish. Ends at once if `stop` is set again."""
         await self._health.start()
         async with asyncio.TaskGroup() as tasks:
             until_refusing = (
@@ -304,7 +303,8 @@ class Frontend:
 
     async def _linger(self, stop: asyncio.Event, *, until: float) -> None:
         """Tells clients and load balancers to use other frontends, and still takes requests for
-        `linger_s` seconds. `until`, a time of the event loop's clock, may end this earlier."""
+        `linger_s` seconds. Stops waiting at `until`, a time of the event loop's clock, if that is
+        earlier."""
         left_s = max(0.0, until - asyncio.get_running_loop().time())
         linger_s = min(self._settings.linger_s, left_s)
         log.info("stopping; requests are taken for %g s more", linger_s)

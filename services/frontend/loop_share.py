@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 MIN_AT_ONCE = 2
-"""Number of pieces of work (turns) that a share allows in each pass of the event loop at least,
+"""Smallest number of pieces of work (turns) that a share allows in one pass of the event loop,
 unless the share sets another number."""
 
 TURN_S = 0.004

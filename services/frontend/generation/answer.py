@@ -1,4 +1,4 @@
-"""One answer as it grows: tokens come in, pieces of text go out, until something ends it.
+"""One answer as it grows: turns new tokens into pieces of text, until the answer ends.
 
 The module knows neither the scheduler nor the clients.
 """
@@ -108,12 +108,12 @@ class Answer:
         shows_tokens: bool = False,
         keeps_tokens: bool = False,
     ) -> None:
-        """`has_scores` says whether pieces get `scores`, and `shows_tokens` whether the client also
-        gets `token_ids`."""
+        """`has_scores` says whether pieces get `scores`, `shows_tokens` whether the client also
+        gets `token_ids`, and `keeps_tokens` whether `kept_tokens` is filled."""
         self.index = index
         self.n_tokens = 0
         self.has_news = False
-        """Whether this call has brought tokens that the client did not have before the call."""
+        """Whether this call has generated tokens that the client did not have before the call."""
         self.is_finished = False
         self._text = text
         self._stops = stops
@@ -199,8 +199,8 @@ class Answer:
         return replace(piece, scores=self._scores(piece, logprobs), prompt_logprobs=of_prompt)
 
     def _scores(self, piece: Piece, logprobs: Logprobs | None) -> TokenScores | None:
-        """Returns the log-probabilities that belong to a piece. `logprobs` has the
-        log-probabilities of the tokens of the piece."""
+        """Returns the log-probabilities that are delivered with a piece, or None if the client
+        wants none. `logprobs` has the log-probabilities of the tokens of the piece."""
         if self._offsets is None:
             return None
         if logprobs is not None:

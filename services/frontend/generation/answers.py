@@ -1,8 +1,8 @@
 """The answers of one call, `n` to each prompt: begins each answer, and makes the message that
 submits it.
 
-An answer has an index among all answers of the call, and a name by which the scheduler knows it. A
-resumed answer begins with the tokens that the client already has.
+An answer has an index among all answers of the call, and a name, which is its request id at the
+scheduler. A resumed answer begins with the tokens that the client already has.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from services.frontend.text.tokenizer import IncrementalText, Tokenizer
 
 
 class Answers:
-    """The answers of one call, each with an index and with a name by which the scheduler knows
-    it."""
+    """The answers of one call. Each has an index, and a name, which is its request id at the
+    scheduler."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class Answers:
         trace: trace_pb2.TraceContext | None,
         adapter: scheduler_pb2.Adapter | None = None,
     ) -> None:
-        """Prepares for the answers without beginning one. The names of the answers begin with
-        `submission_id`. `adapter` is the adapter that makes the answers, if any does."""
+        """Begins no answer yet. The names of the answers begin with `submission_id`. `adapter` is
+        the adapter that makes the answers; None if the model itself makes them."""
         self.begun: dict[str, Answer] = {}
         """Answers that have begun, by their names."""
         self._options = options
@@ -59,7 +59,7 @@ class Answers:
         return sum([answer.n_tokens for answer in self.begun.values()])
 
     def name(self, index: int) -> str:
-        """Returns the name by which the scheduler knows an answer."""
+        """Returns the name of an answer, which is its request id at the scheduler."""
         return f"{self._submission_id}-{index}"
 
     def prompt(self, index: int) -> EncodedPrompt:
@@ -80,7 +80,7 @@ class Answers:
         return answer is not None and answer.is_finished
 
     def begin(self, index: int) -> Answer:
-        """Begins an answer and returns it."""
+        """Creates the answer with this index, adds it to `begun` and returns it."""
         options, prompt = self._options, self.prompt(index)
         is_shown = options.include_stop_str_in_output
         tokenizer = self._tokenizer
@@ -100,12 +100,12 @@ class Answers:
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Texts that end an answer."""
+        """Stop strings of the call: texts that end an answer."""
         return self._options.stop
 
     def sampling(self, index: int) -> SamplingParams:
-        """Returns the sampling options of an answer, with its own seed, all tokens that end it and
-        its grammar."""
+        """Returns the sampling options of an answer: the options of the call, with the seed, the
+        stop tokens and the grammar of this answer."""
         params, prompt = self._options.sampling, self.prompt(index)
         return replace(
             params,
@@ -146,8 +146,8 @@ class Answers:
         return self._options.n_prompt_logprobs
 
     def _sampling(self, index: int, prompt: EncodedPrompt) -> sampling_pb2.SamplingParams:
-        """Returns the sampling options of an answer. Each answer to each prompt has a seed of its
-        own."""
+        """Returns the sampling options of an answer as a message: the options of the call, with the
+        seed, the stop tokens and the grammar of this answer."""
         params = self._options.sampling
         message = to_proto(params)
         message.seed = _own_seed(params.seed, index)
@@ -157,5 +157,6 @@ class Answers:
 
 
 def _own_seed(seed: int, index: int) -> int:
-    """Returns the seed of the answer `index` to a request. The sum wraps around."""
+    """Returns `seed + index`, the seed of the answer with this index. The sum wraps around as a
+    signed 64-bit integer."""
     return (seed + index - INT64_MIN) % 2**64 + INT64_MIN

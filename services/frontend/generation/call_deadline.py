@@ -25,8 +25,9 @@ def call_deadline(max_request_s: float) -> float | None:
 
 
 async def by_deadline(deadline: float | None, work: Coroutine[Any, Any, Result]) -> Result:
-    """Returns the result of `work`. Raises TimedOut if `work` has not ended by the deadline, or if
-    the deadline is past."""
+    """Returns the result of `work`. Cancels `work` and raises TimedOut if `work` has not ended by
+    `deadline`, a time of the event loop's clock, or if the deadline is already past. None sets no
+    deadline."""
     if deadline is None:
         return await work
     # With a past deadline, `timeout_at` would cancel the work only where the work first waits.

@@ -29,4 +29,4 @@ class CallResources:
     max_at_once: int = 32
     """Largest number of answers of the call that the scheduler has at a time."""
     account: scheduler_pb2.Account | None = None
-    """Account to which the scheduler counts the call."""
+    """Account to which the scheduler counts the call, or None if the caller has no API key."""

@@ -210,7 +210,7 @@ class Generation:
 
     @property
     def token_texts(self) -> TokenTexts:
-        """Texts of single tokens."""
+        """Texts of single tokens of the model's tokenizer."""
         return self._tokenizer.token_texts
 
     def prompt_of(self, index: int) -> EncodedPrompt:

@@ -11,7 +11,7 @@ scheduler takes the lead or the pipeline forms again. They wait up to `wake_s` s
 that is asleep or starts. A client sees only a pause. Meanwhile, questions about the model are
 answered with the last known pipeline, since the next pipeline serves the same model.
 
-`TokenService` serves requests for tokens alone.
+`TokenService` serves requests that need only the tokenizer.
 """
 
 import asyncio
@@ -95,14 +95,14 @@ class GenerationService:
             admission=admission,
             max_request_s=limits.max_request_s,
         )
-        """Serves requests for tokens."""
+        """Serves the requests that need only the tokenizer."""
         self._anybody = Account()
         self.n_waiting = 0
         """Number of answers that wait for a pipeline."""
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether conversations can be answered."""
+        """Whether the model has a chat template. Without one, conversations are refused."""
         return self._profile.chat_template is not None
 
     @property
@@ -139,8 +139,8 @@ class GenerationService:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the adapters by which clients may select a changed form of the model. There are
-        none before the first pipeline. A name that is also the model's stands for the model."""
+        """Names of the LoRA adapters that clients may select in place of the model. Empty before
+        the first pipeline. An adapter with a name of the model itself is left out."""
         limits = self._known_limits.last()
         if limits is None:
             return ()
@@ -198,8 +198,9 @@ class GenerationService:
 
         Raises:
             InvalidRequest: the request breaks a rule.
-            PoolFull: there is too much at once.
-            TimedOut: the time of the call is over; later, the generation raises it.
+            PoolFull: there is no room for the call at the moment.
+            TimedOut: the time limit of the call is over. Within the context, the generation raises
+            this error.
             Unavailable: no pipeline came in time, or this process is stopping.
         """
         until = _now() + self._hold_s
@@ -284,11 +285,12 @@ class GenerationService:
     def _receipts_of(
         self, options: GenerationOptions, pipeline: ServedPipeline, model: str
     ) -> MakeReceipts | None:
-        """Returns a function that makes the receipts of a call. Returns None if answers have none.
+        """Returns a function that makes the receipts of a call. Returns None if the answers get no
+        receipts.
 
         Raises:
             InvalidRequest: the client asks for receipts, and the workers of the pipeline do not
-            tell what receipts need.
+            report the traits that receipts contain.
         """
         issuer, is_optional = self._profile.receipts, options.is_receipt_optional
         if issuer is None or not options.receipt:

@@ -8,7 +8,8 @@ log = logging.getLogger(__name__)
 
 
 class MissingReceipts:
-    """Logs why answers have no receipts, once for each change of the workers that serve."""
+    """Logs why answers have no receipts. Logs again only if the traits of the workers have
+    changed."""
 
     def __init__(self) -> None:
         self._logged_for: Traits | None = None

@@ -1,8 +1,8 @@
 """Makes the receipts of answers.
 
-The digests of a model's tokenizer and templates are computed once, when the frontend starts. What
-the workers are is told by the scheduler, with the first token of each answer. A receipt is made and
-signed when its answer ends. Without receipts nothing of this exists.
+The digests of a model's tokenizer and templates are computed once, when the frontend starts. The
+scheduler reports the traits of the workers, which say what they computed with, before the first
+token of each answer. A receipt is made and signed when its answer ends.
 """
 
 import secrets
@@ -38,7 +38,7 @@ TOKEN_BYTES = 16
 
 
 Keep = Callable[[int], None]
-"""Type of a function that counts a number of bytes of memory for a call."""
+"""Type of a function that takes a number of bytes from the memory budget for a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,12 @@ class ReceiptIssuer:
     """Log of the answers without receipts."""
 
     def can_serve(self, pipeline: ServedPipeline, *, is_optional: bool) -> bool:
-        """Returns whether answers of a pipeline get receipts: not if its workers do not tell what
-        receipts need, and `is_optional` says that the client has not asked for receipts.
+        """Returns whether answers of a pipeline get receipts. Returns False if its workers do not
+        report the traits that receipts need and `is_optional` is true: the client has not asked for
+        receipts.
 
         Raises:
-            InvalidRequest: the client has asked, but the workers do not tell what receipts need.
+            InvalidRequest: `is_optional` is false, and the workers do not report those traits.
         """
         if tells_enough(pipeline.traits):
             return True
@@ -136,8 +137,8 @@ class CallReceipts:
 
     def _obstacle(self, answer: Answer) -> str:
         """Returns why no receipt of an answer can be made: the workers that made the answer do not
-        tell what receipts need, or had different models. The result is empty if there is no reason.
-        """
+        report the traits that receipts need, or had different models. The result is empty if there
+        is no reason."""
         builds = self._traits.get(answer.index, [])
         has_computed = answer.n_tokens > len(self._answers.tokens_so_far(answer.index))
         if not all(map(tells_enough, builds)) or (has_computed and not builds):
@@ -193,11 +194,13 @@ class CallReceipts:
 
 
 MakeReceipts = Callable[[Answers, str, Keep], CallReceipts]
-"""Type of a function that returns the receipts of a call with these answers and this id."""
+"""Type of a function that returns the receipts of a call, given the call's answers, its request id,
+and the function that counts memory."""
 
 
 def tells_enough(traits: Traits) -> bool:
-    """Returns whether the traits of workers have all that receipts need."""
+    """Returns whether the traits of workers contain the entries that receipts need: `weights` and
+    `max_model_len`."""
     return {"weights", "max_model_len"} <= dict(traits).keys()
 
 

@@ -45,8 +45,8 @@ def _token_bytes(prompts: Sequence[EncodedPrompt], n: int, *, max_at_once: int) 
 
 
 def _prompt_logprob_bytes(prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:
-    """Returns the approximate memory, in bytes, of the log-probabilities of prompts that the
-    answers will bring."""
+    """Returns the approximate memory, in bytes, of the log-probabilities of prompt tokens that the
+    scheduler will send with the answers."""
     if options.n_prompt_logprobs is None:
         return 0
     n_numbers = (1 + options.n_prompt_logprobs) * options.n_generated

@@ -35,7 +35,7 @@ class RestoredAnswers:
         checks: ValueChecks | None,
         replaying: asyncio.Lock,
     ) -> None:
-        """`replaying` is held while tokens are replayed."""
+        """`replaying` is a lock that is held while tokens are replayed."""
         self._answers = answers
         self._running = running
         self._resumption = resumption

@@ -1,5 +1,5 @@
-"""The answers of one call while they run: applies the scheduler's events to them, and reports their
-first tokens and their ends."""
+"""The answers of one call while they run: applies the scheduler's events to the answers, and
+reports first tokens and ends of answers to the metrics and the span of the call."""
 
 from collections.abc import Callable, Iterable
 

@@ -1,11 +1,11 @@
 """The log-probabilities of the tokens that make each text of a message.
 
 A model writes reasoning, content and calls one after the other, with marks in between, and a reader
-may hold characters back. So the tokens of an answer are kept until a text ends behind them. A text
-is found by its position among the characters that the model has written, not by what it says: the
-same words may occur twice. A token that is partly inside a text counts as a token of the text.
-White space that is read before reasoning, but becomes content at the end of the answer, has no
-tokens.
+may hold characters back. So the log-probabilities of tokens are kept until the reader returns the
+text that the tokens make. A text is found by its position among the characters that the model has
+written, not by its words: the same words may occur twice. A token that is partly inside a text
+counts as a token of the text. White space that is read before reasoning, but becomes content at the
+end of the answer, has no tokens.
 """
 
 from bisect import bisect_left
@@ -40,7 +40,8 @@ class TextScores:
             self._keep(-_n_bytes(self._held.popleft()))
 
     def take(self, words: Words) -> TokenScores:
-        """Returns the tokens that make a text. Tokens before the text are dropped."""
+        """Returns the tokens that make a text, including a token that begins before the text and
+        ends in it. All earlier tokens are dropped."""
         before = self._take_up_to(words.end)
         begin, n_tokens = words.end - len(words.text), len(before.token_ids)
         first = bisect_left(before.offsets, begin)
@@ -68,5 +69,5 @@ def keep_nothing(n_bytes: int) -> None:
 
 
 def _n_bytes(scores: TokenScores) -> int:
-    """Returns the memory of log-probabilities at most, in bytes."""
+    """Returns the largest memory, in bytes, that the log-probabilities in `scores` may take."""
     return 0 if scores.logprobs is None else LOGPROB_BYTES * scores.logprobs.n_numbers

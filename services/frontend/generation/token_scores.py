@@ -2,8 +2,8 @@
 tokens.
 
 A text that may become a stop string is held back, and dropped if it becomes one. The
-log-probabilities of its tokens share this fate, so a client never gets more of an answer's tokens
-than of its text. A token whose text is delivered in part counts as delivered.
+log-probabilities of its tokens are held back and dropped with the text, so a client never gets more
+of an answer's tokens than of its text. A token whose text is delivered in part counts as delivered.
 """
 
 from collections.abc import Sequence

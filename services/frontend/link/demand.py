@@ -1,7 +1,7 @@
 """Tells the scheduler how many requests this frontend holds while the model is asleep or starts.
 
 The first held request wakes the model, and the scheduler keeps it awake while requests are held. Of
-many changes within a short time, only the last number is told.
+many changes within a short time, only the last number is sent.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Demand:
         self._tell()
 
     def end(self) -> None:
-        """Stops telling the scheduler the number of held requests, since a pipeline serves or the
+        """Stops sending the number of held requests. Called when a pipeline serves, or when the
         scheduler is lost."""
         self._is_wanted = False
         self._cancel()

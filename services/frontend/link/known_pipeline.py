@@ -1,5 +1,5 @@
-"""A frontend's knowledge of the pipeline that serves at the moment, or else of the last pipeline
-that served. Tasks can wait for the next pipeline.
+"""The pipeline that serves at the moment or, if there is none, the last pipeline that served, as
+the scheduler has reported it. Tasks can wait for the next pipeline.
 
 Times are readings of the event loop's clock.
 """
@@ -37,7 +37,7 @@ class KnownPipeline:
         self.current: ServedPipeline | None = None
         """Pipeline that serves at the moment; None if there is none."""
         self.shortfall = ""
-        """Reason why the scheduler has no pipeline; empty if the scheduler has told none. The
+        """Reason why the scheduler has no pipeline; empty if the scheduler has reported none. The
         reason names workers, but no addresses."""
         self.is_stopping = False
         """Whether this process is stopping and takes no more requests."""
@@ -148,7 +148,8 @@ class KnownPipeline:
         self.note_change()
 
     def shut(self) -> None:
-        """Notes that no pipeline serves from now on, and that it is not known why."""
+        """Notes that no pipeline serves from now on, for a reason that the scheduler has not
+        reported yet."""
         if self.current is not None or self._sleeping is not None:
             self.current = self._sleeping = None
             self._last_open = asyncio.get_running_loop().time()

@@ -35,7 +35,8 @@ class Lateness(NamedTuple):
 
 
 class PoolGate:
-    """A frontend's knowledge of the free places in the scheduler's pool."""
+    """Refuses calls by the scheduler's last reports: of the free places in its pool, and of the
+    accounts whose requests would get their first token too late."""
 
     def __init__(self, refusals: Refusals) -> None:
         self._refusals = refusals
@@ -61,10 +62,11 @@ class PoolGate:
         self._n_unanswered += 1
 
     def check(self, *, now: float) -> None:
-        """Returns normally if the pool seems to have a free place.
+        """Checks that the pool has a free place for another request. Succeeds if the last report is
+        too old to be used.
 
         Raises:
-            PoolFull: the pool has no free place.
+            PoolFull: by the last report, the pool has no free place.
         """
         if self._n_free is None or now >= self._told_at + BELIEVED_S:
             return

@@ -78,7 +78,7 @@ class SchedulerClient:
         self._numbers = itertools.count()
         self._stream = SchedulerStream(address, connect)
         self.pipeline = KnownPipeline()
-        """The state of the scheduler's pipeline, as far as this process has been told."""
+        """The state of the scheduler's pipeline, as the scheduler has last reported it."""
         self._demand = Demand(
             lambda: self.pipeline.n_waiting + self.n_held,
             lambda message: self._stream.send(message),
@@ -87,7 +87,7 @@ class SchedulerClient:
         self._has_leader = False
         self._outage = OutageLog.of_peer(log, f"the scheduler at {address}")
         self.n_resubmitted = 0
-        """Number of times that any request was sent again."""
+        """Number of times that a request was sent again, over all requests."""
 
     @property
     def n_requests(self) -> int:
@@ -100,8 +100,8 @@ class SchedulerClient:
         return sum(request.is_held for request in list(self._requests.values()))
 
     def check_room(self) -> None:
-        """Returns normally if there may be room for a new call. Without a pipeline there is always
-        room, since the call may be held.
+        """Checks that the scheduler's pool has room for a new call. Without a pipeline the check
+        always succeeds, since the call may be held.
 
         Raises:
             PoolFull: the scheduler has no free place.
@@ -135,12 +135,13 @@ class SchedulerClient:
 
         Until the time `until`, the request is held while it can't be sent, and sent again when it
         fails as unavailable. If `until` is None, the limit is `resume_s` seconds from now. Once a
-        scheduler has accepted the request, the limit is `resume_s` seconds after each loss. So a
-        request may be accepted more than once. `generated_token_ids` of the submission are the
-        tokens that the request has, and events bring the tokens after these. A request that was
-        held, here or before (`was_held`), is also sent again when the pool is full, since all held
-        requests come at once. `span` records each time that the request is held or sent again. The
-        scheduler drops a request that still waits in its pool at the time `deadline`.
+        scheduler has accepted the request, the limit is `resume_s` seconds after that scheduler has
+        lost it. So a request may be accepted more than once. `generated_token_ids` of the
+        submission are the output tokens that the request has already; the events carry only later
+        tokens. A request that was held, here or before (`was_held`), is also sent again when the
+        pool is full, since all held requests come at once. `span` records each time that the
+        request is held or sent again. The scheduler drops a request that still waits in its pool at
+        the time `deadline`.
         """
         request = SubmittedRequest(
             submission=submission,
@@ -248,8 +249,8 @@ class SchedulerClient:
         self.pipeline.shut()
 
     def _expire(self) -> None:
-        """Ends, with an error, the requests that have waited for the next pipeline longer than they
-        may."""
+        """Ends, with an error, the requests that have got no token since the pipeline was lost
+        `resume_s` seconds ago. Held requests, which have their own time limits, are left alone."""
         for request in list(self._requests.values()):
             if request.is_stalled and not request.is_held:
                 self.cancel(request.request_id)
@@ -334,7 +335,8 @@ class SchedulerClient:
             request.inbox.put_nowait(news)
 
     def _end_wrong(self, request: SubmittedRequest, error: errors.RequestFailed) -> None:
-        """Ends a request because the scheduler has sent something wrong for it."""
+        """Ends a request for which the scheduler has sent tokens or log-probabilities that do not
+        fit."""
         log.error("bug in the scheduler: request %s: %s", request.request_id, error)
         self.cancel(request.request_id)
         self._end(request, error)

@@ -79,8 +79,8 @@ class Suspended:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Event: a build of the workers makes the tokens of the request from now on. `traits` are the
-    traits of the workers, if the submission asked for them."""
+    """Event: workers of the build `build` compute the tokens of the request from now on. `traits`
+    are the traits of the workers, if the submission asked for them."""
 
     request_id: str
     build: str

@@ -1,8 +1,8 @@
 """One stream to the scheduler that leads: how the leader is found, and how messages are sent.
 
-Several schedulers may stand behind one name. gRPC asks each of them for its health and makes calls
-only to the one that leads. Each stream has a new channel, which looks the name up and reads
-certificates again.
+Several schedulers may have addresses under one DNS name. gRPC checks the health of each and makes
+calls only to the scheduler that leads. Each stream has a new channel, which looks the name up and
+reads certificates again.
 """
 
 import asyncio

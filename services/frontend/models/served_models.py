@@ -63,9 +63,9 @@ class ServedModels:
         raise errors.UnknownModel(name, served=_names(allowed))
 
     def check_room(self, account: Account) -> None:
-        """Checks that there may be room for a new call. This is called before a call is read, when
-        its model is known only if there is one model. Calls that resume a broken stream need no
-        check.
+        """Checks that there may be room for a new call. Called before the call is read, so the
+        model that the call is for is known only if the frontend has just one model. Calls that
+        resume a broken stream need no check.
 
         Raises:
             PoolFull: there is no room for a new call at the moment.
