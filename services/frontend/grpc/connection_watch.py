@@ -13,9 +13,9 @@ gRPC reads for all connections, the scheduler's among them, in a few threads. A 
 one connection as long as there are bytes to read, and other connections wait. So the kernel's
 receive buffer of each connection is kept small, so that the thread soon reads from the next
 connection. When a connection has sent too many bytes, it is held back: the kernel accepts no more
-bytes from it. This ends when the calls to which the bytes belong have begun, or when the connection
-ends. The connection is held back for a time and not ended at once, since a client whose connection
-is ended connects again at once.
+bytes from it. The kernel accepts bytes again when the calls to which the bytes belong have begun.
+The connection is held back for a time and not ended at once, since a client whose connection is
+ended connects again at once.
 
 The kernel is asked through the process's own file descriptors, see `server_sockets.py`. Outside
 Linux nothing is watched.
@@ -67,7 +67,7 @@ MAX_RECEIVE_BYTES = 64 * 2**10 - 1
 scaling. A connection whose first window is small does not negotiate window scaling."""
 
 HEAD_BYTES = 4 * 2**10
-"""Size of the largest metadata of a call that honest clients send, in bytes."""
+"""Size of the largest metadata of a call that ordinary clients send, in bytes."""
 
 MAX_DEBT_BYTES = MAX_STREAMS * (WINDOW_BYTES + HEAD_BYTES)
 """Debt in bytes at which a connection is ended. gRPC may hold this many bytes for the largest
@@ -114,8 +114,8 @@ class _WatchedConnection:
 
 
 class ConnectionWatch:
-    """Compares the bytes that each connection sends with the bytes of its calls, and ends
-    connections that send too many others."""
+    """Compares the bytes that each connection sends with the bytes of its calls. Holds back, and
+    ends, connections that send too many bytes that belong to no call."""
 
     def __init__(self, refusals: Refusals, *, max_message_bytes: int) -> None:
         self._refusals = refusals
@@ -171,7 +171,8 @@ class ConnectionWatch:
             wait_s = (time.monotonic() - now) / MAX_PART
 
     def look(self, port: int, for_s: float, *, late_s: float = 0.0) -> None:
-        """Inspects the connections to a port: delays or closes those that have sent too many bytes.
+        """Inspects the connections to a port: holds back or closes connections that have sent too
+        many bytes that belong to no call.
 
         `for_s` is the time since the last inspection, in seconds. If the process was busy, the
         inspection comes `late_s` seconds late; `for_s` includes them. Calls that arrived during

@@ -121,7 +121,8 @@ class InferenceServicer:
         )
 
     def admit(self, context: Context) -> None:
-        """Counts a call against its API key, before the call's message is received."""
+        """Counts a call against its API key, before the call's message is received. Raises
+        Unauthenticated if the key is missing or unknown, and PoolFull if its calls are used up."""
         self._api_keys.admit(_authorization(context))
 
     def uploading(self, context: Context) -> AbstractContextManager[object]:

@@ -39,10 +39,11 @@ SERVICES = tuple(
 RAW_METHODS = frozenset({"ServerReflectionInfo"})
 
 MAX_STREAMS = 4
-"""Largest number of streams at a time. A tool has one stream, for a moment."""
+"""Largest number of streams at a time. A tool opens one stream for a short time."""
 
 MAX_QUESTION_BYTES = 4096
-"""Largest question in bytes. A question is a name, which the answer repeats."""
+"""Largest size of a request to the reflection service, in bytes. A request is a name, which the
+response repeats."""
 
 RETRY_AFTER_S = 5.0
 
@@ -60,12 +61,12 @@ class ReflectionServicer:
         self._n_streams = 0
 
     async def ServerReflectionInfo(self, context: Any) -> None:
-        """Answers each question of a stream.
+        """Answers each request of a stream.
 
         Raises:
-            InvalidRequest: a message is not a question.
+            InvalidRequest: a message is not a reflection request.
             PoolFull: there are too many streams.
-            TimedOut: the client neither asks nor reads in time.
+            TimedOut: the client did not send a request, or did not read a response, in time.
         """
         if self._n_streams >= MAX_STREAMS:
             raise errors.PoolFull(

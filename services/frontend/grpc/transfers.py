@@ -3,9 +3,9 @@
 gRPC passes on only whole messages, and reports nothing about a message before it is complete. For
 each call whose message is being read, gRPC may hold the bytes of the largest message. So only a few
 calls may receive at a time. A call that receives must have a turn (`turns.py`). The other calls
-wait, and clients with few of them get the next turns. Small messages arrive during the wait, so
-their turns take almost no time. A call that has received for a second loses its turn to a waiting
-call; so a slow client with a large message is served as long as no other call waits.
+wait, and clients with few waiting calls get the next turns. Small messages arrive during the wait,
+so their turns take almost no time. A call that has received for a second loses its turn to a
+waiting call; so a slow client with a large message is served as long as no other call waits.
 
 An answer that its client does not read cannot be taken back from gRPC. The bytes of the answer stay
 counted until the client disconnects, and a connection with several such answers gets no further
@@ -52,13 +52,12 @@ connection gets no further call until an answer is read."""
 
 
 WRITES_AT_ONCE, WRITE_S = 4, 5e-4
-"""At least `WRITES_AT_ONCE` stream messages may be written in one pass of the event loop. After a
-long pass, the next pass may write one message for each `WRITE_S` seconds of that time, if this is
-more.
+"""Number of stream messages that one pass of the event loop may write: `WRITES_AT_ONCE`, or the
+duration of the previous pass divided by `WRITE_S` seconds, whichever is larger.
 
-gRPC needs two or three passes to begin a call, or to read a message of the scheduler. Neither may
-wait until every stream has been written to. Tokens that come while their stream waits for its turn
-are sent in one message.
+gRPC needs two or three passes to begin a call, or to read a message of the scheduler. Calls and
+scheduler messages must not wait until every stream has been written to. Tokens that come while
+their stream waits for its turn are sent in one message.
 """
 
 
@@ -131,8 +130,8 @@ class LimitedExchange(TimedExchange):
         self._unread_peer: str | None = None
 
     async def receive(self, request_class: type[Message]) -> Any:
-        """Returns the bytes of the call's next request, or gRPC's EOF. A request of a type without
-        fields does not count as an answer in flight of its API key.
+        """Returns the bytes of the call's next request, or gRPC's EOF. While a request that can
+        hold a prompt or tokens is received, it counts as one answer in flight of its API key.
 
         Raises:
             InvalidRequest: the request has too many fields.
@@ -159,8 +158,8 @@ class LimitedExchange(TimedExchange):
         return data
 
     async def write(self, message: Any) -> None:
-        """Sends an answer when its turn has come. Returns when gRPC has sent the answer, or has
-        room for the next.
+        """Sends a message of a stream as soon as the event loop's share of writes allows it.
+        Returns when gRPC has sent the message, or has room for the next.
 
         Raises:
             TimedOut: the client did not read within `send_limit_s`.
@@ -169,11 +168,11 @@ class LimitedExchange(TimedExchange):
         await super().write(message)
 
     def hand_over(self, message: Any) -> None:
-        """Counts the memory of the answer of a call that has only one answer. gRPC sends the answer
-        when the method of the call has returned.
+        """Counts the memory of the response of a unary call. gRPC sends the response after the RPC
+        method has returned.
 
         Raises:
-            PoolFull: there is no memory for the answer.
+            PoolFull: the memory budget has no room for the response.
         """
         self._share.close()  # the request is no longer held
         self._share.grow(_n_bytes(message))
@@ -181,7 +180,7 @@ class LimitedExchange(TimedExchange):
 
     def close(self, _: object = None) -> None:
         """Releases the memory that the messages hold. Must be called when gRPC has sent the end of
-        the call to the client, or knows that the client has disconnected."""
+        the call to the client, or when the client has disconnected."""
         super().close()
         self._share.close()
         if self._unread_peer is not None:

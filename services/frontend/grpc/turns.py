@@ -47,7 +47,7 @@ class Turns:
         return Turn(self, peer)
 
     async def begin(self, turn: "Turn") -> None:
-        """Waits until it is the turn of a call to receive its message.
+        """Waits until a turn is free for the call that `turn` belongs to.
 
         Raises:
             PoolFull: too many calls wait.
@@ -84,7 +84,7 @@ class Turns:
         return errors.PoolFull("too many requests are being received; try again")
 
     def _refuse_one(self) -> None:
-        """Refuses a waiting call."""
+        """Refuses the oldest waiting call of a client with many waiting calls."""
         refused = self._waiting.take_refused()
         if not refused.has_come.done():
             refused.has_come.set_exception(self.refuse())

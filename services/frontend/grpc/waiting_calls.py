@@ -24,8 +24,8 @@ class WaitingCalls(Generic[Call]):
         self._calls: dict[str, dict[Call, None]] = {}
         """Waiting calls by client, oldest first."""
         self._levels: dict[int, OrderedDict[str, None]] = {}
-        """Clients by level; the client at the end of a level is next. Levels grow with the number
-        of calls, see `_level`, and there are no empty ones."""
+        """Clients by level. A client with more waiting calls is on a higher level, see `_level`.
+        The last client of a level is the next to get a turn. Empty levels are removed."""
         self._n_calls = 0
 
     def __len__(self) -> int:
