@@ -1,4 +1,4 @@
-"""Counts which answers of a call are in flight: the scheduler has not ended them."""
+"""Counts the answers of a call that are in flight: answers that the scheduler has not ended."""
 
 from collections.abc import Callable
 from typing import Self

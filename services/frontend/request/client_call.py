@@ -34,11 +34,14 @@ class ClientCall:
     request_id: str
     """Id that the call has in this process."""
     client_id: str | None = None
-    """Id that the client has given the call; None if its form is not safe to show."""
+    """Id that the client has given the call. None if the client gave none, or one whose form is not
+    safe to log."""
     timeout: str | None = None
-    """Seconds that the call may take, as the client wrote them."""
+    """Text of the client's timeout header: the number of seconds that the call may take. None
+    without the header."""
     time_left_s: float | None = None
-    """Seconds that the call may take, if the protocol has deadlines."""
+    """Seconds that the call may take by the deadline of the protocol (gRPC); None if there is no
+    such deadline."""
     began_at: float = 0.0
     """Time at which the call began, by the event loop's clock."""
 

@@ -1,7 +1,7 @@
 """A conversation that a model continues, independent of the client's protocol.
 
-Turns and tools have the meaning that OpenAI's API gives them. Those of other protocols are
-translated.
+Turns and tools have the meaning that OpenAI's API gives them. Turns and tools of other protocols
+are translated to this form.
 """
 
 from collections.abc import Mapping

@@ -92,9 +92,9 @@ class GenerationOptions:
     return_token_ids: bool = False
     n: int = 1
     add_special_tokens: bool | None = None
-    """Whether special tokens are put around the prompt as the checkpoint wants for texts. By
-    default this is done for texts, but not for conversations, since the chat template writes the
-    special tokens."""
+    """Whether special tokens are put around the prompt as the tokenizer of the checkpoint does for
+    texts. By default this is done for texts, but not for conversations, since the chat template
+    writes the special tokens."""
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     """Whether the text of an answer includes the stop string, or the text of the stop token, that

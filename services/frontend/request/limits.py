@@ -83,8 +83,9 @@ class ModelLimits:
         )
 
     def max_new_tokens(self, options: GenerationOptions, *, n_prompt: int, is_chat: bool) -> int:
-        """Returns the largest number of tokens that an answer may have: the client's `max_tokens`,
-        lowered to the room that the prompt leaves in the model's context.
+        """Returns the largest number of tokens that an answer may have: the client's `max_tokens`
+        or, if it is not set, the default, lowered to the room that the prompt leaves in the model's
+        context.
 
         Raises:
             ContextOverflow: the client's `max_tokens` does not fit, and the limit is strict.

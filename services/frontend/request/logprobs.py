@@ -9,8 +9,8 @@ from typing import Self
 from orcinus.v1 import logprobs_pb2
 
 LOGPROB_BYTES = 100
-"""Bytes of memory that a log-probability takes at most. Most of them are needed while the
-log-probability is written as text."""
+"""Largest number of bytes of memory that a log-probability takes. Most of these bytes are needed
+only while the log-probability is written as text."""
 
 
 MANY_LOGPROBS = 4096

@@ -4,7 +4,7 @@
         and no other, so that no output fills up with white space; the schema may allow any object
     a text that matches a regular expression, in the syntax of Rust
     one of several texts
-    a text of a grammar, in llguidance's dialect of Lark or in GBNF
+    a text that follows a grammar, written in llguidance's dialect of Lark or in GBNF
 
 Only compiling a grammar shows whether a model can follow it (`services.grammar.grammars`).
 """

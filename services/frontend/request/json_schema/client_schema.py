@@ -13,7 +13,7 @@ from services.frontend.request.json_schema.work import WrongSchema
 
 AdditionalProperties = Literal["declared", "allowed"]
 """Which members an object may have besides its `properties`, if the schema does not say: none
-(`declared`), or any, as JSON Schema has it (`allowed`)."""
+(`declared`), or any members, as the JSON Schema standard says (`allowed`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +28,8 @@ class ClientSchema:
     additional_properties: AdditionalProperties = "declared"
     parameters: str = ""
     """JSON text of the tool's parameters from which the schema was made; empty if the schema
-    belongs to no tool. The translation of such a schema is kept, since tools come again with every
-    turn."""
+    belongs to no tool. The translation of such a schema is cached, since clients send the same
+    tools with every turn."""
     not_in_format: tuple[Unenforced, ...] = ()
     """Keywords that the model's format of tool calls cannot enforce, although a format in JSON
     could."""

@@ -150,7 +150,8 @@ def _counts_of_members(part: SchemaPart) -> None:
 
 
 def _are_apart(starts: list[str]) -> bool:
-    """Returns whether no text is a prefix of another."""
+    """Returns whether no text is a prefix of another. Returns False for more than 64 texts, which
+    are not compared."""
     if len(starts) < 2:
         return True
     if len(starts) > 64 or not all(starts):

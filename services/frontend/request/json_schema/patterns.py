@@ -213,9 +213,11 @@ class _Reader:
 
 
 def _written(alternatives: list[list[_Node]], *, begins: bool, ends: bool, n_left: int) -> str:
-    """Returns alternatives in the engine's syntax. `begins` says whether the alternatives stand at
-    the beginning of the expression, where `^` is allowed, and `ends` whether they stand at its end.
-    `n_left` is the largest number of repetitions."""
+    """Returns alternatives as a regular expression of the grammar engine. `begins` says whether the
+    alternatives stand at the beginning of the expression, where `^` is allowed, and `ends` whether
+    they stand at its end, where `$` is allowed. `n_left` is the largest product of the repetition
+    counts of nested repetitions. Raises NotEnforceable for an anchor elsewhere, or more
+    repetitions."""
     return "|".join(
         "".join(
             _node_text(

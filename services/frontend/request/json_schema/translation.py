@@ -63,7 +63,7 @@ class Translation:
 
     def schema(self, place: Part, *, closes: bool, depth: int) -> Json:
         """Returns the translation of a part that is a schema. `closes` says whether all members of
-        the object are declared within this part, so that it may forbid others."""
+        the object are declared within this part, so that the part may forbid others."""
         self.references.work.spend()
         if depth > MAX_DEPTH:
             raise WrongSchema("is nested too deeply")

@@ -1,4 +1,4 @@
-"""Keeps the translations of tools' schemas, since agents send the same tools with every turn.
+"""Caches the translations of tools' schemas, since agents send the same tools with every turn.
 
 Translating the schemas of 200 tools takes 70 ms, and looking their translations up takes 7 ms. The
 most recently used translations are kept, up to `MAX_BYTES`. Several threads may translate at the
@@ -44,8 +44,9 @@ class Translations:
 
     def of(self, schema: Mapping[str, Any], parameters: str, *, closes: bool) -> Translated:
         """Returns the translation of a schema, and keeps it for later calls. `parameters` is the
-        JSON text of the schema; if it is empty, the translation is not kept. `closes` has the
-        meaning that `Translation` gives it.
+        JSON text of the schema; if it is empty, the translation is not kept. If `closes` is true,
+        an object whose schema declares members may have no other members, unless the schema allows
+        them explicitly.
 
         Raises:
             WrongSchema: the schema is wrong, or too large.
@@ -77,4 +78,4 @@ def _n_bytes(key: tuple[str, bool]) -> int:
 
 
 TRANSLATIONS = Translations()
-"""The translations of this process."""
+"""The cached translations of this process."""

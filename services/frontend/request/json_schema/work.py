@@ -16,7 +16,8 @@ class Work:
         self._n_left = MAX_STEPS
 
     def spend(self, n_steps: int = 1) -> None:
-        """Subtracts steps. Raises WrongSchema if too few steps remain."""
+        """Subtracts `n_steps` from the steps that remain. Raises WrongSchema if fewer steps
+        remain."""
         self._n_left -= n_steps
         if self._n_left < 0:
             raise WrongSchema("has too many parts")
