@@ -1,10 +1,10 @@
 """Compiles a grammar in a thread of its own, whose stack is large.
 
-llguidance releases the interpreter lock while it compiles, so other threads run meanwhile. The
-threads that compute an iteration wait for the slowest of them, and each may be bound to a CPU. So a
-compilation that is not urgent gives way to them: it runs on any CPU of the worker, with a lower
-priority. A compilation that takes too long does not delay other compilations, since each has its
-own thread.
+llguidance releases the interpreter lock while it compiles, so other threads run meanwhile. An
+iteration lasts until the slowest of the threads that compute it has ended, and each of these
+threads may be bound to a CPU. So a compilation that is not urgent runs on any CPU of the worker,
+with a lower priority. A compilation that takes too long does not delay other compilations, since
+each has its own thread.
 """
 
 import os

@@ -6,9 +6,9 @@ wrong; ranks compile it to mask tokens that do not follow it. The state of an ou
 depends only on the output's tokens, so a request that is recomputed, on any rank, reaches an equal
 state.
 
-A rank compiles in a thread while it computes, and says when it is done. The scheduler admits no
-request before that, so no batch waits for a grammar. The exception is a grammar whose lexer is
-full: it is compiled again in the middle of an iteration.
+A rank compiles a grammar in a thread while it computes, and reports when the grammar is compiled.
+The scheduler admits no request with the grammar before that, so no batch waits for a grammar. The
+exception is a grammar whose lexer is full: it is compiled again in the middle of an iteration.
 
 llguidance limits the work of every step.
 """
@@ -52,7 +52,7 @@ need very many lexer states for every text."""
 
 
 class InvalidGrammar(ValueError):
-    """A grammar is wrong or too complex. The message says what is wrong."""
+    """Raised if a grammar is wrong or too complex. The message says what is wrong."""
 
 
 class Grammars:
@@ -89,7 +89,8 @@ class Grammars:
         self._compile(grammar)
 
     def begin_iteration(self) -> None:
-        """Begins the masks of another iteration, and resets the limits of work in one iteration."""
+        """Resets the number of grammars that may be compiled again. Must be called before the first
+        mask of each iteration."""
         self._renewals.n_left = MAX_RENEWALS
 
     def prepare(
@@ -104,8 +105,8 @@ class Grammars:
         that are not in `kept`; outputs that already follow them go on.
 
         When the grammar is compiled, `on_end` is called, perhaps in the other thread, with the
-        reason why no output can follow the grammar. The reason is empty if outputs can. If the
-        grammar has been forgotten meanwhile, `on_end` is not called.
+        reason why no output can follow the grammar. The reason is empty if outputs can follow the
+        grammar. If the grammar has been forgotten meanwhile, `on_end` is not called.
         """
         self._kept = {
             one: shared
@@ -174,12 +175,13 @@ class _Shared:
         return self.compiling.result(0)
 
     def renewed(self) -> LLMatcher | None:
-        """Compiles the grammar again, with an empty lexer, and waits for it. Returns the compiled
-        grammar, or None if too many grammars have been compiled again in this iteration.
+        """Compiles the grammar again, with an empty lexer, and waits until it is compiled. Returns
+        the compiled grammar, or None if too many grammars have been compiled again in this
+        iteration.
 
         Raises:
             InvalidGrammar: the grammar could not be compiled again.
-            TimeoutError: it was not compiled again within RENEWAL_LIMIT_S.
+            TimeoutError: the grammar was not compiled again within RENEWAL_LIMIT_S.
         """
         if not self._renewals.n_left:
             return None
@@ -239,7 +241,8 @@ class Matcher:
         return mask
 
     def _next_mask(self) -> bytes | None:
-        """Returns the mask of the tokens that may come next. Returns None if there are none."""
+        """Returns the mask of the tokens that may come next. Returns None if no token can follow,
+        or if a step takes too much work."""
         try:
             for matcher in self._attempts():
                 mask = self._mask_of(matcher)

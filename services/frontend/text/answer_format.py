@@ -22,12 +22,12 @@ class AnswerFormat:
     tools: Mapping[str, str] = field(default_factory=dict)
     """Schema of the arguments of each tool as a JSON text, keyed by the name of the tool."""
     is_single: bool = False
-    """Whether an answer may have only one call."""
+    """Whether an answer may have only one tool call."""
     must_call: bool = False
     """Whether an answer must call a tool."""
     is_exclusive: bool = False
-    """Whether an answer consists either only of calls or only of a text that follows the client's
-    grammar."""
+    """Whether an answer consists either only of tool calls or only of a text that follows the
+    client's grammar."""
     reasoning: ReasoningFormat | None = None
     is_thinking: bool = False
     """Whether the prompt ends inside the reasoning, so that the answer begins with reasoning."""

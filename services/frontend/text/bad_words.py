@@ -1,4 +1,4 @@
-"""Makes texts that must not be generated into sequences of tokens, as vLLM does.
+"""Converts texts that must not be generated to banned sequences of tokens, as vLLM does.
 
 A text is banned at the beginning of an output and after a space. For this, the text is tokenized
 without and with a space in front. The tokens with the space become a second sequence if their first

@@ -136,13 +136,14 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class _FittedTemplate:
-    """A template, together with the form in which it takes turns."""
+    """A template, and the form in which it takes the turns of a conversation."""
 
     program: TemplateProgram
     form: TemplateForm
 
     def render(self, conversation: Conversation, meter: Meter) -> str:
-        """Returns the text of a conversation, with those tools that the template can show."""
+        """Returns the text of a conversation and its tools. Raises the errors of
+        `ChatTemplate.render`."""
         tag = _new_tag() if conversation.continues_last else ""
         messages = _tagged(conversation, tag) if tag else conversation.messages
         variables = {

@@ -59,9 +59,9 @@ class GrammarCheck:
         )  # the reason against a grammar; empty for none
 
     async def check(self, field: str, grammar: str, pipeline: ServedPipeline, share: Share) -> None:
-        """Returns normally if the model can follow a grammar. `field` is the request's field that
-        contains the grammar. The memory of the check is added to the call's share of the budget
-        while the check lasts.
+        """Checks that the model can follow a grammar. `field` is the request's field that contains
+        the grammar. The memory of the check is added to the call's share of the budget while the
+        check lasts.
 
         Raises:
             InvalidRequest: the grammar cannot be followed. The message says where.

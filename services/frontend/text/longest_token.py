@@ -4,7 +4,7 @@ tokenizer.
 With this number, a lower bound on the number of a text's tokens is known before the text is
 tokenized. Some parts of tokenizers make texts shorter: normalizers that strip, pre-tokenizers that
 drop spaces, a token for any unknown text. So a bound is given only if all parts of the tokenizer
-are known not to do so.
+are known to keep every character.
 """
 
 import json

@@ -102,12 +102,12 @@ class MessageFormat:
     ) -> AnswerFormat:
         """Returns the format of the answers to a conversation. `token_ids` are the tokens of the
         rendered conversation. `asked` is the grammar that the client requests in the field
-        `asked_field`. If it is given, answers call tools or follow this grammar, after the
+        `asked_field`. If `asked` is not empty, answers call tools or follow this grammar, after the
         reasoning.
 
         Raises:
-            InvalidRequest: a tool must be called that cannot be called, or calls could not be
-            distinguished from the output that the client asks for.
+            InvalidRequest: a tool must be called, but the model cannot be forced to call one; or
+            calls could not be distinguished from the output that the client asks for.
         """
         choice = conversation.tool_choice
         must_call = choice.mode in ("required", "named")
@@ -239,9 +239,9 @@ class MessageFormat:
         has_other: bool,
     ) -> str:
         """Returns the grammar rule `answer`. If the model may choose whether to call, and the
-        client requests no other grammar (`has_other`), the rule allows text with calls in it.
-        Otherwise it allows only calls. If the model may choose, only the arguments of strict tools
-        must match their schemas."""
+        client requests no other grammar (`has_other` is false), the rule allows text with calls in
+        it. Otherwise the rule allows only calls. If the model may choose, only the arguments of
+        strict tools must match their schemas."""
         choice, markers = conversation.tool_choice, Markers(self._special)
         is_free = choice.mode == "auto"
         is_single = self._is_single(choice)

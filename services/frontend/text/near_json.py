@@ -1,7 +1,7 @@
 """Reads text that is nearly JSON, as models write the arguments of calls.
 
-Beyond JSON, these are read: raw newlines and tabs in strings, backslashes that escape nothing
-(`\\d`), strings in single quotes, names without quotes, `None`, `True`, `False`, `NaN` and
+Beyond JSON, the following are accepted: raw newlines and tabs in strings, backslashes that escape
+nothing (`\\d`), strings in single quotes, names without quotes, `None`, `True`, `False`, `NaN` and
 `undefined`, commas after the last element, brackets after the end, and comments (`//`, `/* */`,
 `#`).
 """
@@ -83,8 +83,8 @@ def _value_of(text: str, *, is_cut: bool) -> Any:
 
 
 def _is_finite(value: Any) -> bool:
-    """Returns whether a value has only numbers that JSON can express. A number such as 1e999 is
-    read as infinite, and so is not one of them."""
+    """Returns whether all numbers in a value are finite. A number such as 1e999 is read as
+    infinite, which JSON cannot express."""
     match value:
         case float():
             return math.isfinite(value)

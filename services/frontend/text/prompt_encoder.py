@@ -1,9 +1,10 @@
 """Turns prompts into tokens.
 
-A prompt that is too long is refused as early as possible. The checks are, in this order, of the
-number of its characters, the smallest number of tokens that a text of this length can have, the
-tokens of its pieces if it is long, and the number of all its tokens, before they become Python
-numbers. Only counting (`count`) accepts prompts that are longer than the model's context.
+A prompt that is too long is refused as early as possible. The following are checked, in this order:
+the number of its characters; the smallest number of tokens that a text of this length can have; for
+a long text, the number of tokens of its pieces; the number of all its tokens, before the token ids
+become Python numbers. Only counting (`count`) accepts prompts that are longer than the model's
+context.
 """
 
 from array import array

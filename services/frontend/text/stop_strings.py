@@ -52,8 +52,8 @@ class StopStrings:
 
 
 class _Match:
-    """The state of the search for one stop string: how many of its first characters the text ends
-    with."""
+    """The state of the search for one stop string: the length of the longest proper prefix of the
+    stop string with which the text ends."""
 
     def __init__(self, stop: str) -> None:
         self._stop = stop

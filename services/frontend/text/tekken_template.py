@@ -12,8 +12,8 @@ user[/INST]answer</s>
     v13  as v7, but [TOOL_CALLS]name[ARGS]{…}
     v15  as v13, but [MODEL_SETTINGS]{"reasoning_effort": "none"}[/MODEL_SETTINGS] behind the tools
 
-Tools stand before the last turn of the user, from version 13 on before the first one. The file says
-which efforts of reasoning there are.
+Tools stand before the last turn of the user, from version 13 on before the first one. The file
+lists the allowed values of `reasoning_effort`.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def tekken_template(
     """Returns the template of conversations for a version of the tokenizer. Returns None if the
     version is not one of `VERSIONS`.
 
-    `has_thoughts` says whether the tokenizer has tokens around reasoning. `efforts` are the words
-    for an effort of reasoning, the default first.
+    `has_thoughts` says whether the tokenizer has tokens around reasoning. `efforts` are the allowed
+    values of `reasoning_effort`, the default first.
     """
     if version not in VERSIONS:
         return None

@@ -81,8 +81,8 @@ class TemplateFiles:
 
 
 def template_source(model: Path) -> str:
-    """Returns the place of a checkpoint's template, found in the same order as `TemplateFiles`
-    does."""
+    """Returns the name of the file, or of the file and the key in it, that holds a checkpoint's
+    template. Looks for templates in the same order as `TemplateFiles`."""
     if is_gguf(model):
         return f"{model.name}: {GGUF_TEMPLATE}"
     if (model / "chat_template.jinja").is_file():

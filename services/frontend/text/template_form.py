@@ -107,7 +107,7 @@ class TemplateForm:
         return ("messages.content",) if has_both and not self.shows_content_beside_calls else ()
 
     def tool(self, tool: Tool) -> dict[str, Any]:
-        """Returns a tool in the form that OpenAI's clients write."""
+        """Returns a tool as a mapping in the form of OpenAI's API."""
         function: dict[str, Any] = {"name": tool.name}
         if tool.description or not self.has_tools_without_description:
             function["description"] = tool.description

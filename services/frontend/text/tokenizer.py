@@ -107,8 +107,8 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self:
-        """Reads the tokenizer in a directory: `tokenizer.json` or, without it, a file of another
-        form.
+        """Reads the tokenizer in a directory: `tokenizer.json` or, without it, a tokenizer file of
+        another format.
 
         Raises:
             FileNotFoundError: the directory has no such file.
@@ -221,7 +221,7 @@ class Tokenizer:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def special_tokens(self, texts: Iterable[str]) -> dict[str, int]:
-        """Returns the token of each text that is a special token."""
+        """Returns the token id of each text that is a special token, keyed by the text."""
         ids = {text: self._tokenizer.token_to_id(text) for text in texts}
         return {text: token for text, token in ids.items() if token in self._special_ids}
 
@@ -252,10 +252,10 @@ class IncrementalText:
     """The text of a growing list of tokens. The cost of a token does not grow with the number of
     earlier tokens.
 
-    If the text continues another text, `context` has the last tokens of that text. They decide
-    whether the new text starts with a space. All delivered pieces together equal `to_text` of all
-    tokens, with one exception. Tokenizers that spell unknown characters byte by byte replace a
-    whole run of bytes if any of it is invalid, including characters that were complete and have
+    If the text continues another text, `context` has the last tokens of that text. These tokens
+    decide whether the new text starts with a space. All delivered pieces together equal `to_text`
+    of all tokens, with one exception. Tokenizers that spell unknown characters byte by byte replace
+    a whole run of bytes if any of it is invalid, including characters that were complete and have
     been delivered; here these characters stay.
 
     `marks` maps special tokens whose text is wanted to their texts. After each such token the text
@@ -357,7 +357,8 @@ class IncrementalText:
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Whether an error is a panic of the library, whose class no module has."""
+    """Returns whether an error is a panic of the tokenizers library. No module exports the class of
+    these errors, so its name is compared."""
     return type(error).__name__ == "PanicException"
 
 

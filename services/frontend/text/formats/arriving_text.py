@@ -2,7 +2,7 @@
 
 A reader is a generator: it yields when it needs more text, and is resumed when more text has come.
 So the result depends only on the whole text, not on how the text was cut into pieces. Each
-character is looked at a fixed number of times.
+character is looked at a bounded number of times.
 """
 
 import re
@@ -44,9 +44,9 @@ class ArrivingText:
         self._n_before = 0  # characters that arrived before `_text`
         self._n_missing = 0  # characters of the answer before the position that never arrive here
         self._gaps: deque[tuple[int, int]] = deque()
-        """Places in unread text at which characters of the answer are missing. A place is the
-        number of characters that have arrived before it. Each comes with the number of missing
-        characters."""
+        """(place, number of missing characters) for each place in the unread text at which
+        characters of the answer are missing. A place is the number of characters that have arrived
+        before it."""
         self._is_over = False
         self._kept: list[str] | None = None
 
@@ -59,9 +59,9 @@ class ArrivingText:
         return n_read + self._n_missing
 
     def placed(self, text: str) -> list[tuple[str, int]]:
-        """Divides `text`, which ends with the character that was read last, where characters of the
-        answer are missing. Returns each part with the number of characters of the answer up to its
-        end."""
+        """Splits `text`, which must end with the character that was read last, at the places where
+        characters of the answer are missing. Returns each part with the number of characters of the
+        answer up to the end of the part."""
         begin, parts = self._n_before + self._at - len(text), []
         while self._gaps and self._gaps[0][0] < begin + len(text):
             place, n_missing = self._gaps.popleft()
@@ -167,7 +167,8 @@ class ArrivingText:
         return False
 
     def skip_cut(self, *markers: str) -> Steps[None]:
-        """Moves past the beginning of a marker if the text ends with that beginning."""
+        """If the rest of the text is only the beginning of one of the markers, and no more text
+        will come, moves past that rest."""
         for marker in markers:
             is_next = yield from self.begins_with(marker)
             if not is_next and marker.startswith(self._text[self._at :]):

@@ -72,8 +72,8 @@ class ToolCallReader(ABC):
     each family of models defines in which order content and calls come."""
 
     marks: tuple[str, ...] = ()
-    """Marks before and after calls. If such a mark occurs inside a text, the text is more than the
-    beginning of a call."""
+    """Marks before and after calls. A text that contains such a mark after its first characters is
+    not dropped as the cut-off beginning of a call."""
 
     def __init__(self, rules: CallRules) -> None:
         self.n_tool_calls = 0
@@ -87,8 +87,8 @@ class ToolCallReader(ABC):
         self._is_left_out = False
         self._is_in_arguments = False
         self._may_begin_mark: Callable[[str], object] | None = None
-        """Function that returns whether a text may end with the beginning of a mark. The mark ends
-        the content or the reasoning. None while the reader reads another part of the answer."""
+        """Function that returns whether a mark that ends the content or the reasoning may begin in
+        a given text. None while the reader reads another part of the answer."""
         self._is_reasoning = False
         """Whether reasoning is being read at the moment."""
         self._note_content: Callable[[str], None] | None = None
@@ -154,7 +154,8 @@ class ToolCallReader(ABC):
 
     def _until(self, *markers: str) -> Steps[str]:
         """Adds the text before the next marker as content, and returns the marker. Returns an empty
-        text if the text ends without a marker."""
+        text if the text ends without a marker. With `is_exclusive`, only a marker at the beginning
+        of the answer or after a call counts."""
         text = self._text
         if not self._rules.is_exclusive:
             return (yield from self._say_until(markers, self._say_cut_marker))

@@ -11,7 +11,8 @@ class Checkpoint:
     template: str
     """Source of the chat template; empty if there is none."""
     special_tokens: Callable[[Iterable[str]], Mapping[str, int]]
-    """Function that returns the token of each given text that is a special token."""
+    """Function that takes texts and returns the token id of each text that is a special token,
+    keyed by the text."""
 
     def is_special(self, text: str) -> bool:
         """Returns whether a text is a special token."""

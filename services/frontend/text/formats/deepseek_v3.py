@@ -73,8 +73,8 @@ class DeepSeekV31(DeepSeekV3):
     between_calls = ""
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the model of a checkpoint writes this format: the chat template contains
-        calls, or the mark of calls is a special token."""
+        """Returns whether the model of a checkpoint writes this format: the mark of a call is in
+        the chat template or is a special token."""
         return checkpoint.has(CALL)
 
     def _call(self, tool: ToolRule, markers: Markers) -> str:

@@ -111,9 +111,9 @@ class Markers:
     def answer(
         self, marker: str, rule: str, *, is_free: bool, is_single: bool, between: str = ""
     ) -> str:
-        """Returns the grammar rule `answer`: a mark and then `rule`, once if `is_single`, else any
-        number of times with the text `between` in between. If `is_free`, the answer may also have
-        text around them, or only text."""
+        """Returns the grammar rule `answer`: the mark `marker` and then `rule`, once if
+        `is_single`, else one or more times with the text `between` in between. If `is_free`, the
+        answer is text in which such marked parts may occur."""
         if is_free:
             return self._after_text(marker, rule, is_single=is_single)
         marked = repeated("marked_body", between, is_single=is_single)

@@ -77,6 +77,6 @@ class HermesReader(ToolCallReader):
             yield from text.skip(END)
 
     def _no_content(self) -> tuple[str, ...]:
-        """Returns the marks that end content. The closing tag is one of these after the first
-        call."""
+        """Returns the marks that end content. After the first call, these include the closing
+        tag."""
         return (BEGIN, END) if self.n_tool_calls else (BEGIN,)

@@ -1,5 +1,5 @@
-"""Converts values that models write to JSON while they arrive. The values may be JSON, literals of
-Python, or in Gemma's notation.
+"""Converts values in the text of a model to JSON while the text arrives. The values may be JSON,
+literals of Python, or in Gemma's notation.
 
     {"a": [1, true]}    {'a': (1, True), 'b': None}    {a:[1,true],b:<|"|>text<|"|>}
 
@@ -116,8 +116,8 @@ class LiteralReader:
 
     def read(self) -> Steps[bool]:
         """Reads the value. Returns False if the text ends inside the value or directly after a
-        word, or if the value is in none of the notations. What was read before is passed on in any
-        case."""
+        word, or if the value is in none of the notations. The JSON of what was read before is
+        passed on in any case."""
         while True:
             yield from self._text.run(SPACES)
             first = yield from self._text.peek()

@@ -1,10 +1,10 @@
 """Names of the keywords of JSON schemas that narrow the values of a schema, in groups.
 
-Formats in which arguments are not JSON enforce only a part of them.
+Formats of tool calls in which arguments are not JSON enforce only some of these keywords.
 """
 
 COMBINING = ("allOf", "anyOf", "oneOf")
-"""Keywords that combine schemas of one value."""
+"""Keywords that combine several schemas for one value."""
 
 OF_STRINGS = ("minLength", "maxLength", "pattern", "format")
 OF_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")

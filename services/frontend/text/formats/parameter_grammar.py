@@ -81,8 +81,8 @@ class ParameterGrammar:
     def _values(
         self, schema: object, tool: ToolRule, visits: Iterator[int]
     ) -> Iterator[tuple[bool, str]]:
-        """Yields grammar expressions for a value, including the text that ends it. Each comes after
-        a flag that says whether the value is a string."""
+        """Yields, for each form that a value may have, whether it is a string, and the grammar
+        expression for the value including the text that ends it."""
         types = types_of(schema, tool.schema)
         if not isinstance(schema, dict) or types is None or next(visits, None) is None:
             if isinstance(schema, dict):

@@ -17,7 +17,7 @@ import pydantic_core
 from services.frontend.text.formats.literals import literal_as_json
 
 Types = frozenset[str] | None
-"""Type of the set of types that a value may have, as names of JSON Schema. None stands for any
+"""Set of the types that a value may have, by their names in JSON Schema. None stands for any
 type."""
 
 TEXT: Types = frozenset(("string",))
@@ -120,7 +120,7 @@ def type_of(value: object) -> str:
 
 def text_as_json(text: str, types: Types) -> str:
     """Returns the text of an argument as JSON of one of the given types. A type other than string
-    is preferred if the text fits it."""
+    is preferred if the text fits it. A text that fits no other type becomes a JSON string."""
     if types == TEXT:
         return json.dumps(text, ensure_ascii=False)
     stripped = text.strip()

@@ -29,7 +29,8 @@ class RuleSet:
 
     def add(self, kind: str, rule: str, attribute: str = "") -> str:
         """Adds a rule to the set, unless the set has an equal rule of this kind, and returns the
-        rule's name. The name begins with `kind`, which must be in capitals for a terminal."""
+        rule's name. The name begins with `kind`, which must be in capitals for a terminal.
+        `attribute`, such as `[lazy]`, is written after the name in the rule."""
         name = self._names.get((kind, rule))
         if name is None:
             name = self._names[kind, rule] = self.new_name(kind)

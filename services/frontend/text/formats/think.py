@@ -138,12 +138,12 @@ class ThinkReader:
         self._n_given = 0  # characters of the answer up to the end of what `rest` has got
         self._last = ""  # last character of the message so far
         self._may_begin_tag: Callable[[str], object] | None = None
-        """Function that returns whether a text may end with the beginning of a tag. The tag either
-        ends the reasoning or may stand in the message. None while the reader reads another part of
-        the answer."""
+        """Function that returns whether a tag may begin in a given text: a tag that ends the
+        reasoning, or that may stand in the message. None while the reader reads another part of the
+        answer."""
         self._delta_of: Callable[[str], MessageDelta] = self._said
-        """Function that returns what a text without tags adds to the message. It depends on the
-        part of the answer that is being read."""
+        """Function that returns what a text without tags adds to the message. The function depends
+        on the part of the answer that is being read."""
         self._steps = self._read(has_begun=has_begun)
 
     @property
@@ -206,7 +206,7 @@ class ThinkReader:
         yield from self._read_rest()
 
     def _read_message(self) -> Steps[None]:
-        """If a message in tags comes next, passes the text between the tags on."""
+        """If a message in tags comes next, passes on the text between the tags."""
         text, tags = self._text, self._tags
         text.keep()
         yield from text.run(SPACES)
@@ -219,7 +219,7 @@ class ThinkReader:
             text.take(len(tags.end_message))
 
     def _read_rest(self) -> Steps[None]:
-        """Passes the rest of the answer on. Closing tags without an opening tag are left out."""
+        """Passes on the rest of the answer. Closing tags without an opening tag are left out."""
         text, tags, n_open = self._text, (self._tags.begin, self._tags.end), 0
         while True:
             tag = yield from self._until(tags, self._said)

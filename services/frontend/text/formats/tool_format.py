@@ -29,7 +29,7 @@ class ToolFormat(ABC):
     before_content: ClassVar[str] = ""
     """Text that the model writes before content, also in answers to requests without tools."""
     has_bare_calls: ClassVar[bool] = False
-    """Whether calls are JSON without a mark that introduces them."""
+    """Whether calls may come without a mark before them."""
     has_grammar: ClassVar[bool] = True
     """Whether there is a grammar that forces calls. If not, `grammar` must not be called."""
     has_parallel_calls: ClassVar[bool] = True
