@@ -15,7 +15,8 @@ texts."""
 
 
 def main() -> int:
-    """Reads the settings and serves until a signal. Returns the exit status."""
+    """Reads the settings and runs the frontend until the process gets a signal to stop. Returns the
+    exit status."""
     limit_arenas()
     settings = FrontendSettings.load("frontend", sys.argv[1:])
     configure_logging(

@@ -71,14 +71,15 @@ class ApiKey(BaseModel):
     """Largest number of calls of any method per minute, on average. After a minute without calls,
     the calls of one minute may come at once."""
     max_in_flight: PositiveInt | None = None
-    """Largest number of answers in flight. A call for three answers counts as three."""
+    """Largest number of answers of the key in flight at a time. A call for three answers counts as
+    three."""
     tokens_per_minute: PositiveTokens | None = None
     """Largest number of tokens of prompts and outputs per minute, on average. After a minute
     without requests, the tokens of one minute may be used at once. An answer that has begun is not
     stopped when the limit is reached: the next answer waits."""
     max_in_flight_tokens: PositiveTokens | None = None
-    """Largest number of tokens of all answers in flight. An answer counts as the tokens of its
-    prompt plus the largest number of tokens that its output may have."""
+    """Largest number of tokens of all answers of the key in flight. An answer counts as the tokens
+    of its prompt plus the largest number of tokens that its output may have."""
     weight: Weight = 1.0
     """Share of the pipeline that the key gets, relative to other keys. The weight matters only
     while the keys together ask for more than the pipeline can do."""
@@ -219,8 +220,8 @@ class Account:
 
         Raises:
             InvalidRequest: the request has a priority that the account does not allow, or asks for
-            more answers than can ever be in flight.
-            PoolFull: too many answers are in flight.
+            more answers than the account may ever have in flight.
+            PoolFull: too many answers of the account are in flight.
         """
         if request.options.priority < self._min_priority:
             whose = "without an API key" if self._message is None else "with this API key"
@@ -239,7 +240,7 @@ class Account:
         context is closed.
 
         Raises:
-            PoolFull: too many answers are in flight.
+            PoolFull: too many answers of the account are in flight.
         """
         return self._take(1)
 
@@ -266,7 +267,7 @@ class ApiKeys:
         refusals: Refusals | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Reads the file.
+        """Reads the file of keys at `path`. If `path` is None, no key is needed.
 
         Raises:
             OSError: the file cannot be read.

@@ -263,7 +263,7 @@ class Generation:
     def keep(self, n_bytes: int) -> None:
         """Takes `n_bytes` of the memory budget for output that is kept, until the call ends or a
         negative number gives them back. Raises PoolFull if the budget has no room. Has no effect
-        once the call has ended, since a thread may still write an answer then."""
+        once the call has ended; a thread that still writes an answer may call this method then."""
         if n_bytes < 0:
             self._resources.share.shrink(-n_bytes)
         else:
@@ -294,9 +294,9 @@ class Generation:
     async def pieces(self, outlet: Outlet | None = None) -> AsyncIterator[Piece]:
         """Yields the pieces of all answers as they come. Empty pieces are left out.
 
-        If there is an outlet and it is ready, pieces may be sent through it instead, while the
-        caller of this iterator waits for the next piece. Pieces with log-probabilities are always
-        yielded.
+        If `outlet` is given and ready, pieces may be sent through it instead of being yielded,
+        while the caller of this iterator waits for the next piece. Pieces with log-probabilities
+        are always yielded.
 
         Raises:
             Unavailable: no pipeline continued the answers in time.

@@ -193,8 +193,9 @@ class GenerationService:
     ) -> AsyncIterator[Generation]:
         """Yields a generation whose request has been checked and whose prompts have been encoded.
         The caller starts the generation. At the end of the context, cancels the answers that still
-        run. The generation counts against the limits of the account until the scheduler has ended
-        it. Its id and its time limit come from the call that this task serves (`current_call`).
+        run. The answers count against the limits of the account until the scheduler has ended them.
+        The id and the time limit of the generation come from the client call that this task serves
+        (`current_call`).
 
         Raises:
             InvalidRequest: the request breaks a rule.

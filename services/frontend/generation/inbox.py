@@ -34,8 +34,8 @@ EVENT_BYTES = 256
 TOKEN_BYTES = array("I").itemsize
 
 NUMBER_BYTES = 2 * TOKEN_BYTES
-"""Bytes of memory that one log-probability takes, together with its token or rank.
-Log-probabilities of a prompt are counted before they arrive."""
+"""Bytes of memory that one log-probability takes, together with its token or rank. The
+log-probabilities of a prompt are not counted here, since they are counted before they arrive."""
 
 MAX_UNREAD_BYTES = 2**20
 """Largest memory of the unread events of one call, in bytes: some 80,000 tokens."""
@@ -164,8 +164,9 @@ class Inbox:
             self.close()
 
     def _count(self, max_loose: int, n_token_bytes: int = 0) -> bool:
-        """Counts the unread events against the budget. Returns False if the budget has no room for
-        them."""
+        """Counts memory for `max_loose` unread events, of which `MAX_LOOSE` are free, and
+        `n_token_bytes` for their tokens against the budget. Returns False if the budget has no
+        room, or if the call exceeds `MAX_UNREAD_BYTES`."""
         n_bytes = EVENT_BYTES * (max_loose - MAX_LOOSE) + n_token_bytes
         more = n_bytes - self._share.n_bytes
         if more > 0 and (n_bytes > MAX_UNREAD_BYTES or not self._budget.has_room(more)):

@@ -1,4 +1,4 @@
-"""Logs that answers come without the receipts that the setting asks for."""
+"""Logs that answers come without the receipts that the setting `receipts` asks for."""
 
 import logging
 

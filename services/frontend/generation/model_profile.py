@@ -47,7 +47,8 @@ class ModelProfile:
         by the format that this server enforces. Returns `options` itself if nothing changes.
 
         Raises:
-            InvalidRequest: the schema of the format cannot be enforced, or there are no receipts.
+            InvalidRequest: the schema of the format cannot be enforced, or the request asks for a
+            receipt and this server makes none.
         """
         if self.receipts is None and options.receipt:
             raise InvalidRequest("receipt", "is not served here: the setting `receipts` is off")

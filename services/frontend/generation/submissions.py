@@ -1,8 +1,8 @@
 """Submits the answers of one call to the scheduler.
 
 A few answers are submitted at a time; whenever the scheduler has ended one, the next follows. If a
-later answer cannot be submitted, the attempt is repeated for as long as for a request that was
-accepted before, since the client's call has been accepted.
+later answer cannot be submitted, the attempt is repeated for up to `resume_s` seconds, as for a
+request that a scheduler had accepted, since the client's call has been accepted.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class SubmittedCall(Protocol):
 
 
 class Submissions:
-    """Submits the answers of a call, and cancels those that still run at its end."""
+    """Submits the answers of a call. At the end of the call, cancels the answers that still run."""
 
     def __init__(
         self,

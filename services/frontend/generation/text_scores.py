@@ -26,7 +26,7 @@ class TextScores:
         negative."""
         self._keep = keep
         self._held: deque[TokenScores] = deque()
-        """Tokens behind the last text that was taken. No entry is empty."""
+        """Tokens after the last text that was taken. No entry is empty."""
 
     def add(self, scores: TokenScores | None) -> None:
         """Takes the next tokens of the answer, if there are any."""
@@ -35,7 +35,7 @@ class TextScores:
             self._held.append(scores)
 
     def close(self) -> None:
-        """Drops the tokens behind the last text, since the answer has ended."""
+        """Drops the tokens after the last text, since the answer has ended."""
         while self._held:
             self._keep(-_n_bytes(self._held.popleft()))
 
@@ -65,7 +65,8 @@ class TextScores:
 
 
 def keep_nothing(n_bytes: int) -> None:
-    """Counts no memory, for an answer whose tokens come at once and are counted elsewhere."""
+    """Does nothing. Used as `keep` for an answer whose tokens all come at once, and are counted
+    elsewhere."""
 
 
 def _n_bytes(scores: TokenScores) -> int:

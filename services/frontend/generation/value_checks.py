@@ -23,7 +23,8 @@ KEPT_BYTES = 4
 
 
 class ValueChecks:
-    """The checks of the values of one call."""
+    """Checks the values in the answers of one call: contents and tool arguments that must match a
+    JSON schema."""
 
     def __init__(
         self,

@@ -175,8 +175,8 @@ class ConnectionWatch:
         many bytes that belong to no call.
 
         `for_s` is the time since the last inspection, in seconds. If the process was busy, the
-        inspection comes `late_s` seconds late; `for_s` includes them. Calls that arrived during
-        that delay may not have begun yet.
+        inspection comes `late_s` seconds late; `for_s` includes these seconds. Calls that arrived
+        during that delay may not have begun yet.
         """
         own_s = for_s - late_s
         earned, receiving = _by_address(self._earned), _by_address(self._receiving)

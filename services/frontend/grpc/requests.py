@@ -95,7 +95,8 @@ def to_resumed(
 
 
 def check_stream(options: GenerationOptions) -> None:
-    """Raises InvalidRequest for options that a stream cannot have."""
+    """Raises InvalidRequest for options that a stream cannot have: `prompt_logprobs`, and `best_of`
+    above `n`."""
     if options.n_prompt_logprobs is not None:
         raise errors.InvalidRequest("prompt_logprobs", "not in a stream")
     if options.n_generated > options.n:

@@ -38,7 +38,7 @@ class Demand:
         self._cancel()
 
     def note_change(self) -> None:
-        """Plans a message to the scheduler, because the number of held requests may have
+        """Schedules a message to the scheduler, because the number of held requests may have
         changed."""
         if self._is_wanted and self._next is None:
             self._next = asyncio.get_running_loop().call_later(PAUSE_S, self._tell)

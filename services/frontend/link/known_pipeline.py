@@ -58,19 +58,20 @@ class KnownPipeline:
 
     @property
     def state(self) -> ModelState:
-        """State of the model."""
+        """State of the model: whether a pipeline serves it and, if not, why."""
         if self.is_open:
             return "serving"
         return self._sleeping or ("starting" if self._last is None else "unavailable")
 
     @property
     def is_sleeping(self) -> bool:
-        """Whether no pipeline serves because none was needed. The model is asleep or starts."""
+        """Whether no pipeline serves because none was needed: the model is asleep, or is being
+        started."""
         return not self.is_open and self._sleeping is not None
 
     @property
     def trouble(self) -> str:
-        """Reason for which requests would have to wait; empty if a pipeline serves."""
+        """Reason why a new request would have to wait; empty if a pipeline serves."""
         if self.is_open:
             return ""
         return "no pipeline" if self._sleeping is None else f"the model is {self._sleeping}"
@@ -104,9 +105,9 @@ class KnownPipeline:
         changes when a pipeline comes or is lost.
 
         The time is infinite while there is a pipeline, and while the model is asleep or starts.
-        After the loss of a pipeline, or of the scheduler of such a model, requests may be held for
-        `hold_s` seconds, whichever scheduler leads. Before the first pipeline the time is in the
-        past, since there may never be a pipeline.
+        After the loss of a pipeline, or of the scheduler of a model that is asleep or starts,
+        requests may be held for `hold_s` seconds, whichever scheduler leads. Before the first
+        pipeline the time is in the past, since there may never be a pipeline.
         """
         is_taking = self.is_open or (self.is_sleeping and self._last is not None)
         return math.inf if is_taking else self._last_open + hold_s
@@ -115,7 +116,8 @@ class KnownPipeline:
         """Waits for a pipeline and returns it. A task that waits here wakes a model that is asleep.
 
         Raises:
-            Unavailable: no pipeline came by the time `until`, or this process is stopping.
+            Unavailable: no pipeline came by the time `until` (None sets no limit), or this process
+            is stopping.
         """
         if self.current is not None:
             return self.current

@@ -18,7 +18,8 @@ from services.common import errors
 from services.frontend.request.refusals import Refusal, Refusals
 
 BELIEVED_S = 1.0
-"""Seconds for which the last statement of the scheduler is used."""
+"""Seconds for which the scheduler's last statement, about its pool or about requests that are too
+late, is used."""
 
 TOO_LATE = "the first token would come too late"
 
@@ -46,8 +47,8 @@ class PoolGate:
         self._late: dict[str, Lateness] = {}  # by account
 
     def reset(self) -> None:
-        """Drops the last reported number of free places, because the scheduler or the stream has
-        changed."""
+        """Drops the reported number of free places and the reported lateness, because the scheduler
+        or the stream has changed."""
         self._n_free, self._n_unanswered = None, 0
         self._late.clear()
 

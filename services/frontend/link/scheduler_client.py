@@ -178,7 +178,8 @@ class SchedulerClient:
             self._fail(request, errors.Unavailable(STOPPING))
 
     async def run(self) -> None:
-        """Keeps the stream open until cancelled."""
+        """Keeps a stream to the leading scheduler open until cancelled. After the end of a stream,
+        opens the next one."""
         n_failures = 0
         while True:
             self._stream = SchedulerStream(self._address, self._connect)

@@ -82,8 +82,8 @@ class ServedModels:
         """Does what `GenerationService.open` does, with the model that the request names.
 
         Raises:
-            InvalidRequest: as `select`.
-            UnknownModel: as `select`.
+            InvalidRequest: the request names no model, and the account may use several.
+            UnknownModel: no model that the account may use has the name.
         """
         return self._selected(request, account).service.open(request, account)
 
@@ -93,8 +93,8 @@ class ServedModels:
         """Does what `GenerationService.prepare` does, with the model that the request names.
 
         Raises:
-            InvalidRequest: as `select`.
-            UnknownModel: as `select`.
+            InvalidRequest: the request names no model, and the account may use several.
+            UnknownModel: no model that the account may use has the name.
         """
         return self._selected(request, account).service.prepare(request, account)
 
@@ -156,5 +156,5 @@ class ServedModels:
 
 
 def _names(models: Sequence[ServedModel]) -> list[str]:
-    """Returns the name that answers of each model show."""
+    """Returns, for each model, the name that its answers show."""
     return [model.names[0] for model in models]

@@ -87,8 +87,9 @@ class RequestSpan:
             self._reasons[index] = reason.value
 
     def closed(self, n_generated: int) -> None:
-        """Notes how the call ended. Must be called when all answers have ended or the call is
-        cancelled. Further calls have no effect."""
+        """Records the finish reasons of the answers and the number of their tokens, `n_generated`.
+        Must be called when all answers have ended or the call is cancelled. Further calls have no
+        effect."""
         if self._is_recorded:
             self._is_recorded = False
             self._span.set_attribute(semconv.OUTPUT_TOKENS, n_generated)

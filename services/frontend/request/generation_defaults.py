@@ -18,10 +18,10 @@ from services.frontend.request.generation_request import MAX_TOKENS, GenerationO
 FILE = "generation_config.json"
 
 MAX_FILE_BYTES = 4 << 20
-"""Largest size of the file in bytes; most such files have a few hundred bytes."""
+"""Largest size of `generation_config.json` in bytes. Most such files have a few hundred bytes."""
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Options that may have a default in the file, which uses the same names."""
+"""Sampling options that may have a default in `generation_config.json`, under the same names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

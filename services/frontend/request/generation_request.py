@@ -86,8 +86,8 @@ class GenerationOptions:
     """The JSON schema from which the grammar is made; None for other formats."""
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
-    """Texts that are never generated. `BadWords` converts them to the option `bad_words` of
-    `sampling`."""
+    """Texts that are never generated. `with_bad_words` adds their tokens to the option `bad_words`
+    of `sampling`."""
     ignore_eos: bool = False
     return_token_ids: bool = False
     n: int = 1
@@ -137,7 +137,7 @@ class GenerationOptions:
     @property
     def n_bytes(self) -> int:
         """Approximate memory of the options, in bytes. The request takes this memory once, and each
-        answer at the scheduler takes it once more."""
+        answer at the scheduler takes as much again."""
         sampling = self.sampling
         n_tokens = len(sampling.allowed_token_ids) + len(sampling.bad_token_ids)
         n_tokens += len(sampling.stop_token_ids) + 3 * len(sampling.logit_bias)

@@ -34,7 +34,7 @@ MAX_SCHEMA_LENGTH = 2**18
 Parsing the text takes up to 0.04 s; a text of brackets alone takes most."""
 
 MAX_MESSAGE_LENGTH = 500
-"""Largest number of characters of an explanation for clients."""
+"""Largest number of characters of the explanation to the client why a grammar is refused."""
 
 MAX_GBNF_LENGTH = 2**14
 """Largest number of characters of a grammar in GBNF. Translating a thousand characters takes up to

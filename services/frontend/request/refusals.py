@@ -37,7 +37,7 @@ class Refusal(StrEnum):
     BODY_TIMEOUT = "body_timeout"
     """A body or message did not arrive in time."""
     PROMPT_TOO_LONG = "prompt_too_long"
-    """A text has too many characters to be tokenized."""
+    """A prompt has too many characters or tokens, or takes too long to render."""
     UNREAD = "unread"
     """A client did not read its answer in time, or left too much of it unread."""
     VIEWERS = "viewers"

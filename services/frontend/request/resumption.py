@@ -14,7 +14,8 @@ from services.frontend.request.request_id import is_request_id
 
 SEED_FIELD = "resumption.seed"
 TOKENS_FIELD = "resumption.token_ids"
-"""Names of the fields of a resumption, as clients of the HTTP API spell them."""
+"""Name of the field with the tokens of each answer, as clients of the HTTP API spell it.
+`SEED_FIELD` is the field with the seed."""
 
 
 @dataclass(frozen=True, slots=True)

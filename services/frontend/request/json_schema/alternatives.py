@@ -17,7 +17,7 @@ MAX_ALTERNATIVES = 64
 """Largest number of alternatives in `oneOf` that are compared with each other."""
 
 MAX_REFERENCES = 8
-"""Largest number of references that are followed from one to the next."""
+"""Largest length of a chain of references that is followed."""
 
 _TYPES = {"null", "boolean", "object", "array", "number", "string"}
 

@@ -63,8 +63,8 @@ class ClientSchema:
 
     @property
     def unenforced_names(self) -> tuple[str, ...]:
-        """Names of the keywords that are not enforced. A name consists of the request's field and
-        the path in the schema."""
+        """Names of the keywords that are not enforced. A name consists of the request's field, the
+        path in the schema and the keyword."""
         return tuple(one.name_in(self.field) for one in self.unenforced)
 
     @cached_property

@@ -46,7 +46,7 @@ class SchemaPart:
         """Whether other schemas apply to the same value: in this part, or around it."""
         self.branches_close = closes and not self.has_several
         """Whether each schema that this part combines declares all members of the object, so that
-        it may forbid others."""
+        the schema may forbid others."""
 
     def report(self, keyword: str) -> None:
         """Notes that a keyword is not enforced."""

@@ -9,10 +9,11 @@ Path = tuple[str, ...]
 """Type of a path in a schema: the names of the members that lead from the root to a part."""
 
 MAX_HEADER_LENGTH = 1024
-"""Largest number of characters in a header's list of keywords that are not enforced."""
+"""Largest number of characters in the header of an HTTP response that lists the keywords that are
+not enforced."""
 
 SEPARATOR = ", "
-"""Separator of the names in a header."""
+"""Separator of the names of keywords in that header."""
 
 MAX_SHOWN = 120
 """Largest number of characters of a path that a message shows."""
@@ -54,8 +55,8 @@ def paths_of(schema: Any) -> dict[int, Path]:
 
 
 def shown(names: Iterable[str]) -> list[str]:
-    """Returns the names that a header of the answer shows, each once. If all names together are too
-    long, the last ones are replaced by `...`."""
+    """Returns the names of keywords that the header of an HTTP response lists, each once. If all
+    names together are too long, the last ones are replaced by `...`."""
     found: list[str] = []
     n_left = MAX_HEADER_LENGTH
     for name in dict.fromkeys(names):

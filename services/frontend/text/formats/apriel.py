@@ -8,7 +8,7 @@ from services.frontend.text.formats.tagged_json import TaggedJson
 
 
 class Apriel(TaggedJson):
-    """The format of Apriel."""
+    """The format of tool calls of Apriel."""
 
     name = "apriel"
     models = "Apriel 1.5, Apriel 1.6"

@@ -22,7 +22,7 @@ from services.frontend.text.formats.tagged_json import TaggedJson
 
 
 class CommandR7B(TaggedJson):
-    """The format of Command R7B and Command A."""
+    """The format of tool calls of Command R7B and Command A."""
 
     name = "command_r7b"
     models = "Command R7B, Command A"
@@ -41,7 +41,7 @@ class CommandR7B(TaggedJson):
 
 
 class CommandR(TaggedJson):
-    """The format of Command R and Command R+."""
+    """The format of tool calls of Command R and Command R+."""
 
     name = "command_r"
     models = "Command R, Command R+"

@@ -33,7 +33,7 @@ _NAME = re.compile(r"[^\s<`{]+")
 
 
 class DeepSeekV3(ToolFormat):
-    """The format of DeepSeek V3 and R1."""
+    """The format of tool calls of DeepSeek V3 and R1."""
 
     name = "deepseek_v3"
     models = "DeepSeek V3, DeepSeek R1"
@@ -46,14 +46,14 @@ class DeepSeekV3(ToolFormat):
         return CALL in checkpoint.template and FENCE in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer."""
+        """Returns a new reader for an answer in this format."""
         return DeepSeekReader(rules)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
         """Returns the rule `answer` of a grammar. The rule allows one block of calls. With
-        `is_free`, it also allows text before such a block."""
+        `is_free`, the rule also allows text before such a block."""
         calls = repeated("marked", self.between_calls, is_single=is_single)
         answer = markers.answer(BEGIN, "body", is_free=is_free, is_single=True)
         answer += f"body: {calls} {markers[END]}\n"
@@ -66,7 +66,7 @@ class DeepSeekV3(ToolFormat):
 
 
 class DeepSeekV31(DeepSeekV3):
-    """The format of DeepSeek V3.1."""
+    """The format of tool calls of DeepSeek V3.1."""
 
     name = "deepseek_v31"
     models = "DeepSeek V3.1"
@@ -82,7 +82,7 @@ class DeepSeekV31(DeepSeekV3):
 
 
 class DeepSeekReader(ToolCallReader):
-    """Reads an answer in the formats of DeepSeek V3 and V3.1."""
+    """Reads an answer with tool calls in the formats of DeepSeek V3 and V3.1."""
 
     marks = (BEGIN, END)
 

@@ -35,7 +35,7 @@ def _tags(block: str, other: str) -> Tags:
 
 
 class DeepSeekV32(TaggedParameters):
-    """The format of DeepSeek V3.2."""
+    """The format of tool calls of DeepSeek V3.2."""
 
     name = "deepseek_v32"
     models = "DeepSeek V3.2"
@@ -49,7 +49,7 @@ class DeepSeekV32(TaggedParameters):
 
 
 class DeepSeekV4(TaggedParameters):
-    """The format of DeepSeek V4."""
+    """The format of tool calls of DeepSeek V4."""
 
     name = "deepseek_v4"
     models = "DeepSeek V4"

@@ -8,7 +8,7 @@ from services.frontend.text.formats.tagged_json import TaggedJson
 
 
 class FireFunction(TaggedJson):
-    """The format of FireFunction."""
+    """The format of tool calls of FireFunction."""
 
     name = "firefunction"
     models = "FireFunction 2"

@@ -36,7 +36,7 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 class Functionary31(ToolFormat):
-    """The format of Functionary 3.1."""
+    """The format of tool calls of Functionary 3.1."""
 
     name = "functionary_v31"
     models = "Functionary 3.1"
@@ -48,14 +48,14 @@ class Functionary31(ToolFormat):
         return BEGIN in checkpoint.template and END in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer."""
+        """Returns a new reader for an answer in this format."""
         return Functionary31Reader(rules)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
-        allows text with calls in it."""
+        """Returns the rule `answer` of a grammar. The rule allows tool calls. With `is_free`, the
+        rule also allows text with calls in it."""
         answer = markers.answer(BEGIN, "call", is_free=is_free, is_single=is_single)
         return answer + one_of(
             tools, lambda tool: f"{quoted(f'{tool.name}>')} {tool.arguments} {quoted(END)}"
@@ -63,7 +63,7 @@ class Functionary31(ToolFormat):
 
 
 class Functionary31Reader(ToolCallReader):
-    """Reads an answer in the format of Functionary 3.1."""
+    """Reads an answer with tool calls in the format of Functionary 3.1."""
 
     marks = (BEGIN, END)
 
@@ -81,7 +81,7 @@ class Functionary31Reader(ToolCallReader):
 
 
 class Functionary32(ToolFormat):
-    """The format of Functionary 3.2."""
+    """The format of tool calls of Functionary 3.2."""
 
     name = "functionary_v32"
     models = "Functionary 3.2"
@@ -94,14 +94,14 @@ class Functionary32(ToolFormat):
         return f"{TURN}all" in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer."""
+        """Returns a new reader for an answer in this format."""
         return Functionary32Reader(rules)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
-        allows a message with calls after it."""
+        """Returns the rule `answer` of a grammar. The rule allows tool calls. With `is_free`, the
+        rule also allows a message with calls after it."""
         calls = one_of(tools, lambda tool: f"{quoted(_header(tool))} {tool.arguments}")
         if not is_free:
             return f"answer: {repeated('call', TURN, is_single=is_single)}\n{calls}"
@@ -122,7 +122,7 @@ def _header(tool: ToolRule) -> str:
 
 
 class Functionary32Reader(ToolCallReader):
-    """Reads an answer in the format of Functionary 3.2."""
+    """Reads an answer with tool calls in the format of Functionary 3.2."""
 
     def _read(self) -> Steps[None]:
         text = self._text

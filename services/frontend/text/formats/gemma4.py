@@ -32,7 +32,7 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 class Gemma4(ToolFormat):
-    """The format of Gemma 4."""
+    """The format of tool calls of Gemma 4."""
 
     name = "gemma4"
     models = "Gemma 4"
@@ -44,14 +44,14 @@ class Gemma4(ToolFormat):
         return checkpoint.has(BEGIN)
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer."""
+        """Returns a new reader for an answer in this format."""
         return Gemma4Reader(rules)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
-        allows text with calls in it."""
+        """Returns the rule `answer` of a grammar. The rule allows tool calls. With `is_free`, the
+        rule also allows text with calls in it."""
         answer = markers.answer(BEGIN, "body", is_free=is_free, is_single=is_single)
         values = {tool.name: GemmaGrammar(tool, f"{tool.arguments}_", markers) for tool in tools}
         rules = one_of(
@@ -63,7 +63,7 @@ class Gemma4(ToolFormat):
 
 
 class Gemma4Reader(ToolCallReader):
-    """Reads an answer in the format of Gemma 4."""
+    """Reads an answer with tool calls in the format of Gemma 4."""
 
     marks = (BEGIN, END)
 

@@ -13,7 +13,7 @@ ROLE_END, MESSAGE_END = "<|role_sep|>", "<|message_sep|>"
 
 
 class GigaChat3(TaggedJson):
-    """The format of GigaChat 3."""
+    """The format of tool calls of GigaChat 3."""
 
     name = "gigachat3"
     models = "GigaChat 3"

@@ -31,7 +31,7 @@ _KEY_NAME = re.compile(r"[^<\n]+")
 
 
 class Glm(ToolFormat):
-    """The format of GLM 4.5 and 4.6."""
+    """The format of tool calls of GLM 4.5 and 4.6."""
 
     name = "glm45"
     models = "GLM 4.5, GLM 4.6"
@@ -45,14 +45,14 @@ class Glm(ToolFormat):
         return KEY in checkpoint.template and BEGIN in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer."""
+        """Returns a new reader for an answer in this format."""
         return GlmReader(rules)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
-        allows text with calls in it."""
+        """Returns the rule `answer` of a grammar. The rule allows tool calls. With `is_free`, the
+        rule also allows text with calls in it."""
         answer = markers.answer(
             BEGIN, "body", is_free=is_free, is_single=is_single, between=self.newline
         )
@@ -74,7 +74,7 @@ class Glm(ToolFormat):
 
 
 class Glm47(Glm):
-    """The format of GLM 4.7."""
+    """The format of tool calls of GLM 4.7."""
 
     name = "glm47"
     models = "GLM 4.7"
@@ -87,7 +87,7 @@ class Glm47(Glm):
 
 
 class GlmReader(ParameterReader):
-    """Reads an answer in the format of GLM."""
+    """Reads an answer with tool calls in the format of GLM."""
 
     marks = (BEGIN, END)
 

@@ -10,7 +10,7 @@ from services.frontend.text.formats.tagged_json import TaggedJson
 
 
 class Granite(TaggedJson):
-    """The format of Granite 3."""
+    """The format of tool calls of Granite 3."""
 
     name = "granite"
     models = "Granite 3"

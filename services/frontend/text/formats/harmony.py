@@ -73,8 +73,8 @@ class Harmony(ToolFormat):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar. The rule allows one call. With `is_free`, it also
-        allows content before or in place of a call."""
+        """Returns the rule `answer` of a grammar. The rule allows one call. With `is_free`, the
+        rule also allows content before or in place of a call."""
         answer = "answer: call"
         if is_free:
             said = f'{markers[CHANNEL]} ("commentary" | "final") {markers[MESSAGE]}'

@@ -29,7 +29,7 @@ NEWLINE = "\n"
 
 
 class Hermes(ToolFormat):
-    """The format of Hermes."""
+    """The format of tool calls of Hermes."""
 
     name = "hermes"
     models = "Hermes, Qwen 2.5, Qwen 3, SmolLM 3"
@@ -41,14 +41,14 @@ class Hermes(ToolFormat):
         return BEGIN in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer."""
+        """Returns a new reader for an answer in this format."""
         return HermesReader(rules)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
-        allows text with calls in it."""
+        """Returns the rule `answer` of a grammar. The rule allows tool calls. With `is_free`, the
+        rule also allows text with calls in it."""
         rules = one_of(tools, call_object("arguments"))
         answer = markers.answer(
             BEGIN, "body", is_free=is_free, is_single=is_single, between=NEWLINE
@@ -57,7 +57,7 @@ class Hermes(ToolFormat):
 
 
 class HermesReader(ToolCallReader):
-    """Reads an answer in the format of Hermes."""
+    """Reads an answer with tool calls in the format of Hermes."""
 
     marks = (BEGIN, END)
 

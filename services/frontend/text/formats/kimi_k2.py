@@ -31,7 +31,7 @@ _NUMBERED = re.compile(r"(?:functions\.)?(.+?)(?::(\d{1,9}))?")
 
 
 class KimiK2(ToolFormat):
-    """The format of Kimi K2."""
+    """The format of tool calls of Kimi K2."""
 
     name = "kimi_k2"
     models = "Kimi K2"
@@ -43,14 +43,14 @@ class KimiK2(ToolFormat):
         return checkpoint.has(ARGUMENTS)
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer."""
+        """Returns a new reader for an answer in this format."""
         return KimiK2Reader(rules)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
         """Returns the rule `answer` of a grammar. The rule allows one block of calls. With
-        `is_free`, it also allows text before such a block."""
+        `is_free`, the rule also allows text before such a block."""
         answer = markers.answer(BEGIN, "body", is_free=is_free, is_single=True)
         answer += f"body: {repeated('marked', '', is_single=is_single)} {markers[END]}\n"
         answer += f"marked: {markers[CALL]} call {markers[CALL_END]}\n"
@@ -64,7 +64,7 @@ class KimiK2(ToolFormat):
 
 
 class KimiK2Reader(ToolCallReader):
-    """Reads an answer in the format of Kimi K2."""
+    """Reads an answer with tool calls in the format of Kimi K2."""
 
     marks = (BEGIN, END)
 

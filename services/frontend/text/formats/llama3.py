@@ -25,7 +25,7 @@ TAG = "<|python_tag|>"
 
 
 class Llama3(ToolFormat):
-    """The format of Llama 3."""
+    """The format of tool calls of Llama 3."""
 
     name = "llama3"
     models = "Llama 3.1, 3.2, 3.3"
@@ -38,14 +38,14 @@ class Llama3(ToolFormat):
         return "tools" in checkpoint.template and checkpoint.has(TAG)
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer."""
+        """Returns a new reader for an answer in this format."""
         return Llama3Reader(rules)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
-        allows other text."""
+        """Returns the rule `answer` of a grammar. The rule allows tool calls. With `is_free`, the
+        rule also allows other text."""
         calls = repeated("call", "; ", is_single=is_single)
         rules = one_of(tools, call_object("parameters"))
         if not is_free:
@@ -55,7 +55,7 @@ class Llama3(ToolFormat):
 
 
 class Llama3Reader(ToolCallReader):
-    """Reads an answer in the format of Llama 3."""
+    """Reads an answer with tool calls in the format of Llama 3."""
 
     marks = (TAG,)
 

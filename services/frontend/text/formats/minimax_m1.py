@@ -11,7 +11,7 @@ from services.frontend.text.formats.tagged_json import TaggedJson
 
 
 class MiniMaxM1(TaggedJson):
-    """The format of MiniMax M1."""
+    """The format of tool calls of MiniMax M1."""
 
     name = "minimax_m1"
     models = "MiniMax M1"

@@ -12,7 +12,7 @@ from services.frontend.text.formats.tagged_parameters import TaggedParameters, T
 
 
 class MiniMaxM2(TaggedParameters):
-    """The format of MiniMax M2."""
+    """The format of tool calls of MiniMax M2."""
 
     name = "minimax_m2"
     models = "MiniMax M2"

@@ -30,7 +30,7 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 class Mistral(ToolFormat):
-    """The format of Mistral."""
+    """The format of tool calls of Mistral."""
 
     name = "mistral"
     models = "Mistral, Ministral, Devstral, Magistral"
@@ -43,14 +43,14 @@ class Mistral(ToolFormat):
         return checkpoint.has(BEGIN)
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer."""
+        """Returns a new reader for an answer in this format."""
         return MistralReader(rules)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
-        allows text and then calls."""
+        """Returns the rule `answer` of a grammar. The rule allows tool calls. With `is_free`, the
+        rule also allows text and then calls."""
         if markers.is_special(ARGS):
             body = one_of(tools, lambda tool: _named_call(tool, markers))
             marked = "call"
@@ -66,7 +66,7 @@ def _named_call(tool: ToolRule, markers: Markers) -> str:
 
 
 class MistralReader(ToolCallReader):
-    """Reads an answer in the format of Mistral."""
+    """Reads an answer with tool calls in the format of Mistral."""
 
     marks = (BEGIN,)
 

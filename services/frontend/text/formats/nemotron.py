@@ -8,7 +8,7 @@ from services.frontend.text.formats.tagged_json import TaggedJson
 
 
 class Nemotron(TaggedJson):
-    """The format of Nemotron Nano 2."""
+    """The format of tool calls of Nemotron Nano 2."""
 
     name = "nemotron"
     models = "Nemotron Nano 2"

@@ -10,7 +10,7 @@ from services.frontend.text.formats.tagged_json import TaggedJson
 
 
 class Phi4Mini(TaggedJson):
-    """The format of Phi-4-mini."""
+    """The format of tool calls of Phi-4-mini."""
 
     name = "phi4_mini"
     models = "Phi-4-mini"

@@ -39,7 +39,7 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 class Pythonic(ToolFormat):
-    """The format of Llama 3.2 and 4."""
+    """The format of tool calls of Llama 3.2 and 4."""
 
     name = "pythonic"
     models = "Llama 3.2, Llama 4"
@@ -56,14 +56,14 @@ class Pythonic(ToolFormat):
         return any(text in checkpoint.template for text in ("[func_name1(", "[func_call1(", BEGIN))
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer."""
+        """Returns a new reader for an answer in this format."""
         return PythonicReader(rules, self)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
-        allows other text."""
+        """Returns the rule `answer` of a grammar. The rule allows tool calls. With `is_free`, the
+        rule also allows other text."""
         calls = _list(tools, is_single=is_single)
         if not is_free:
             return f"answer: list\n{calls}"
@@ -71,7 +71,7 @@ class Pythonic(ToolFormat):
 
 
 class Lfm2(Pythonic):
-    """The format of LFM 2."""
+    """The format of tool calls of LFM 2."""
 
     name = "lfm2"
     models = "LFM 2, LFM 2.5"
@@ -88,8 +88,8 @@ class Lfm2(Pythonic):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
-        allows text before calls."""
+        """Returns the rule `answer` of a grammar. The rule allows tool calls. With `is_free`, the
+        rule also allows text before calls."""
         answer = markers.answer(self.begin, "body", is_free=is_free, is_single=True)
         return f"{answer}body: list {markers[self.end]}\n{_list(tools, is_single=is_single)}"
 

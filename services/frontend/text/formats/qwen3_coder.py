@@ -14,7 +14,7 @@ from services.frontend.text.formats.tagged_parameters import TaggedParameters, T
 
 
 class Qwen3Coder(TaggedParameters):
-    """The format of Qwen3-Coder."""
+    """The format of tool calls of Qwen3-Coder."""
 
     name = "qwen3_coder"
     models = "Qwen3-Coder, Qwen 3.5, Nemotron 3"

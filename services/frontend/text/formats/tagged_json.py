@@ -53,14 +53,14 @@ class TaggedJson(ToolFormat):
         """Returns whether the model of a checkpoint writes this format."""
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer."""
+        """Returns a new reader for an answer in this format."""
         return TaggedJsonReader(rules, self)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
-        allows text before calls."""
+        """Returns the rule `answer` of a grammar. The rule allows tool calls. With `is_free`, the
+        rule also allows text before calls."""
         is_single = is_single or not self.has_parallel_calls
         calls = repeated("call", self.separator, is_single=is_single)
         parts = (markers.written(self.opening), calls, markers.written(self.closing + self.end))

@@ -84,14 +84,14 @@ class TaggedParameters(ToolFormat):
         """Returns whether the model of a checkpoint writes this format."""
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer."""
+        """Returns a new reader for an answer in this format."""
         return TaggedParametersReader(rules, self.tags)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
         """Returns the rule `answer` of a grammar. The rule allows blocks of calls. With `is_free`,
-        it also allows text with blocks in it."""
+        the rule also allows text with blocks in it."""
         tags = self.tags
         calls = "call" if tags.has_one_call else repeated("call", "", is_single=is_single)
         body = f"body: {quoted(NEWLINE)} {calls} {markers.written(tags.block_end)}\n"

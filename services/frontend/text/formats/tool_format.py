@@ -41,7 +41,7 @@ class ToolFormat(ABC):
 
     @abstractmethod
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer."""
+        """Returns a new reader for an answer in this format."""
 
     @abstractmethod
     def grammar(
