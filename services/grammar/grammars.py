@@ -47,8 +47,8 @@ takes less than a tenth of a second of processor time, and the slowest 1.6 s (`g
 
 MAX_RENEWALS = 2
 """Largest number of grammars that may be compiled again in one iteration because their lexers are
-full. Outputs whose grammars would exceed this number are cut. This happens only if several grammars
-need very many lexer states for every text."""
+full. Outputs whose grammars would exceed this number are ended before their grammars allow it. This
+happens only if several grammars need very many lexer states for every text."""
 
 
 class InvalidGrammar(ValueError):
@@ -84,7 +84,7 @@ class Grammars:
         """Compiles a grammar and drops the result. Other threads can run during the call.
 
         Raises:
-            InvalidGrammar: no output can match the grammar.
+            InvalidGrammar: the grammar is wrong or too complex.
         """
         self._compile(grammar)
 

@@ -32,7 +32,8 @@ that other tasks run meanwhile. Translating 400,000 characters takes a tenth of 
 
 
 class RequestEncoder:
-    """Encodes the prompts of requests."""
+    """Turns the prompts of requests into tokens, and checks requests against the limits of the
+    model."""
 
     def __init__(
         self, prompts: PromptEncoder, *, grammar_check: GrammarCheck, message_format: MessageFormat

@@ -60,8 +60,8 @@ trip at PATH_BYTES_PER_S."""
 PATH_BYTES_PER_S = 2 * 2**20
 """Bytes that a client with a long round trip must be able to send each second."""
 MAX_RTT_US = 10**7
-"""Longest round trip that is taken as measured, in microseconds. The kernel reports a larger number
-while it has not measured the round trip."""
+"""Longest round-trip time, in microseconds, that counts as a measurement. The kernel reports a
+larger number while it has not measured the round trip."""
 MAX_RECEIVE_BYTES = 64 * 2**10 - 1
 """Size of the largest receive buffer, in bytes. It is the largest TCP window without window
 scaling. A connection whose first window is small does not negotiate window scaling."""

@@ -32,7 +32,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class InferenceServicer:
-    """The methods of `InferenceService`."""
+    """Implements the methods of the gRPC service `InferenceService`."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class InferenceServicer:
     async def Generate(
         self, message: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.GenerateResponse:
-        """Sends one message when all answers are complete."""
+        """Returns one message with all answers, when all of them are complete."""
         account = self._api_keys.account_of(_authorization(context))
         self._models.check_room(account)
         request = self._to_request(message, account)
@@ -64,7 +64,7 @@ class InferenceServicer:
     async def GenerateStream(
         self, message: inference_pb2.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateStreamResponse]:
-        """Sends a message for each piece of an answer, then one with the usage."""
+        """Yields a message for each piece of an answer, and then a message with the token usage."""
         account = self._api_keys.account_of(_authorization(context))
         if not message.HasField("resumption"):
             self._models.check_room(account)
@@ -82,7 +82,7 @@ class InferenceServicer:
     async def Tokenize(
         self, message: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        """Sends the tokens that the prompt becomes when text is generated."""
+        """Returns the tokens that the prompt becomes when text is generated."""
         self._check_size(message)
         account = self._api_keys.account_of(_authorization(context))
         service = self._models.select(message.model, account).service
@@ -94,7 +94,7 @@ class InferenceServicer:
     async def Detokenize(
         self, message: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
-        """Sends the text of tokens."""
+        """Returns the text of the given tokens."""
         self._check_size(message)
         account = self._api_keys.account_of(_authorization(context))
         service = self._models.select(message.model, account).service
@@ -106,7 +106,7 @@ class InferenceServicer:
     async def DescribeModel(
         self, message: inference_pb2.DescribeModelRequest, context: Context
     ) -> inference_pb2.DescribeModelResponse:
-        """Sends the name, the limits and the settings of a model."""
+        """Returns the name, the limits and the settings of a model."""
         account = self._api_keys.account_of(_authorization(context))
         service = self._models.select(message.model, account).service
         pipeline = service.describe(message.model)

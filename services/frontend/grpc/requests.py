@@ -38,7 +38,7 @@ from services.frontend.request.resumption import AnswerSoFar, Resumption
 
 MAX_SCHEMA_CHARACTERS = 2**19
 """Largest number of characters in the JSON schemas of a conversation's tools together. Parsing JSON
-of this length takes up to 0.08 s; JSON that consists of brackets alone takes most."""
+of this length takes up to 0.08 s; JSON that consists of brackets alone takes longest."""
 
 _APART = ("format", "sampling", "stop", "bad_words")
 """Fields of the message `GenerationOptions` whose translation needs code of its own. All other

@@ -45,7 +45,7 @@ connection of the socket."""
 
 def sockets_at(port: int) -> Iterator[socket.socket]:
     """Yields the sockets of this process whose local port is `port`. A socket may be used until the
-    next one is yielded."""
+    next socket is yielded."""
     address, n_bytes, wanted = SocketAddress(), ctypes.c_uint32(), socket.htons(port)
     size = ctypes.byref(n_bytes)
     for descriptor in map(int, os.listdir(FDS)):
@@ -67,7 +67,7 @@ def sockets_at(port: int) -> Iterator[socket.socket]:
 
 def connections_to(port: int) -> Iterator[tuple[socket.socket, Address]]:
     """Yields the connections of this process whose local port is `port`, with the addresses of
-    their clients. A socket may be used until the next one is yielded."""
+    their clients. A socket may be used until the next socket is yielded."""
     for connection in sockets_at(port):
         with suppress(OSError):  # the socket listens, or its connection has gone
             yield connection, address_of(connection)

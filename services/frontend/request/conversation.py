@@ -19,7 +19,7 @@ takes as many."""
 
 JSON_BYTES = 32
 """Largest number of bytes of memory that parsed JSON takes for each character of its text. Nested
-lists take most."""
+lists take the most memory."""
 
 MAX_TURNS = 2048
 """Largest number of messages of a conversation, and of parts of a message. The number is limited

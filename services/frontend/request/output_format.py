@@ -31,7 +31,7 @@ grammar, or of the enforced part of a schema. The grammar of many tools may be l
 
 MAX_SCHEMA_LENGTH = 2**18
 """Largest number of characters of a schema that is given as text, including its annotations.
-Parsing the text takes up to 0.04 s; a text of brackets alone takes most."""
+Parsing the text takes up to 0.04 s; a text of brackets alone takes longest."""
 
 MAX_MESSAGE_LENGTH = 500
 """Largest number of characters of the explanation to the client why a grammar is refused."""

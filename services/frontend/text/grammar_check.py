@@ -29,7 +29,7 @@ MAX_VERDICTS = 1024
 
 MAX_WAITING = 64
 """Largest number of grammars that wait for the process. Each takes at most a tenth of a second of
-processor time (`checker.COMPILE_S`), and most take 5 ms."""
+processor time (`grammar_checker.COMPILE_S`), very long ones more, and most take 5 ms."""
 
 MAX_VALUE_LENGTH = 2**20
 """Largest number of characters of a value; longer values are not checked."""

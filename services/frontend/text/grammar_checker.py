@@ -76,7 +76,7 @@ class CheckedModel:
     eos_token_ids: tuple[int, ...]
 
     def to_json(self) -> str:
-        """Returns the model as JSON, for the first line of input of the process."""
+        """Returns the model as JSON, for the first line of the input of `main`."""
         return json.dumps(asdict(self))
 
 

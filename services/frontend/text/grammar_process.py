@@ -1,5 +1,5 @@
-"""Starts and calls the process beside a frontend that compiles the grammars of clients to check
-them, and checks values against the schemas of clients.
+"""Starts and calls a separate process, which checks the grammars of clients by compiling them, and
+checks values against the schemas of clients.
 
 The process runs `services.frontend.text.grammar_checker`. The process is started when the first
 grammar comes, and again after it has died or has not answered in time. The process holds the

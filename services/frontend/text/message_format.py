@@ -40,7 +40,8 @@ be followed."""
 
 
 class MessageFormat:
-    """The format of the messages of a checkpoint."""
+    """The format in which the model of a checkpoint writes messages: tool calls, reasoning and
+    content."""
 
     def __init__(
         self,

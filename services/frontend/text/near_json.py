@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import pydantic_core
 
 MAX_DEPTH = 128
-"""Largest depth of nested lists and objects."""
+"""Largest depth of nested lists and objects that are read."""
 
 MAX_DIGITS = 4096
 """Largest number of characters that a number may have."""

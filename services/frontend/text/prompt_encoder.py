@@ -197,7 +197,8 @@ class PromptEncoder:
         return await self._render(prompt, limits, share, max_characters)
 
     async def _work(self, work: Callable[[], Result], text: str, share: Share) -> Result:
-        """Does work on a text: in the event loop if the text is short, else in a thread."""
+        """Returns the result of `work`, which handles `text`. Calls it in the event loop if the
+        text is short, else in a thread."""
         if len(text) <= INLINE_CHARACTERS:
             return work()
         return await self._threads.run(

@@ -118,8 +118,8 @@ def _type_of(value: object) -> str:
 
 
 def _values(schema: dict[str, Any]) -> set[str] | None:
-    """Returns the values that a schema allows, as texts, if the schema lists them. Returns None
-    otherwise."""
+    """Returns the values that a schema allows, as JSON texts, if the schema lists them. Returns
+    None otherwise."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(values, list):
         return None

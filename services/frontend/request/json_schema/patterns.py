@@ -14,7 +14,7 @@ MAX_LENGTH = 4096
 """Largest number of characters of an expression that is enforced."""
 
 MAX_DEPTH = 32
-"""Largest depth of nested groups."""
+"""Largest depth of nested groups in an expression that is enforced."""
 
 MAX_REPEATED = 10_000
 """Largest product of the numbers of repetitions of nested groups. More repetitions would take long

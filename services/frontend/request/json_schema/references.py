@@ -26,7 +26,8 @@ class BrokenReference(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a schema."""
+    """A part of a schema: its value, its path from the root, and the resource that it belongs
+    to."""
 
     value: Any
     path: Path = ()
@@ -52,7 +53,7 @@ def whole(schema: Any) -> Part:
 
 
 class References:
-    """The references of one schema."""
+    """Finds the targets of the references (`$ref`) in one schema."""
 
     def __init__(self, work: Work) -> None:
         self.work = work

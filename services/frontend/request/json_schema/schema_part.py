@@ -11,7 +11,7 @@ Json = Any
 
 
 class Translating(Protocol):
-    """The translation of the whole schema."""
+    """The translation of the whole schema, as far as a `SchemaPart` uses it."""
 
     closes: bool
     """Whether an object whose schema declares members may have only these members, unless the
@@ -21,7 +21,8 @@ class Translating(Protocol):
     references: References
 
     def schema(self, place: Part, *, closes: bool, depth: int) -> Json:
-        """Returns the translation of a part that is a schema."""
+        """Returns the translation of a part that is a schema. `closes` says whether all members of
+        the object are declared within this part, and `depth` how deeply the part is nested."""
 
     def reference(self, place: Part, *, closes: bool) -> Json:
         """Returns a reference to the translated target of a part's `$ref`."""

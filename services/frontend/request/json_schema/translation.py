@@ -31,11 +31,12 @@ from services.frontend.request.json_schema.unenforced import Unenforced
 from services.frontend.request.json_schema.work import Work, WrongSchema
 
 MAX_DEPTH = 96
-"""Largest depth of nested schemas."""
+"""Largest depth of nested schemas. Deeper schemas are refused."""
 
 
 class Translation:
-    """The translation of one schema."""
+    """The translation of one schema: the enforced schema, and the keywords that are not
+    enforced."""
 
     def __init__(self, schema: Json, *, closes: bool) -> None:
         """If `closes` is true, an object whose schema declares members may have no other members,

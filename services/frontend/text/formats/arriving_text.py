@@ -195,7 +195,7 @@ class ArrivingText:
     ) -> Steps[str]:
         """Calls `pass_on` with the text before the next marker, and returns this marker. Returns an
         empty text if the text ends without a marker. If the text ends with the beginning of a
-        marker, this beginning is passed to `pass_on_cut`, if that is given.
+        marker, this beginning is passed to `pass_on_cut` or, if that is None, to `pass_on`.
 
         No marker may be the beginning of another marker.
         """

@@ -119,7 +119,7 @@ class GlmReader(ParameterReader):
         return True
 
     def _read_argument(self) -> Steps[bool]:
-        """Reads an argument. Returns False at the end of the arguments."""
+        """Reads an argument of a call. Returns False at the end of the arguments."""
         text = self._text
         text.keep()
         yield from text.run(SPACES)

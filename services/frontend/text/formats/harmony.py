@@ -112,8 +112,8 @@ class HarmonyReasoning(ReasoningFormat):
     def reader(
         self, rest: MessageReader, *, has_begun: bool, must_call: bool = False
     ) -> MessageReader:
-        """Returns a new reader for an answer. This is `rest` if `rest` reads calls of Harmony, else
-        a reader without calls."""
+        """Returns a reader for an answer, which returns the channel `analysis` as reasoning. The
+        reader is `rest` if `rest` reads calls of Harmony, else a new reader without calls."""
         reader = rest if isinstance(rest, HarmonyReader) else HarmonyReader(CallRules(new_id=str))
         reader.separate_reasoning(has_begun=has_begun)
         return reader

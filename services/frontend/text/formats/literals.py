@@ -148,7 +148,7 @@ class LiteralReader:
         return is_read
 
     def _put(self, text: str) -> None:
-        """Passes on a part of the JSON, after the comma between members if one is due."""
+        """Passes on a part of the JSON, preceded by the comma between members if one is due."""
         self._last = f", {text}" if self._owes_comma else text
         self._owes_comma = False
         self._pass_on(self._last)

@@ -34,17 +34,17 @@ class TaggedJson(ToolFormat):
     silent: ClassVar[tuple[str, ...]] = ()
     """Marks around content. They do not belong to the content."""
     opening: ClassVar[str] = "["
-    """Text between the mark and the first call, for the grammar."""
+    """Text between the mark before the calls and the first call, as the grammar writes it."""
     separator: ClassVar[str] = ", "
-    """Text between two calls, for the grammar."""
+    """Text between two calls, as the grammar writes it."""
     closing: ClassVar[str] = "]"
-    """Text between the last call and the mark, for the grammar."""
+    """Text between the last call and the mark after the calls, as the grammar writes it."""
     call_begin: ClassVar[str] = '{"name": '
-    """Text at the beginning of a call, up to the name of the tool, for the grammar."""
+    """Text at the beginning of a call, up to the name of the tool, as the grammar writes it."""
     before_arguments: ClassVar[str] = ', "arguments": '
-    """Text of a call between the tool's name and the arguments, for the grammar."""
+    """Text of a call between the tool's name and the arguments, as the grammar writes it."""
     call_end: ClassVar[str] = "}"
-    """Text of a call after the arguments, for the grammar."""
+    """Text of a call after the arguments, as the grammar writes it."""
     needs_names: ClassVar[bool] = False
     """Whether JSON counts as a call only if it has the name of an existing tool."""
 

@@ -156,7 +156,7 @@ class TaggedParametersReader(ParameterReader):
         return True
 
     def _read_parameter(self) -> Steps[bool]:
-        """Reads an argument. Returns False at the end of the arguments."""
+        """Reads an argument of a call. Returns False at the end of the arguments."""
         tags, text = self._tags, self._text
         text.keep()
         yield from text.run(SPACES)
