@@ -102,7 +102,7 @@ class Grammars:
         on_end: Callable[[str], None],
     ) -> None:
         """Starts to compile a grammar in another thread, and returns at once. Forgets the grammars
-        that are not in `kept`; outputs that already follow them go on.
+        that are not in `kept`; outputs that already follow such a grammar continue.
 
         When the grammar is compiled, `on_end` is called, perhaps in the other thread, with the
         reason why no output can follow the grammar. The reason is empty if outputs can follow the

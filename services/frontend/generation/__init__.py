@@ -1,2 +1,2 @@
-"""The one implementation behind both protocols: it checks a request, submits its answers to the
+"""The implementation that all protocols share: it checks a request, submits its answers to the
 scheduler, and turns the tokens that come back into text."""

@@ -52,7 +52,7 @@ class Admission:
         self.is_leaving = True
 
     def refuse_new(self) -> None:
-        """Refuses new requests. Requests that run or are held go on."""
+        """Refuses new requests. Requests that run or are held continue."""
         self.is_leaving = self.is_stopping = True
 
     async def wait_idle(self) -> None:

@@ -1,6 +1,6 @@
 """One answer as it grows: turns new tokens into pieces of text, until the answer ends.
 
-The module knows neither the scheduler nor the clients.
+The module uses neither the scheduler nor the protocols of clients.
 """
 
 import itertools
@@ -25,13 +25,13 @@ class Piece:
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     scores: TokenScores | None = None
-    """Log-probabilities of tokens, if the client wants them. If the client gets `token_ids`, these
-    are the log-probabilities of those tokens. Otherwise they belong to the tokens of `text`, and
-    are held back together with the text. A stop string that is cut off has no log-probabilities
+    """Log-probabilities of tokens, if the client requests them. If the client gets `token_ids`,
+    these are the log-probabilities of those tokens. Otherwise they belong to the tokens of `text`,
+    and are held back together with the text. A stop string that is cut off has no log-probabilities
     then."""
     prompt_logprobs: Logprobs | None = None
     """Log-probabilities of the prompt's tokens, without the first token. Only the first piece of an
-    answer has this field, and only if the client wants log-probabilities of the prompt."""
+    answer has this field, and only if the client requests log-probabilities of the prompt."""
     schema_valid: bool | None = None
     """Whether the values of the answer match their JSON schemas. Only the last piece of an answer
     whose values were checked has this field."""
@@ -200,7 +200,7 @@ class Answer:
 
     def _scores(self, piece: Piece, logprobs: Logprobs | None) -> TokenScores | None:
         """Returns the log-probabilities that are delivered with a piece, or None if the client
-        wants none. `logprobs` has the log-probabilities of the tokens of the piece."""
+        requests none. `logprobs` has the log-probabilities of the tokens of the piece."""
         if self._offsets is None:
             return None
         if logprobs is not None:

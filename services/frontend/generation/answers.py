@@ -55,7 +55,7 @@ class Answers:
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens of all answers so far."""
+        """Number of tokens so far, of all answers of the call."""
         return sum([answer.n_tokens for answer in self.begun.values()])
 
     def name(self, index: int) -> str:
@@ -139,7 +139,7 @@ class Answers:
 
     def _n_prompt_logprobs(self, index: int, prompt: EncodedPrompt) -> int | None:
         """Returns how many log-probabilities to compute for each token of the prompt. Returns None
-        if the client wants none or has received them already, or if the prompt has only one
+        if the client requests none or has received them already, or if the prompt has only one
         token."""
         if len(prompt.token_ids) < 2 or self.tokens_so_far(index):
             return None

@@ -251,8 +251,8 @@ class Generation:
         return self.prompt_of(index).answer_format.reader(self.request_id, index)
 
     def end_at(self, deadline: float) -> None:
-        """Makes the call end with TimedOut at a time of the event loop's clock, unless the call is
-        closed before."""
+        """Makes the call end with TimedOut at `deadline`, a time of the event loop's clock, unless
+        the call is closed before."""
         self._submissions.deadline = deadline
         self._expiry = asyncio.get_running_loop().call_at(deadline, self._expire)
 

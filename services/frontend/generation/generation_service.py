@@ -1,4 +1,4 @@
-"""The one implementation behind all protocols, for one model.
+"""The implementation that all protocols share, for one model.
 
     wait → check → submit → assemble → cancel
 

@@ -30,7 +30,7 @@ async def replay(
 ) -> Piece:
     """Brings an answer and the reader of its text into the state after `token_ids`, the tokens that
     the client has. Returns the last piece of the answer if the answer ends there, else an empty
-    piece. `ending` is the reason why the answer ended there, or None if the answer goes on. If a
+    piece. `ending` is the reason why the answer ended there, or None if the answer continues. If a
     stop string ended the answer, `ending` is None, since replaying finds the stop string.
 
     Raises:

@@ -12,7 +12,7 @@ MAX_PIECES = 64
 """Number of pieces of an answer at which the pieces are joined into one, to save memory."""
 
 OUTPUT_TOKEN_BYTES = 40
-"""Bytes of memory that a token of an answer takes, if the client wants to see tokens."""
+"""Bytes of memory that a token of an answer takes, if the client gets tokens."""
 
 
 class WholeAnswers:
@@ -36,7 +36,7 @@ class WholeAnswers:
 
     def best(self) -> list[Piece]:
         """Returns the answers in order, each as one piece. If more answers were generated for a
-        prompt (`best_of`) than the client wants (`n`), returns the `n` answers with the highest
+        prompt (`best_of`) than the client requests (`n`), returns the `n` answers with the highest
         mean log-probability, the highest first."""
         answers = [self._joined(pieces) for pieces in self._answers]
         n, n_generated = self._options.n, self._options.n_generated
@@ -52,7 +52,7 @@ class WholeAnswers:
 
     def _joined(self, pieces: Sequence[Piece]) -> Piece:
         """Returns the pieces of an answer as one piece. The tokens are left out if the client does
-        not want to see them."""
+        not get tokens."""
         joined = Piece.joined(pieces)
         return joined if self._options.shows_tokens else replace(joined, token_ids=())
 

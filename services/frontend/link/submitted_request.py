@@ -151,8 +151,8 @@ class SubmittedRequest:
         return event
 
     def _check_logprobs(self, event: OutputTokens, *, has_tokens: bool) -> None:
-        """Raises RequestFailed if tokens come without the log-probabilities that the client wants.
-        This happens if the scheduler is of another version."""
+        """Raises RequestFailed if tokens come without the log-probabilities that the client
+        requests. This happens if the scheduler is of another version."""
         submission = self.submission
         n_logprobs = 0 if event.logprobs is None else len(event.logprobs)
         if submission.HasField("n_logprobs") and n_logprobs != len(event.token_ids):

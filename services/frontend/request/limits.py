@@ -121,7 +121,7 @@ class ModelLimits:
         )
 
     def check_prompt_logprobs(self, options: GenerationOptions, *, n_prompt: int) -> None:
-        """Raises InvalidRequest if the client wants too many log-probabilities for a prompt of
+        """Raises InvalidRequest if the client requests too many log-probabilities for a prompt of
         `n_prompt` tokens."""
         if options.n_prompt_logprobs is None:
             return

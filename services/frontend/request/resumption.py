@@ -29,8 +29,8 @@ class AnswerSoFar:
     def ending(
         self, *, max_new_tokens: int, stop_token_ids: Collection[int]
     ) -> FinishReason | None:
-        """Returns the reason why the answer ends with the last of `token_ids`, or None if it goes
-        on. Stop strings are not considered.
+        """Returns the reason why the answer ends with the last of `token_ids`, or None if the
+        answer continues. Stop strings are not considered.
 
         Raises:
             InvalidRequest: the answer would have ended before the last of `token_ids`.

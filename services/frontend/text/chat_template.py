@@ -119,7 +119,7 @@ class ChatTemplate:
             TooMuch: the text would have more than `max_characters` characters. The subclass
             TooSlow: rendering took more than `limit_s` seconds of processor time.
             InvalidRequest: the template refuses the conversation, leaves out messages, or leaves
-            out the content that should go on.
+            out the content that the answer should continue.
         """
         meter = Meter(limit_s=limit_s, max_characters=max_characters)
         if not _shows_tools(conversation):

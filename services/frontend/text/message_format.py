@@ -169,7 +169,7 @@ class MessageFormat:
         }
 
     def _is_single(self, choice: ToolChoice) -> bool:
-        """Returns whether an answer may have only one call, because the client asks for it or
+        """Returns whether an answer may have only one call, because the client requests only one or
         because the chat template cannot show several calls of one turn in the next prompt."""
         is_one_asked = not choice.allows_parallel or choice.mode == "named"
         return is_one_asked or not self._renders_parallel_calls

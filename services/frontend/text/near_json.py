@@ -112,7 +112,7 @@ class _Reader:
         """Returns the value of the whole text.
 
         Raises:
-            ValueError: the text is not nearly JSON.
+            ValueError: the text is neither JSON nor nearly JSON.
         """
         self._skip_space()
         try:

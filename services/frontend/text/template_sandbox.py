@@ -35,7 +35,7 @@ MAX_PRODUCT = 2**26
 of another argument."""
 
 MAX_NUMBER_BITS = 1024
-"""Largest number of bits that a number may have."""
+"""Largest number of bits of an integer that an operation of a template may compute."""
 
 LAZY_FILTERS = {
     *("attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items", "last"),
@@ -139,7 +139,8 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         self.filters["_each"] = _each
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Adds a filter, or replaces one."""
+        """Adds a filter with the name `name`, or replaces it. The filter checks the meter before it
+        calls `function`."""
         self.filters[name] = _counted(function, is_lazy=False)
 
     def read(self, source: str, variables: dict[str, Any]) -> jinja2.Template:

@@ -51,7 +51,7 @@ def encode_bytes(text: str) -> int:
 
 
 class TextThreads:
-    """The lane for short texts and the lane for long ones."""
+    """The two lanes for work on texts: one for short texts, and one for long texts."""
 
     def __init__(self, refusals: Refusals) -> None:
         self._short = TextLane("short-texts", refusals)

@@ -1,4 +1,4 @@
-"""Collects rules while a grammar is made, and adds each rule only once."""
+"""Collects the rules of a grammar while the grammar is made, and adds each rule only once."""
 
 
 class RuleSet:

@@ -43,8 +43,8 @@ class Tags:
 
 
 MAX_SPACES = 2
-"""Largest number of white-space characters between the opening tag and reasoning that a prompt has
-begun."""
+"""Largest number of white-space characters between the opening tag and the text with which a client
+has begun the reasoning."""
 
 THINK = Tags("<think>", "</think>")
 
