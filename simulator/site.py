@@ -1,5 +1,5 @@
-"""A site: the schedulers of one simulation, and the choice of the scheduler or pool that gets a
-request."""
+"""A site: the schedulers of one simulation, and the rule by which a request gets to one of them or
+to a pool that they share."""
 
 from collections.abc import Sequence
 from functools import partial

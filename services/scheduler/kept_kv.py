@@ -34,7 +34,7 @@ class Written:
     """Number of the last of these epochs in which an iteration has returned, and number of the last
     iteration that returned in it; 0 if none has returned."""
     last_epoch: int
-    """Number of the last of these epochs."""
+    """Number of the last epoch in which the pipeline wrote to the memories."""
 
     def are_in(self, stored_kv: StoredKV) -> bool:
         """Returns whether all that has returned is complete in the memories of the ranks, and no

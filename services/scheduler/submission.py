@@ -33,7 +33,8 @@ MAX_KNOWN = 256
 """Number of checked sampling options that are kept, so that equal options need no other check."""
 
 MAX_KNOWN_BYTES = 512
-"""Largest size in bytes of checked sampling options that are kept."""
+"""Largest size in bytes of sampling options that are remembered as checked. Larger ones are checked
+each time."""
 
 MAX_BUILD_LENGTH = 64
 """Largest number of characters in the name of a build."""

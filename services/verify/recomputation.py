@@ -89,9 +89,9 @@ class Recomputation:
         return await self._compared(given, answer)
 
     async def _computed(self, given: GivenReceipt) -> inference_pb2.Choice:
-        """Returns the system's answer to the request of a receipt. If its tokens are not the
-        receipt's, and texts may end the answer, the request is repeated such that special tokens
-        are part of the answer's text. The second answer is then returned."""
+        """Returns the system's answer to the request of a receipt. If the request has stop strings
+        and the answer's tokens differ from the receipt's, the request is repeated with special
+        tokens in the answer's text, and the second answer is returned."""
         request = self._asked(given)
         answer: inference_pb2.Choice = (
             await self.stub.Generate(request, timeout=ANSWER_TIMEOUT_S)

@@ -14,7 +14,7 @@ KEYS = frozenset((
     "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_ext_factor",
     "rope.scaling.yarn_log_multiplier",
 ))  # fmt: skip
-"""Keys of the metadata that this module reads."""
+"""Keys of a GGUF file's metadata that this module reads, without the prefix of the architecture."""
 
 _LOG_SCALE = 0.1  # "yarn" scales by 1 + 0.1 * ln(factor); some files include the 0.1
 

@@ -174,7 +174,7 @@ def add_services(
     observe: rpc_handlers.Observe | None = None,
 ) -> None:
     """Adds the gRPC services to a server. The messages of all calls are received and sent by
-    `transfers`."""
+    `transfers`. `observe` observes the calls of the inference service, and no others."""
     services = (SERVICE, health_servicer.SERVICE, *reflection.SERVICES)
     reflecting = reflection.ReflectionServicer(
         tuple(service.full_name for service in services), transfers.exchange

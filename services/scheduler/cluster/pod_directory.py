@@ -65,7 +65,7 @@ class PodChange(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PodEvent:
-    """One event of a watch."""
+    """One event of a watch of pods."""
 
     change: PodChange
     version: str

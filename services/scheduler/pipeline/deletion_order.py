@@ -9,7 +9,8 @@ from services.scheduler.pipeline.membership import Pipeline
 
 DRAINING_COST = 1
 FIRST_COST = 1000
-"""Cost of a worker of the pipeline with the number 0."""
+"""Deletion cost of a worker of the pipeline with the number 0. A worker of each further pipeline
+costs one less."""
 
 
 def costs_of(serving: Collection[Pipeline], draining: Collection[Pipeline]) -> dict[str, int]:

@@ -57,7 +57,7 @@ class Late:
     stage_index: int | None
     """The stage that is silent; None if an iteration is late."""
     is_suspicion: bool = False
-    """Whether the iteration has not reached its limit, and is only suspected."""
+    """Whether the iteration is only suspected to be late, since it has not reached its limit."""
 
 
 class Lateness:

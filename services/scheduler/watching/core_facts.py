@@ -35,8 +35,8 @@ class CoreFacts(BaseModel):
     """Whether the core is the first one of its process, so that its pool has never had a
     request."""
     pipeline: int = 0
-    """Number of the core's pipeline. A pipeline that takes the number of an earlier pipeline
-    continues that pipeline's view of the pool."""
+    """Number of the core's pipeline. Cores with the same number, one after the other, use the same
+    view of the pool."""
     policy: PolicyName
     max_batch_size: int
     max_batch_tokens: int | None

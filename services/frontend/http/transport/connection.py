@@ -56,7 +56,8 @@ less than `server.FINISH_S`."""
 
 
 class HttpConnection(asyncio.Protocol):
-    """A client's HTTP/1 connection, within limits."""
+    """A client's HTTP/1 connection. It is refused or closed when the client exceeds a limit of
+    size, time or number."""
 
     def __init__(self, server: ServerState, place: ConnectionPlace | None) -> None:
         """Prepares a connection. `place` is None if all places for connections are taken."""

@@ -20,7 +20,8 @@ class WriteRound:
         self._written: list[GatheringTransport] = []
 
     def add(self, transport: "GatheringTransport") -> None:
-        """Adds a connection, whose gathered data is written at the end of the pass."""
+        """Adds a connection, whose gathered data is written at the end of this pass of
+        the event loop."""
         if not self._written:
             self._loop.call_soon(self._end)
         self._written.append(transport)

@@ -20,7 +20,7 @@ ARGUMENTS = ("arguments", "parameters")
 """Names that the member with a call's arguments may have."""
 
 NAMES = ("name", "tool_name")
-"""Names that the member with a tool's name may have."""
+"""Names that the JSON member with the tool's name may have in a call."""
 
 MARGINAL = ("id", "call_id", "tool_call_id", "type", "index")
 """Names of members of a call that are ignored. These members may also come after the arguments."""
