@@ -12,8 +12,8 @@ from services.scheduler.core.memory.prefix_cache import MAX_BLOCKS
 
 
 class CacheRoom:
-    """Limits the number of blocks in the prefix caches of all pipelines that serve. Each has an equal
-    part."""
+    """Limits the number of blocks in the prefix caches of all pipelines that serve. Each pipeline
+    has an equal part."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
