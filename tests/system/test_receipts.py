@@ -23,7 +23,10 @@ PATHS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "hello", "temperature": 0, "min_tokens": 3, "max_tokens": 5}),
     ("/v1/completions", {"prompt": "x", "max_tokens": 60, "regex": "(ab|c){2,5}-[0-9]{3}"}),
     ("/v1/completions", {"prompt": "x", "max_tokens": 0, "echo": True}),
-    ("/v1/completions", {"prompt": "x", "ignore_eos": True, "max_tokens": 40, "logprobs": 2}),
+    (
+        "/v1/completions",
+        {"prompt": "x", "ignore_eos": True, "max_tokens": 40, "logprobs": 2, "seed": 3},
+    ),
     ("/v1/chat/completions", {**CHAT, "frequency_penalty": 0.5, "seed": -(2**63)}),
     (
         "/v1/chat/completions",
