@@ -3,6 +3,7 @@
     python -m benchmarks.control.cpu
     python -m benchmarks.control.cpu --streams 256 1024 --json FILE
     python -m benchmarks.control.cpu --pipelines 16 --streams 1024 --iteration-ms 30 --slowdown 6
+    python -m benchmarks.control.cpu --pipelines 16 --streams 1024 --iteration-ms 30 --frontends 1
 
 Runs a whole local system on real sockets whose rank computes nothing. The rank sleeps for the time
 of a model, so that iterations have realistic batches, and samples fixed tokens. Clients stream the
@@ -17,8 +18,13 @@ request, so that the cost of beginning and ending requests does not count.
 With `--iteration-ms`, iterations take this time, and the report adds the number of cores that each
 process would need. The processes of a large system may need more processors than the machine has.
 Then `--slowdown` makes all iterations longer by a factor, and the report multiplies the processor
-time per token by the number of tokens per second without this factor. Work that is done every
-second, whatever the number of tokens, is then counted too high.
+time of a token with the number of tokens without this factor. Work that does not depend on tokens
+counts too much then, since it takes the same time in each second, and so does waking up: a process
+that rarely works finds its caches cold.
+
+With `--frontends`, the streams come from one process with that many connections to the
+scheduler, which speaks the scheduler's own protocol in place of frontends and clients
+(`null_frontends.py`). What is left may be small enough for the machine at the full rate.
 
 Processor time hardly depends on other work on the machine. So two versions can be compared by
 processor time where throughput would be too noisy.
@@ -27,6 +33,7 @@ processor time where throughput would be too noisy.
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import re
 import time
@@ -41,7 +48,7 @@ import numpy as np
 import uvloop
 
 from benchmarks import machine, workload
-from benchmarks.control.null_plane import Plane, Used, null_plane
+from benchmarks.control.null_plane import Plane, Processes, Used, null_plane, plane_of_streams
 from benchmarks.records import RequestRecord
 from benchmarks.serving import load
 from benchmarks.serving.grpc_client import GrpcClient
@@ -53,7 +60,9 @@ PROMPT_TOKENS = 16  # of each of the concurrent streams
 MIN_ITERATION_S = 0.005
 TIMEOUT_S = 60.0  # of a sample, on a machine with other work
 SAMPLE_S = 1.0  # a sample of the metrics takes the scheduler 5 ms
+WARM_UP_S = 3.0  # until the streams no longer go in step
 GENERATED = re.compile(f"^{semconv.GENERATION_TOKENS} (\\S+)", re.MULTILINE)
+ITERATIONS = re.compile(f"^{semconv.BATCH_SIZE}_count (\\S+)", re.MULTILINE)
 
 
 @contextlib.asynccontextmanager
@@ -95,17 +104,13 @@ async def measure_trace(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def measure_streams(options: argparse.Namespace, n_streams: int) -> dict[str, Any]:
-    """Runs `n_streams` streams in several rounds, and measures processor time while all streams are
-    running. Returns the table of the best rounds."""
-    compute_s = max(MIN_ITERATION_S, n_streams / options.tokens_per_s)
-    if options.iteration_ms is not None:
-        compute_s = options.slowdown * options.iteration_ms / 1e3
+    """Measures `n_streams` streams while all of them are running; returns the table of the best
+    rounds."""
+    compute_s = iteration_s(options, n_streams)
     batch_size = -(-n_streams // options.pipelines)
     n_tokens = round(n_streams * options.window_s / compute_s)
     streams = [requests_of(options, index, n_tokens // n_streams) for index in range(n_streams)]
-    rounds: list[dict[str, Used]] = []
-    n_counted: list[int] = []
-    elapsed_s: list[float] = []
+    rounds: list[tuple[Sample, Sample]] = []
     async with (
         null_plane(
             options,
@@ -119,17 +124,68 @@ async def measure_streams(options: argparse.Namespace, n_streams: int) -> dict[s
         for _ in range(options.rounds):
             async with Samples.of(plane) as samples:
                 await asyncio.gather(*(send_in_turn(client, stream) for stream in streams))
-            first, last = samples.between(2 * n_streams, n_tokens - 2 * n_streams)
-            n_counted.append(last.n_tokens - first.n_tokens)
-            elapsed_s.append(last.time_s - first.time_s)
-            rounds.append({name: now.since(first.used[name]) for name, now in last.used.items()})
+            rounds.append(samples.between(2 * n_streams, n_tokens - 2 * n_streams))
+    return report_streams(options, n_streams, rounds)
+
+
+async def measure_scheduler(options: argparse.Namespace, n_streams: int) -> dict[str, Any]:
+    """Measures `n_streams` streams that come from `--frontends`; returns the table of the best
+    rounds."""
+    batch_size = -(-n_streams // options.pipelines)
+    async with (
+        plane_of_streams(
+            n_streams,
+            options.answer_tokens,
+            n_frontends=options.frontends,
+            compute_ms=1e3 * iteration_s(options, n_streams),
+            n_pipelines=options.pipelines,
+            max_batch_size=batch_size,
+            max_batch_tokens=max(512, PROMPT_TOKENS * batch_size),
+        ) as plane,
+        Samples.of(plane) as samples,
+    ):
+        await samples.has_begun(2 * n_streams)
+        await asyncio.sleep(WARM_UP_S)
+        ends = [samples.newest]
+        for _ in range(options.rounds):
+            await asyncio.sleep(options.window_s)
+            ends.append(samples.newest)
+    return report_streams(options, n_streams, list(itertools.pairwise(ends)))
+
+
+def iteration_s(options: argparse.Namespace, n_streams: int) -> float:
+    """Returns the seconds of an iteration in which `n_streams` streams get a token each."""
+    if options.iteration_ms is not None:
+        return float(options.slowdown * options.iteration_ms / 1e3)
+    return max(MIN_ITERATION_S, n_streams / options.tokens_per_s)
+
+
+def report_streams(
+    options: argparse.Namespace, n_streams: int, rounds: list[tuple["Sample", "Sample"]]
+) -> dict[str, Any]:
+    """Prints and returns the table of `n_streams` streams. A round is the time between two
+    samples."""
     title = f"{n_streams} streams"
     if options.pipelines > 1:
         title += f" on {options.pipelines} pipelines"
+    if options.frontends:
+        title += f", frontends without clients: {options.frontends}"
+    n_iterations = sum(last.n_iterations - first.n_iterations for first, last in rounds)
+    n_tokens = [last.n_tokens - first.n_tokens for first, last in rounds]
+    title += f", {sum(n_tokens) / n_iterations:.1f} tokens per iteration"
     full_rate = None
     if options.iteration_ms is not None:
         full_rate = 1e3 * n_streams / options.iteration_ms
-    return report(title, rounds, n_counted, elapsed_s, full_rate=full_rate)
+    return report(
+        title,
+        [
+            {name: now.since(first.used[name]) for name, now in last.used.items()}
+            for first, last in rounds
+        ],
+        n_tokens,
+        [last.time_s - first.time_s for first, last in rounds],
+        full_rate=full_rate,
+    )
 
 
 def requests_of(
@@ -164,25 +220,36 @@ async def send_in_turn(client: load.Client, requests: list[workload.PlannedReque
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The state of a control plane at one point in time: the tokens generated so far, and the
-    processor time used so far by each kind of process."""
+    """A point in time: the tokens and iterations before it, and the processor time used."""
 
     time_s: float
     n_tokens: int
+    n_iterations: int
     used: dict[str, Used]
 
 
 class Samples:
     """Measurements of a control plane, taken every `SAMPLE_S` seconds while a load runs."""
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: Processes) -> None:
         self._plane = plane
         self._taken: list[Sample] = []
+        self._has_news = asyncio.Condition()
+
+    @property
+    def newest(self) -> Sample:
+        """The last sample. At least one must have been taken."""
+        return self._taken[-1]
+
+    async def has_begun(self, n_tokens: int) -> None:
+        """Waits for a sample that was taken after more than `n_tokens` tokens."""
+        async with self._has_news:
+            await self._has_news.wait_for(lambda: self._taken and self.newest.n_tokens > n_tokens)
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def of(cls, plane: Plane) -> AsyncIterator[Self]:
-        """Yields the samples of a plane, and takes samples until the context ends."""
+    async def of(cls, plane: Processes) -> AsyncIterator[Self]:
+        """Takes samples inside the `with` block."""
         samples = cls(plane)
         taking = asyncio.create_task(samples._take())
         try:
@@ -206,9 +273,14 @@ class Samples:
         async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
             while True:
                 metrics = await client.get(self._plane.metrics)
-                found = GENERATED.search(metrics.text)
-                n_tokens = 0 if found is None else int(float(found[1]))
-                self._taken.append(Sample(time.perf_counter(), n_tokens, self._plane.used()))
+                n_tokens, n_iterations = (
+                    0 if (found := pattern.search(metrics.text)) is None else int(float(found[1]))
+                    for pattern in (GENERATED, ITERATIONS)
+                )
+                now = time.perf_counter()
+                async with self._has_news:
+                    self._taken.append(Sample(now, n_tokens, n_iterations, self._plane.used()))
+                    self._has_news.notify_all()
                 await asyncio.sleep(SAMPLE_S)
 
 
@@ -253,7 +325,9 @@ def report(
 
 async def measure(options: argparse.Namespace) -> None:
     """Runs the measurements of the options, and writes a record if `--json` is given."""
-    if options.streams:
+    if options.streams and options.frontends:
+        tables = [await measure_scheduler(options, n_streams) for n_streams in options.streams]
+    elif options.streams:
         tables = [await measure_streams(options, n_streams) for n_streams in options.streams]
     else:
         tables = [await measure_trace(options)]
@@ -281,6 +355,7 @@ def main() -> None:
     group.add_argument("--slowdown", type=float, default=1.0, help="factor of iterations' times")
     group.add_argument("--answer-tokens", type=int, nargs=2, default=(64, 192), metavar=("A", "B"))
     group.add_argument("--endless", action="store_true", help="one answer in each stream")
+    group.add_argument("--frontends", type=int, metavar="N", help="no frontends and clients")
     group.add_argument("--window-s", type=float, default=8.0, help="seconds of each round")
     workload.add_options(parser)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -19,12 +19,9 @@ COMMON = ("--log-level=ERROR",)
 
 
 @dataclass(frozen=True, slots=True)
-class Plane:
-    """A running control plane: its addresses, and its processes by kind."""
+class Processes:
+    """The processes of a running control plane by their kinds, and a counter of its tokens."""
 
-    http: str
-    grpc: str
-    scheduler: str
     metrics: str
     """URL of the scheduler's metrics."""
     processes: dict[str, list[psutil.Process]]
@@ -34,6 +31,15 @@ class Plane:
         kind. This process, as the kind `client`, is included."""
         processes = {**self.processes, "client": [psutil.Process()]}
         return {name: Used.by(of_kind) for name, of_kind in processes.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Plane(Processes):
+    """A running control plane with the addresses of its frontend and its scheduler."""
+
+    http: str
+    grpc: str
+    scheduler: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,35 +82,100 @@ async def null_plane(
     max_batch_tokens: int,
     n_pipelines: int = 1,
 ) -> AsyncIterator[Plane]:
-    """Runs a control plane inside the context: a pipeline of one stage, whose rank sleeps, a
-    scheduler and a frontend. With several pipelines, one process has the stages of all
-    (`null_stages.py`)."""
-    os.environ[COMPUTE_MS] = str(compute_ms)  # the ranks inherit it
+    """Runs a control plane: a pipeline of one stage, whose rank sleeps, a scheduler and a frontend.
+    The stages of several pipelines are one process (`null_stages.py`)."""
     async with contextlib.AsyncExitStack() as children:
-        if n_pipelines == 1:
-            stages = await _start_stage(children)
-        else:
-            stages = await _start_stages(children, n_pipelines)
-        scheduler = await Child.start(
-            "scheduler",
-            "services.scheduler",
-            (
-                f"--address={HOST}:0",
-                f"--stages={stages}",
-                "--n-stages=1",
-                f"--max-batch-size={max_batch_size}",
-                f"--max-batch-tokens={max_batch_tokens}",
-                f"--metrics-address={HOST}:0",
-                *COMMON,
-            ),
+        scheduler = await _start_scheduler(
+            children,
+            compute_ms=compute_ms,
+            max_batch_size=max_batch_size,
+            max_batch_tokens=max_batch_tokens,
+            n_pipelines=n_pipelines,
         )
-        children.push_async_callback(scheduler.stop)
-        address = await scheduler.wait_for("address")
+        address = scheduler.said["address"]
         frontend = await start_frontend(options, address)
         children.push_async_callback(frontend.stop)
         http = await frontend.wait_for("http")
-        metrics = f"http://{scheduler.said['metrics']}/metrics"
-        yield Plane(f"http://{http}", frontend.said["grpc"], address, metrics, _processes())
+        yield Plane(
+            _metrics_of(scheduler),
+            _processes(),
+            f"http://{http}",
+            frontend.said["grpc"],
+            address,
+        )
+
+
+@contextlib.asynccontextmanager
+async def plane_of_streams(
+    n_streams: int,
+    answer_tokens: Sequence[int],
+    *,
+    n_frontends: int,
+    compute_ms: float,
+    max_batch_size: int,
+    max_batch_tokens: int,
+    n_pipelines: int = 1,
+) -> AsyncIterator[Processes]:
+    """Runs a control plane without a frontend. The scheduler serves `n_streams` streams of requests
+    from `n_frontends` connections of one process (`null_frontends.py`)."""
+    async with contextlib.AsyncExitStack() as children:
+        scheduler = await _start_scheduler(
+            children,
+            compute_ms=compute_ms,
+            max_batch_size=max_batch_size,
+            max_batch_tokens=max_batch_tokens,
+            n_pipelines=n_pipelines,
+        )
+        streams = await Child.start(
+            "streams",
+            "benchmarks.control.null_frontends",
+            (
+                f"--scheduler={scheduler.said['address']}",
+                f"--n={n_frontends}",
+                f"--streams={n_streams}",
+                "--answer-tokens",
+                *map(str, answer_tokens),
+            ),
+        )
+        children.push_async_callback(streams.stop)
+        await streams.wait_for("ready")
+        yield Processes(_metrics_of(scheduler), _processes())
+
+
+async def _start_scheduler(
+    children: contextlib.AsyncExitStack,
+    *,
+    compute_ms: float,
+    max_batch_size: int,
+    max_batch_tokens: int,
+    n_pipelines: int,
+) -> Child:
+    """Starts the stages, and a scheduler that has said its address."""
+    os.environ[COMPUTE_MS] = str(compute_ms)  # the ranks inherit it
+    if n_pipelines == 1:
+        stages = await _start_stage(children)
+    else:
+        stages = await _start_stages(children, n_pipelines)
+    scheduler = await Child.start(
+        "scheduler",
+        "services.scheduler",
+        (
+            f"--address={HOST}:0",
+            f"--stages={stages}",
+            "--n-stages=1",
+            f"--max-batch-size={max_batch_size}",
+            f"--max-batch-tokens={max_batch_tokens}",
+            f"--metrics-address={HOST}:0",
+            *COMMON,
+        ),
+    )
+    children.push_async_callback(scheduler.stop)
+    await scheduler.wait_for("address")
+    return scheduler
+
+
+def _metrics_of(scheduler: Child) -> str:
+    return f"http://{scheduler.said['metrics']}/metrics"
 
 
 async def _start_stage(children: contextlib.AsyncExitStack) -> str:
@@ -148,6 +219,7 @@ def _processes() -> dict[str, list[psutil.Process]]:
     modules = {
         "benchmarks.control.null_rank": "controller",
         "benchmarks.control.null_stages": "stages",
+        "benchmarks.control.null_frontends": "streams",
         "services.scheduler": "scheduler",
         "services.frontend": "frontend",
     }
