@@ -22,8 +22,7 @@ class PipelineRoom:
     @property
     def n_prompt_tokens_left(self) -> int:
         """Number of prompt tokens of admitted requests that the pipeline has not selected yet."""
-        left = [max(0, one.n_prefill_tokens - one.n_scheduled) for one in self._pool.running]
-        return sum(left)
+        return self._pool.n_prompt_tokens_left
 
     @property
     def build(self) -> str:

@@ -162,9 +162,11 @@ class _Choice:
     def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
         self._n_tokens: dict[Hashable, int] = {}
-        # Places of the pipelines that have any. A pipeline without memory for a request has none
-        # for the requests behind it.
-        self._n_places = {one: n for one, room in rooms.all.items() if (n := room.n_places)}
+        # Places of the pipelines that have any, idle pipelines first. A pipeline without memory for
+        # a request has none for the requests behind it.
+        placed = [(one, room, n) for one, room in rooms.all.items() if (n := room.n_places)]
+        placed.sort(key=lambda entry: entry[1].n_running > 0)
+        self._n_places = {one: n for one, _, n in placed}
 
     def of(self, request: Request, selecting: Hashable) -> Hashable | None:
         """Returns the pipeline that is to admit a waiting request. `selecting` is the pipeline that
@@ -196,9 +198,10 @@ class _Choice:
         self, request: Request, rooms: Mapping[Hashable, Room], *, n: int
     ) -> list[Hashable]:
         """Returns at most `n` pipelines that have a place for a request, idle ones first."""
-        placed = [one for one in self._n_places if one in rooms]
-        placed.sort(key=lambda one: rooms[one].n_running > 0)
-        return list(islice((one for one in placed if rooms[one].takes(request)), n))
+        placed = self._n_places
+        return list(
+            islice((one for one in placed if one in rooms and rooms[one].takes(request)), n)
+        )
 
     def _best(self, costs: Mapping[Hashable, tuple[int, int]], selecting: Hashable) -> Hashable:
         """Returns the best pipeline for a request. `costs` has the number of tokens before the

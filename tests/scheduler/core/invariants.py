@@ -35,13 +35,17 @@ def check_memory(driver: Driver) -> None:
 
 def check_batches(driver: Driver, *, max_batch_size: int) -> None:
     """Checks that few enough batches are in flight and that none is too large. Each request in a
-    batch must run, or must have ended in an earlier batch."""
+    batch must run, or must have ended in an earlier batch. Checks the count of prompt tokens that
+    are left, too."""
     assert len(driver.in_flight) <= driver.scheduler.pipeline_depth
     assert all(1 <= len(batch.spans) <= max_batch_size for batch in driver.in_flight)
     for batch in driver.in_flight:
         requests = [span.request for span in batch.spans]
         assert len(requests) == len(set(requests))
         assert {r.state for r in requests} <= {RequestState.RUNNING, RequestState.FINISHED}
+    pool = driver.scheduler.pool
+    left = [one.n_prefill_tokens - one.n_scheduled for one in pool.running if not one.is_decoding]
+    assert pool.n_prompt_tokens_left == sum(left)
 
 
 def check_no_request_is_in_two_batches(driver: Driver) -> None:

@@ -211,7 +211,7 @@ class KVManager:
 
     def n_cached_columns(self, request: Holder) -> int:
         """Returns how many of a request's first columns of blocks are in the prefix cache."""
-        return self.blocks.cache_for(request).find(request).n_columns
+        return self.blocks.cache_for(request).n_columns(request)
 
     def has_room(self, reservation: Reservation, n_tokens: int) -> bool:
         """Returns whether a reservation is large enough to store `n_tokens` tokens."""

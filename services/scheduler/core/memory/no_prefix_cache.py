@@ -23,6 +23,10 @@ class NoPrefixCache:
         """Returns a result without blocks."""
         return Found(0, [])
 
+    def n_columns(self, request: Holder) -> int:
+        """Returns 0, the number of columns of blocks that `find` returns."""
+        return 0
+
     def max_found_blocks(self, request: Holder) -> int:
         """Returns 0, the largest number of blocks that `find` returns."""
         return 0

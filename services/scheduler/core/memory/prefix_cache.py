@@ -92,22 +92,13 @@ class PrefixCache:
         """Returns the blocks of the longest beginning of the request's sequence that is in the
         cache. The last token of the request is never included, since that token must always be
         computed."""
-        n_columns = (request.n_tokens - 1) // self._block_size
-        blocks: list[int] = []
-        if self._whole_marks:
-            for index in range(n_columns):
-                key = self._keys(request, index + 1)[index]
-                n_before = len(blocks)
-                for mark in self._whole_marks:
-                    if key + mark in self._block_of:
-                        blocks.append(self._block_of[key + mark])
-                if len(blocks) < n_before + len(self._whole_marks):
-                    n_columns = index
-                    del blocks[n_before:]
-                    break
+        n_columns = self._n_whole_columns(request)
+        keys = self._keys(request, n_columns)
+        blocks = [
+            self._block_of[key + mark] for key in keys[:n_columns] for mark in self._whole_marks
+        ]
         if not self._window_marks:
             return Found(n_columns, blocks, rest=self._find_rest(request, n_columns))
-        keys = self._keys(request, n_columns)
         n_columns = self._n_seen(keys, n_columns)
         return Found(
             n_columns,
@@ -118,6 +109,13 @@ class PrefixCache:
             ],
         )
 
+    def n_columns(self, request: Holder) -> int:
+        """Returns how many columns of blocks `find` returns, without a list of the blocks."""
+        n_columns = self._n_whole_columns(request)
+        if not self._window_marks:
+            return n_columns
+        return self._n_seen(self._keys(request, n_columns), n_columns)
+
     def max_found_blocks(self, request: Holder) -> int:
         """Returns an upper limit for the number of blocks that `find` returns, without a search."""
         return request.n_tokens // self._block_size * len(self._whole_marks)
@@ -126,6 +124,20 @@ class PrefixCache:
         """Returns the length in tokens, from the beginning of the sequence, at which a request has
         one more full column of blocks than `n_columns`. This column can then enter the cache."""
         return (n_columns + 1) * self._block_size
+
+    def _n_whole_columns(self, request: Holder) -> int:
+        """Returns the length of the longest beginning of a request's sequence, without its last
+        token, of which all blocks of the groups that see all tokens are in the cache. The length is
+        in columns of blocks. All columns count if no group sees all tokens."""
+        n_columns = (request.n_tokens - 1) // self._block_size
+        if not self._whole_marks:
+            return n_columns
+        for index in range(n_columns):
+            key = self._keys(request, index + 1)[index]
+            for mark in self._whole_marks:
+                if key + mark not in self._block_of:
+                    return index
+        return n_columns
 
     def _n_seen(self, keys: Sequence[bytes], n_columns: int) -> int:
         """Returns how many of the first `n_columns` columns of blocks a request can share. After
