@@ -263,7 +263,7 @@ class FrontendStream:
 
     def _take_outbox(self) -> scheduler_pb2.ConnectResponse:
         if self._columns:
-            self._outbox.columns.CopyFrom(self._columns.take())
+            self._columns.move_to(self._outbox.columns)
         self._n_outbox_bytes = self._n_logprob_bytes = 0
         if self._acceptance_timer is not None:
             self._acceptance_timer.cancel()

@@ -23,38 +23,35 @@ class NewTokens:
 
     def next_iteration(self) -> list[NewToken]:
         """Packs the waiting tokens. Returns an empty list, to which the caller appends the tokens
-        of an iteration. The list may be appended to until the next call, also after `take`."""
+        of an iteration. The list may be appended to until the next call, also after
+        `move_to`."""
         self._packed.extend(chain.from_iterable(self._newest))
         self._newest.clear()
         return self._newest
 
-    def take(self) -> scheduler_pb2.TokenColumns:
-        """Returns all waiting tokens as columns, which are lists of equal length, and forgets the
-        tokens. There must be at least one token. Tokens of one request are joined, so that a slow
-        frontend gets one update for each request."""
-        newest, packed = tuple(self._newest), self._packed
-        self._newest.clear()
-        self._packed = array("I")
-        if packed:
-            numbers = iter(packed)
-            return _joined(chain(zip(numbers, numbers, numbers, strict=True), newest))
-        if len({number for number, _, _ in newest}) < len(newest):
-            return _joined(newest)
-        each_number, starts, token_ids = zip(*newest, strict=True)
-        return scheduler_pb2.TokenColumns(
-            numbers=each_number, starts=starts, n_tokens=[1] * len(newest), token_ids=token_ids
-        )
+    def move_to(self, columns: scheduler_pb2.TokenColumns) -> None:
+        """Moves all waiting tokens to `columns`, which must be empty. Tokens of one request are
+        joined, so that a slow frontend gets one update for each request."""
+        self.next_iteration()
+        packed, self._packed = self._packed, array("I")
+        numbers, starts, token_ids = packed[0::3], packed[1::3], packed[2::3]
+        if len(set(numbers)) < len(numbers):
+            _join(zip(numbers, starts, token_ids, strict=True), columns)
+            return
+        columns.numbers.extend(numbers)
+        columns.starts.extend(starts)
+        columns.n_tokens.extend([1] * len(numbers))
+        columns.token_ids.extend(token_ids)
 
 
-def _joined(tokens: Iterable[NewToken]) -> scheduler_pb2.TokenColumns:
+def _join(tokens: Iterable[NewToken], columns: scheduler_pb2.TokenColumns) -> None:
+    """Adds tokens to columns, with one entry for each request."""
     starts: dict[int, int] = {}
     joined: dict[int, list[int]] = {}
     for number, start, token_id in tokens:
         starts.setdefault(number, start)
         joined.setdefault(number, []).append(token_id)
-    return scheduler_pb2.TokenColumns(
-        numbers=starts.keys(),
-        starts=starts.values(),
-        n_tokens=map(len, joined.values()),
-        token_ids=chain.from_iterable(joined.values()),
-    )
+    columns.numbers.extend(starts.keys())
+    columns.starts.extend(starts.values())
+    columns.n_tokens.extend(map(len, joined.values()))
+    columns.token_ids.extend(chain.from_iterable(joined.values()))
