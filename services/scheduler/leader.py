@@ -34,6 +34,7 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.epoch import Epoch
 from services.scheduler.fleet import Fleet
 from services.scheduler.kept_kv import KeptKV, Written
+from services.scheduler.loop_turns import LoopTurns
 from services.scheduler.observing.iteration_observer import IterationObservers, ObserveEpoch
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.request_observer import RequestObserver
@@ -109,6 +110,7 @@ class Leader:
         self._kept = KeptKV()
         self._serving: dict[asyncio.Task[None], Epoch] = {}  # epochs that join or serve
         self._suspicion = Suspicion()
+        self._turns = LoopTurns()
         self._is_draining = False
 
     async def lead(self, term: Term, stop: asyncio.Event) -> None:
@@ -294,6 +296,7 @@ class Leader:
             requests=self._requests,
             has_news=has_news,
             grammars=engine.grammars,
+            turns=self._turns,
         )
         drain = Drain(
             pipeline,

@@ -16,6 +16,7 @@ from orcinus.v1 import worker_pb2
 from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.loop_turns import LoopTurns
 from services.scheduler.observing.iteration_observer import IterationObserver
 from services.scheduler.observing.request_observer import RequestObserver
 from services.scheduler.pipeline.grammar_preparation import (
@@ -50,8 +51,11 @@ class ServingLoop:
         requests: RequestObserver,
         has_news: asyncio.Event,
         grammars: GrammarPreparation | NoGrammarPreparation = NO_GRAMMAR_PREPARATION,
+        turns: LoopTurns | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`turns` are the turns of the event loop, which the serving loops of all pipelines
+        share."""
         self._scheduler = scheduler
         self._engine = engine
         self._deliver = deliver
@@ -59,11 +63,12 @@ class ServingLoop:
         self._requests = requests
         self._has_news = has_news
         self._grammars = grammars
+        self._turns = LoopTurns() if turns is None else turns
         self._now = now
         self._is_draining = False
         self.max_sequence_len = scheduler.kv_manager.max_sequence_len
         """Length of the longest sequence that the pipeline could run, in tokens."""
-        scheduler.pool.wake = has_news.set
+        scheduler.pool.wake = self._wake
 
     def runs(self, request: Request) -> bool:
         """Returns whether the pipeline has admitted a request that has not ended."""
@@ -106,11 +111,15 @@ class ServingLoop:
         Raises:
             PipelineLost: the epoch is over. Unfinished requests are still in the pool.
         """
+        results: Sequence[worker_pb2.IterationResult] = ()
         while not (self._scheduler.has_left or (self._is_draining and self._is_idle)):
-            await self._send_batches()
+            if not results:
+                await self._send_batches()
             await self._has_news.wait()
+            await self._turns.take()
             self._has_news.clear()
-            for result in self._engine.take_results():
+            results = self._engine.take_results()
+            for result in results:
                 updates = self._scheduler.apply(
                     result.iteration,
                     result.token_ids,
@@ -128,6 +137,13 @@ class ServingLoop:
     @property
     def _is_idle(self) -> bool:
         return len(self._scheduler.pool) == 0 and self._scheduler.n_in_flight == 0
+
+    def _wake(self) -> None:
+        """Makes the pipeline select again since requests wait. While all its batches are in flight
+        it selects when one of them returns, and has nothing to do before, unless the ranks must
+        compile a grammar."""
+        if not self._scheduler.is_full or self._scheduler.pool.grammars.is_needed:
+            self._has_news.set()
 
     def _select(self) -> Batch | None:
         batch = self._scheduler.select()

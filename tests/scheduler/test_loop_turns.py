@@ -1,0 +1,44 @@
+"""Callers that share turns of the event loop."""
+
+import asyncio
+
+from services.scheduler.loop_turns import LoopTurns
+
+
+async def test_each_caller_has_a_turn_of_its_own_in_the_order_of_the_calls() -> None:
+    turns, n_turns = LoopTurns(), 0
+    taken: list[tuple[str, int]] = []
+
+    def count() -> None:
+        nonlocal n_turns
+        n_turns += 1
+        asyncio.get_running_loop().call_soon(count)
+
+    async def caller(name: str) -> None:
+        for _ in range(2):
+            await turns.take()
+            taken.append((name, n_turns))
+            await asyncio.sleep(0)
+
+    count()
+    await asyncio.gather(*(caller(name) for name in "abc"))
+    assert [name for name, _ in taken] == list("abcabc")
+    assert len({turn for _, turn in taken}) == len(taken)
+
+
+async def test_a_caller_that_no_longer_waits_keeps_no_other_from_its_turn() -> None:
+    turns = LoopTurns()
+    await turns.take()
+    gone, next_one = (asyncio.ensure_future(turns.take()) for _ in range(2))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await next_one
+    assert gone.cancelled()
+
+
+async def test_a_caller_alone_never_waits_for_a_turn_that_has_ended() -> None:
+    turns = LoopTurns()
+    for _ in range(3):
+        taking = asyncio.ensure_future(turns.take())
+        await asyncio.sleep(0)
+        assert taking.done()
