@@ -83,7 +83,7 @@ class RequestPool:
         )
 
     def __len__(self) -> int:
-        return len(self.order) + sum([len(pool.running) for pool in self.shared.pools])
+        return self.shared.n_requests
 
     def __iter__(self) -> Iterator[Request]:
         yield from self.order
@@ -146,7 +146,7 @@ class RequestPool:
         Raises:
             PoolFull: the pool has `max_requests` requests, or would exceed `max_tokens`.
         """
-        self.shared.check_room(len(self), request, self.max_requests, self.max_tokens)
+        self.shared.check_room(request, self.max_requests, self.max_tokens)
         self.shared.count(request, 1)
         request.arrival = self.shared.n_arrived
         request.begin_anew()

@@ -63,6 +63,8 @@ class SharedRequests:
         self._cache_room = CacheRoom()
         self.pools: list[PoolView] = []
         """The pool as each pipeline sees it."""
+        self.n_requests = 0
+        """Number of requests in the pool."""
         self.n_tokens = 0
         """Sum of the lengths, in tokens, with which the requests in the pool count against the
         limit of the pool (`pool_tokens`)."""
@@ -104,15 +106,13 @@ class SharedRequests:
         if len(self.order):
             self.wake_others(pool)
 
-    def check_room(
-        self, n_requests: int, request: Request, max_requests: int, max_tokens: int
-    ) -> None:
-        """Checks that the pool, which has `n_requests` requests, has room for a request.
+    def check_room(self, request: Request, max_requests: int, max_tokens: int) -> None:
+        """Checks that the pool has room for a request.
 
         Raises:
             PoolFull: the pool has `max_requests` requests, or would exceed `max_tokens`.
         """
-        if n_requests >= max_requests:
+        if self.n_requests >= max_requests:
             raise PoolFull(
                 f"the request pool holds its limit of {max_requests} requests",
                 retry_after_s=RETRY_AFTER_S,
@@ -126,8 +126,9 @@ class SharedRequests:
             )
 
     def count(self, request: Request, sign: int) -> None:
-        """Adds the tokens of a request to the counts of the pool and of its account, or subtracts
+        """Adds a request and its tokens to the counts of the pool and of its account, or subtracts
         them with the sign -1."""
+        self.n_requests += sign
         self.n_tokens += sign * pool_tokens(request)
         if request.account is not None:
             request.account.n_tokens += sign * request.max_sequence_len

@@ -35,8 +35,8 @@ def check_memory(driver: Driver) -> None:
 
 def check_batches(driver: Driver, *, max_batch_size: int) -> None:
     """Checks that few enough batches are in flight and that none is too large. Each request in a
-    batch must run, or must have ended in an earlier batch. Checks the count of prompt tokens that
-    are left, too."""
+    batch must run, or must have ended in an earlier batch. Checks the pool's counts of requests
+    and of prompt tokens that are left, too."""
     assert len(driver.in_flight) <= driver.scheduler.pipeline_depth
     assert all(1 <= len(batch.spans) <= max_batch_size for batch in driver.in_flight)
     for batch in driver.in_flight:
@@ -46,6 +46,7 @@ def check_batches(driver: Driver, *, max_batch_size: int) -> None:
     pool = driver.scheduler.pool
     left = [one.n_prefill_tokens - one.n_scheduled for one in pool.running if not one.is_decoding]
     assert pool.n_prompt_tokens_left == sum(left)
+    assert len(pool) == len(list(pool))
 
 
 def check_no_request_is_in_two_batches(driver: Driver) -> None:
