@@ -51,15 +51,21 @@ class NullFrontend:
                     await asyncio.sleep(RETRY_S)
 
     async def _serve(self, call: grpc.aio.StreamStreamCall) -> None:
+        due: asyncio.Queue[scheduler_pb2.ConnectRequest] = asyncio.Queue()
+        writing = asyncio.create_task(_write(call, due))
         has_begun = False
-        async for message in call:
-            if message.rejected:
-                raise RuntimeError(f"a request was rejected: {message.rejected[0]}")
-            n_due = len(message.completed)
-            if not has_begun and message.HasField("pipeline"):
-                has_begun, n_due = True, self._n_streams
-            for _ in range(n_due):
-                await call.write(self._submission())
+        try:
+            async for message in call:
+                if message.rejected:
+                    raise RuntimeError(f"a request was rejected: {message.rejected[0]}")
+                n_due = len(message.completed)
+                if not has_begun and message.HasField("pipeline"):
+                    has_begun, n_due = True, self._n_streams
+                for _ in range(n_due):
+                    due.put_nowait(self._submission())
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
 
     def _submission(self) -> scheduler_pb2.ConnectRequest:
         number = next(self._numbers)
@@ -72,6 +78,14 @@ class NullFrontend:
             number=number,
         )
         return scheduler_pb2.ConnectRequest(submission=submission)
+
+
+async def _write(
+    call: grpc.aio.StreamStreamCall, due: asyncio.Queue[scheduler_pb2.ConnectRequest]
+) -> None:
+    """Sends the queued messages, one after the other like a frontend, until cancelled."""
+    while True:
+        await call.write(await due.get())
 
 
 async def serve(options: argparse.Namespace) -> int:

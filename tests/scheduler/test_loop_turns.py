@@ -28,11 +28,10 @@ async def test_each_caller_has_a_turn_of_its_own_in_the_order_of_the_calls() -> 
 
 async def test_a_caller_that_no_longer_waits_keeps_no_other_from_its_turn() -> None:
     turns = LoopTurns()
-    await turns.take()
-    gone, next_one = (asyncio.ensure_future(turns.take()) for _ in range(2))
+    first, gone, last = (asyncio.ensure_future(turns.take()) for _ in range(3))
     await asyncio.sleep(0)
     gone.cancel()
-    await next_one
+    await asyncio.gather(first, last)
     assert gone.cancelled()
 
 

@@ -135,7 +135,7 @@ class Scheduler:
         n_drafts = self._drafting.draft(selections)
         batch = Batch(
             iteration=self._n_iterations,
-            spans=tuple([self._schedule(*chosen) for chosen in selections]),
+            spans=tuple([self._schedule(one, n, memory) for one, n, memory in selections]),
             released_rows=tuple(self._released_rows),
             n_drafts=n_drafts,
         )
