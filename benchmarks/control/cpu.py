@@ -18,13 +18,13 @@ request, so that the cost of beginning and ending requests does not count.
 With `--iteration-ms`, iterations take this time, and the report adds the number of cores that each
 process would need. The processes of a large system may need more processors than the machine has.
 Then `--slowdown` makes all iterations longer by a factor, and the report multiplies the processor
-time of a token with the number of tokens without this factor. Work that does not depend on tokens
-counts too much then, since it takes the same time in each second, and so does waking up: a process
-that rarely works finds its caches cold.
+time per token by the number of tokens per second without this factor. Work that is done every
+second, whatever the number of tokens, is then counted too high. So is the work of waking up: a
+process that rarely works finds its caches cold.
 
-With `--frontends`, the streams come from one process with that many connections to the
-scheduler, which speaks the scheduler's own protocol in place of frontends and clients
-(`null_frontends.py`). What is left may be small enough for the machine at the full rate.
+With `--frontends`, one process takes the place of all frontends and clients (`null_frontends.py`).
+It has the given number of connections to the scheduler, and sends the requests of all streams. The
+remaining processes may be few enough to run at the full rate.
 
 Processor time hardly depends on other work on the machine. So two versions can be compared by
 processor time where throughput would be too noisy.
@@ -60,6 +60,7 @@ PROMPT_TOKENS = 16  # of each of the concurrent streams
 MIN_ITERATION_S = 0.005
 TIMEOUT_S = 60.0  # of a sample, on a machine with other work
 SAMPLE_S = 1.0  # a sample of the metrics takes the scheduler 5 ms
+START_S = 120.0  # until the streams run, on a machine with other work
 WARM_UP_S = 3.0  # until the streams no longer go in step
 GENERATED = re.compile(f"^{semconv.GENERATION_TOKENS} (\\S+)", re.MULTILINE)
 ITERATIONS = re.compile(f"^{semconv.BATCH_SIZE}_count (\\S+)", re.MULTILINE)
@@ -104,8 +105,8 @@ async def measure_trace(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def measure_streams(options: argparse.Namespace, n_streams: int) -> dict[str, Any]:
-    """Measures `n_streams` streams while all of them are running; returns the table of the best
-    rounds."""
+    """Runs `n_streams` streams in several rounds, and measures processor time while all streams are
+    running. Returns the table of the best rounds."""
     compute_s = iteration_s(options, n_streams)
     batch_size = -(-n_streams // options.pipelines)
     n_tokens = round(n_streams * options.window_s / compute_s)
@@ -129,8 +130,8 @@ async def measure_streams(options: argparse.Namespace, n_streams: int) -> dict[s
 
 
 async def measure_scheduler(options: argparse.Namespace, n_streams: int) -> dict[str, Any]:
-    """Measures `n_streams` streams that come from `--frontends`; returns the table of the best
-    rounds."""
+    """Runs `n_streams` streams from one process in place of frontends and clients, and measures
+    processor time in several rounds. Returns the table of the best rounds."""
     batch_size = -(-n_streams // options.pipelines)
     async with (
         plane_of_streams(
@@ -220,7 +221,8 @@ async def send_in_turn(client: load.Client, requests: list[workload.PlannedReque
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A point in time: the tokens and iterations before it, and the processor time used."""
+    """The state of a control plane at one point in time: the tokens generated and the iterations
+    selected so far, and the processor time used so far by each kind of process."""
 
     time_s: float
     n_tokens: int
@@ -242,14 +244,17 @@ class Samples:
         return self._taken[-1]
 
     async def has_begun(self, n_tokens: int) -> None:
-        """Waits for a sample that was taken after more than `n_tokens` tokens."""
-        async with self._has_news:
-            await self._has_news.wait_for(lambda: self._taken and self.newest.n_tokens > n_tokens)
+        """Waits for a sample that was taken after more than `n_tokens` tokens. Raises TimeoutError
+        if there is none after `START_S` seconds."""
+        async with asyncio.timeout(START_S), self._has_news:
+            await self._has_news.wait_for(
+                lambda: bool(self._taken) and self.newest.n_tokens > n_tokens
+            )
 
     @classmethod
     @contextlib.asynccontextmanager
     async def of(cls, plane: Processes) -> AsyncIterator[Self]:
-        """Takes samples inside the `with` block."""
+        """Yields the samples of a plane, and takes samples until the context ends."""
         samples = cls(plane)
         taking = asyncio.create_task(samples._take())
         try:
@@ -355,7 +360,7 @@ def main() -> None:
     group.add_argument("--slowdown", type=float, default=1.0, help="factor of iterations' times")
     group.add_argument("--answer-tokens", type=int, nargs=2, default=(64, 192), metavar=("A", "B"))
     group.add_argument("--endless", action="store_true", help="one answer in each stream")
-    group.add_argument("--frontends", type=int, metavar="N", help="no frontends and clients")
+    group.add_argument("--frontends", type=int, metavar="N", help="without clients, in one process")
     group.add_argument("--window-s", type=float, default=8.0, help="seconds of each round")
     workload.add_options(parser)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -20,7 +20,7 @@ COMMON = ("--log-level=ERROR",)
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The processes of a running control plane by their kinds, and a counter of its tokens."""
+    """The processes of a running control plane by kind, and the URL of its metrics."""
 
     metrics: str
     """URL of the scheduler's metrics."""
@@ -82,8 +82,9 @@ async def null_plane(
     max_batch_tokens: int,
     n_pipelines: int = 1,
 ) -> AsyncIterator[Plane]:
-    """Runs a control plane: a pipeline of one stage, whose rank sleeps, a scheduler and a frontend.
-    The stages of several pipelines are one process (`null_stages.py`)."""
+    """Runs a control plane inside the context: a pipeline of one stage, whose rank sleeps, a
+    scheduler and a frontend. With several pipelines, one process has the stages of all
+    (`null_stages.py`)."""
     async with contextlib.AsyncExitStack() as children:
         scheduler = await _start_scheduler(
             children,
@@ -116,8 +117,8 @@ async def plane_of_streams(
     max_batch_tokens: int,
     n_pipelines: int = 1,
 ) -> AsyncIterator[Processes]:
-    """Runs a control plane without a frontend. The scheduler serves `n_streams` streams of requests
-    from `n_frontends` connections of one process (`null_frontends.py`)."""
+    """Runs a control plane without a frontend inside the context. One process with `n_frontends`
+    connections to the scheduler sends the requests of `n_streams` streams (`null_frontends.py`)."""
     async with contextlib.AsyncExitStack() as children:
         scheduler = await _start_scheduler(
             children,

@@ -32,7 +32,7 @@ class LoopTurns:
         """Ends the present turn, and gives the next one to the first caller that still waits."""
         while self._waiting:
             first = self._waiting.popleft()
-            if not first.done():  # cancelled
+            if not first.done():  # otherwise it was cancelled
                 first.set_result(None)
                 asyncio.get_running_loop().call_soon(self._end)
                 return
