@@ -158,7 +158,7 @@ def iteration_s(options: argparse.Namespace, n_streams: int) -> float:
     """Returns the seconds of an iteration in which `n_streams` streams get a token each."""
     if options.iteration_ms is not None:
         return float(options.slowdown * options.iteration_ms / 1e3)
-    return max(MIN_ITERATION_S, n_streams / options.tokens_per_s)
+    return max(MIN_ITERATION_S, n_streams / float(options.tokens_per_s))
 
 
 def report_streams(

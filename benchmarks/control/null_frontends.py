@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -50,7 +51,7 @@ class NullFrontend:
                         raise
                     await asyncio.sleep(RETRY_S)
 
-    async def _serve(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _serve(self, call: Any) -> None:
         due: asyncio.Queue[scheduler_pb2.ConnectRequest] = asyncio.Queue()
         writing = asyncio.create_task(_write(call, due))
         has_begun = False
@@ -80,9 +81,7 @@ class NullFrontend:
         return scheduler_pb2.ConnectRequest(submission=submission)
 
 
-async def _write(
-    call: grpc.aio.StreamStreamCall, due: asyncio.Queue[scheduler_pb2.ConnectRequest]
-) -> None:
+async def _write(call: Any, due: asyncio.Queue[scheduler_pb2.ConnectRequest]) -> None:
     """Sends the queued messages, one after the other like a frontend, until cancelled."""
     while True:
         await call.write(await due.get())
