@@ -34,7 +34,7 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.epoch import Epoch
 from services.scheduler.fleet import Fleet
 from services.scheduler.kept_kv import KeptKV, Written
-from services.scheduler.loop_turns import LoopTurns
+from services.scheduler.loop_turns import LoopTurns, TurnEvent
 from services.scheduler.observing.iteration_observer import IterationObservers, ObserveEpoch
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.request_observer import RequestObserver
@@ -272,7 +272,7 @@ class Leader:
             *(observe(pipeline, scheduler) for observe in self._observe),
             *(() if tracer is None else (tracer,)),
         )
-        has_news = asyncio.Event()
+        has_news = TurnEvent(self._turns)
         engine = EngineMaster(
             pipeline,
             wake=has_news.set,
@@ -296,7 +296,6 @@ class Leader:
             requests=self._requests,
             has_news=has_news,
             grammars=engine.grammars,
-            turns=self._turns,
         )
         drain = Drain(
             pipeline,

@@ -8,6 +8,7 @@ served in each turn.
 
 import asyncio
 from collections import deque
+from typing import Literal
 
 
 class LoopTurns:
@@ -37,3 +38,17 @@ class LoopTurns:
                 asyncio.get_running_loop().call_soon(self._end)
                 return
         self._is_taken = False
+
+
+class TurnEvent(asyncio.Event):
+    """An event whose `wait` returns in a turn of the event loop that no other caller has."""
+
+    def __init__(self, turns: LoopTurns) -> None:
+        super().__init__()
+        self._turns = turns
+
+    async def wait(self) -> Literal[True]:
+        """Waits until the event is set, and then for a turn."""
+        await super().wait()
+        await self._turns.take()
+        return True

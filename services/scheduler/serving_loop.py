@@ -9,14 +9,13 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import Protocol
 
 from orcinus.v1 import worker_pb2
 
 from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.loop_turns import LoopTurns
+from services.scheduler.engine import Engine
 from services.scheduler.observing.iteration_observer import IterationObserver
 from services.scheduler.observing.request_observer import RequestObserver
 from services.scheduler.pipeline.grammar_preparation import (
@@ -25,17 +24,6 @@ from services.scheduler.pipeline.grammar_preparation import (
     NoGrammarPreparation,
 )
 from services.scheduler.pipeline.span_logprobs import logprobs_of
-
-
-class Engine(Protocol):
-    """The part of an engine master that the loop needs."""
-
-    async def run(self, batch: Batch) -> None:
-        """Sends a batch into the pipeline."""
-
-    def take_results(self) -> Sequence[worker_pb2.IterationResult]:
-        """Returns the results that have come since the last call. Raises `PipelineLost` if the
-        pipeline is lost."""
 
 
 class ServingLoop:
@@ -51,11 +39,8 @@ class ServingLoop:
         requests: RequestObserver,
         has_news: asyncio.Event,
         grammars: GrammarPreparation | NoGrammarPreparation = NO_GRAMMAR_PREPARATION,
-        turns: LoopTurns | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`turns` are the turns of the event loop, which the serving loops of all pipelines
-        share."""
         self._scheduler = scheduler
         self._engine = engine
         self._deliver = deliver
@@ -63,7 +48,6 @@ class ServingLoop:
         self._requests = requests
         self._has_news = has_news
         self._grammars = grammars
-        self._turns = LoopTurns() if turns is None else turns
         self._now = now
         self._is_draining = False
         self.max_sequence_len = scheduler.kv_manager.max_sequence_len
@@ -116,10 +100,8 @@ class ServingLoop:
             if not results:
                 await self._send_batches()
             await self._has_news.wait()
-            await self._turns.take()
             self._has_news.clear()
-            results = self._engine.take_results()
-            for result in results:
+            for result in (results := self._engine.take_results()):
                 updates = self._scheduler.apply(
                     result.iteration,
                     result.token_ids,
@@ -139,10 +121,9 @@ class ServingLoop:
         return len(self._scheduler.pool) == 0 and self._scheduler.n_in_flight == 0
 
     def _wake(self) -> None:
-        """Makes the pipeline select again since requests wait. While all its batches are in flight
-        it selects when one of them returns, and has nothing to do before, unless the ranks must
-        compile a grammar."""
-        if not self._scheduler.is_full or self._scheduler.pool.grammars.is_needed:
+        """Makes the pipeline select again if it may send a batch or must have a grammar compiled."""
+        core = self._scheduler
+        if core.n_in_flight < core.pipeline_depth or core.pool.grammars.is_needed:
             self._has_news.set()
 
     def _select(self) -> Batch | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.scheduler.loop_turns import LoopTurns
+from services.scheduler.loop_turns import LoopTurns, TurnEvent
 
 
 async def test_each_caller_has_a_turn_of_its_own_in_the_order_of_the_calls() -> None:
@@ -41,3 +41,18 @@ async def test_a_caller_alone_never_waits_for_a_turn_that_has_ended() -> None:
         taking = asyncio.ensure_future(turns.take())
         await asyncio.sleep(0)
         assert taking.done()
+
+
+async def test_an_event_for_several_waits_gives_each_a_turn_of_its_own() -> None:
+    turns = LoopTurns()
+    events = [TurnEvent(turns) for _ in range(3)]
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.sleep(0)
+    assert not any(one.done() for one in waiting)
+    for event in events:
+        event.set()
+    done = []
+    while not all(one.done() for one in waiting):
+        await asyncio.sleep(0)
+        done.append(sum(one.done() for one in waiting))
+    assert {1, 2, 3} <= set(done)

@@ -22,7 +22,7 @@ class PipelineRoom:
     @property
     def n_prompt_tokens_left(self) -> int:
         """Number of prompt tokens of admitted requests that the pipeline has not selected yet."""
-        return self._pool.n_prompt_tokens_left
+        return self._pool.prefills.n_tokens
 
     @property
     def build(self) -> str:

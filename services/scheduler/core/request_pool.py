@@ -23,6 +23,7 @@ from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
 from services.scheduler.core.admission.suspects import Suspects
 from services.scheduler.core.order.order import BatchLimits, Order
 from services.scheduler.core.pool_tokens import pool_tokens
+from services.scheduler.core.prefills import Prefills
 from services.scheduler.core.ready_requests import ReadyRequests
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.shared_requests import SharedRequests
@@ -64,7 +65,7 @@ class RequestPool:
         for a grammar."""
         self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT
         self._ready = ReadyRequests()  # the admitted requests that can run
-        self._prefills: dict[Request, None] = {}  # admitted requests with tokens to select
+        self.prefills = Prefills()  # the admitted requests with prompt tokens to select
         self.wake: Callable[[], None] = lambda: None
         """Function that is called when this pipeline may have another request to admit."""
         self.build = ""
@@ -104,11 +105,6 @@ class RequestPool:
     def n_running(self) -> int:
         """Number of requests that the pipeline has admitted and that have not ended."""
         return len(self._admitted)
-
-    @property
-    def n_prompt_tokens_left(self) -> int:
-        """Number of prompt tokens of admitted requests that have not been selected yet."""
-        return sum([one.n_prefill_tokens - one.n_scheduled for one in self._prefills])
 
     @property
     def running(self) -> Collection[Request]:
@@ -220,11 +216,10 @@ class RequestPool:
                 self.waiting.remove(request)
                 self._suspects.admit(request)
                 self.grammars.admit(request)
-                self._admitted[request] = self._prefills[request] = None
+                self._admitted[request] = None
                 self._ready.add(request)
             request.state = _RUNNING
-        if self._prefills:
-            self._prefills = {one: None for one in self._prefills if not one.is_decoding}
+        self.prefills.settle(requests)
         self._ready.replace(
             [one for one in self._ready.by_place if one.state is not _RUNNING or can_run(one)]
         )
@@ -245,7 +240,7 @@ class RequestPool:
             self.waiting.remove(request)
         else:
             del self._admitted[request]
-            self._prefills.pop(request, None)
+            self.prefills.discard(request)
             self.hold_back(request)
         request.state = RequestState.FINISHED
         self.shared.count(request, -1)
@@ -279,7 +274,7 @@ class RequestPool:
         for request in requests:
             self.hold_back(request)
             del self._admitted[request]
-            self._prefills.pop(request, None)
+            self.prefills.discard(request)
             self.grammars.preempt(request)
         self._restore(requests)
         self.shared.wake_others(self)
@@ -290,7 +285,7 @@ class RequestPool:
         begun = list(self._admitted)
         self.is_late = False
         self._admitted.clear()
-        self._prefills.clear()
+        self.prefills = Prefills()
         self._ready.replace([])
         self._restore(begun)
         self._suspects.reset(self.order)

@@ -94,11 +94,6 @@ class Scheduler:
         return len(self._in_flight)
 
     @property
-    def is_full(self) -> bool:
-        """Whether as many batches are in flight as there may be."""
-        return len(self._in_flight) == self.pipeline_depth
-
-    @property
     def n_reserved_slots(self) -> int:
         return self.kv_manager.n_reserved_slots
 
@@ -125,7 +120,8 @@ class Scheduler:
     def select(self) -> Batch | None:
         """Returns the next batch to run. Returns None if no request can run, if `pipeline_depth`
         batches are in flight, or if drafting needs all batches in flight to return first."""
-        if self.is_full or (self._in_flight and self._drafting.awaits):
+        is_full = len(self._in_flight) == self.pipeline_depth
+        if is_full or (self._in_flight and self._drafting.awaits):
             return None
         self._preemption.prepare()
         selections = self.policy.select(self.pool, self.kv_manager)

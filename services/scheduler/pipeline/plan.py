@@ -47,8 +47,7 @@ def plan_of(
         if span.start_position:
             admission.stored_token_ids.extend(span.request.span(0, span.start_position))
         _ask_logprobs(admission, span.request)
-    # A span without known tokens is behind the prompt.
-    for span in compress(batch.spans, columns.token_ids):
+    for span in compress(batch.spans, columns.token_ids):  # others are behind the prompt
         if span.request.n_prompt_logprobs is not None:
             plan.next_token_ids.extend(_next_token_ids(span))
     return plan

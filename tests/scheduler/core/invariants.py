@@ -45,7 +45,7 @@ def check_batches(driver: Driver, *, max_batch_size: int) -> None:
         assert {r.state for r in requests} <= {RequestState.RUNNING, RequestState.FINISHED}
     pool = driver.scheduler.pool
     left = [one.n_prefill_tokens - one.n_scheduled for one in pool.running if not one.is_decoding]
-    assert pool.n_prompt_tokens_left == sum(left)
+    assert pool.prefills.n_tokens == sum(left)
     assert len(pool) == len(list(pool))
 
 
