@@ -121,7 +121,7 @@ class ServingLoop:
         return len(self._scheduler.pool) == 0 and self._scheduler.n_in_flight == 0
 
     def _wake(self) -> None:
-        """Makes the pipeline select again if it may send a batch or must have a grammar compiled."""
+        """Makes the pipeline select again if it may send a batch, or needs a grammar."""
         core = self._scheduler
         if core.n_in_flight < core.pipeline_depth or core.pool.grammars.is_needed:
             self._has_news.set()
