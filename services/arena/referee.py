@@ -12,15 +12,14 @@ run:
 """
 
 from time import thread_time_ns
+from typing import Any
 
 from services.scheduler.core.batch import Batch, Update
-from services.scheduler.core.drafting.drafter import Drafter
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import MemoryView, Policy, PoolView, Selection
 from services.scheduler.core.policies.checked import BrokenRule
 from services.scheduler.core.policies.wrapped import WrappedPolicy
 from services.scheduler.core.request import Request
-from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.whole_batches import WholeBatchScheduler
 
 
@@ -32,26 +31,9 @@ class Stopped(Exception):
 class RefereedScheduler(WholeBatchScheduler):
     """A scheduler that raises `Stopped` when a rule is broken."""
 
-    def __init__(
-        self,
-        pool: RequestPool,
-        kv_manager: KVManager,
-        *,
-        policy: Policy,
-        pipeline_depth: int,
-        token_hand_off: bool = False,
-        drafter: Drafter | None = None,
-        build: str = "",
-    ) -> None:
-        super().__init__(
-            pool,
-            kv_manager,
-            policy=policy,
-            pipeline_depth=pipeline_depth,
-            token_hand_off=token_hand_off,
-            drafter=drafter,
-            build=build,
-        )
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Takes the arguments of `Scheduler`."""
+        super().__init__(*arguments, **options)
         self.n_batches = 0
         """Number of batches that have been selected."""
         self.n_preemptions = 0

@@ -5,13 +5,10 @@ Only measurements use this scheduler: a server streams tokens as they come, what
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from services.scheduler.core.batch import Update
-from services.scheduler.core.drafting.drafter import Drafter
-from services.scheduler.core.memory.kv_manager import KVManager
-from services.scheduler.core.policies import Policy
 from services.scheduler.core.request import Request, RequestState
-from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.span_logprobs import NO_LOGPROBS, SpanLogprobs
 
@@ -20,26 +17,9 @@ class WholeBatchScheduler(Scheduler):
     """A scheduler that withholds updates until all requests are complete that the policy answers
     together (`Policy.answered_with`)."""
 
-    def __init__(
-        self,
-        pool: RequestPool,
-        kv_manager: KVManager,
-        *,
-        policy: Policy,
-        pipeline_depth: int,
-        token_hand_off: bool = False,
-        drafter: Drafter | None = None,
-        build: str = "",
-    ) -> None:
-        super().__init__(
-            pool,
-            kv_manager,
-            policy=policy,
-            pipeline_depth=pipeline_depth,
-            token_hand_off=token_hand_off,
-            drafter=drafter,
-            build=build,
-        )
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Takes the arguments of `Scheduler`."""
+        super().__init__(*arguments, **options)
         # The requests and the updates of each batch of which updates are withheld.
         self._withheld: dict[int, tuple[Collection[Request], list[Update]]] = {}
 
