@@ -3,7 +3,8 @@
     python -m release [--tools BIN] [DIRECTORY]
 
 DIRECTORY, by default `dist`, gets the wheel, the Helm chart, the list of packages that the wheel
-was tested with (CycloneDX), and the SHA-256 digests of all three. BIN has the programs of
+was tested with (CycloneDX), the statement of where these three come from (in-toto, SLSA), and the
+SHA-256 digests of all four. BIN has the programs of
 release/requirements.txt. All of it follows from the commit, the compiler and the programs: a second
 call makes the same bytes.
 """

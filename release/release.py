@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from release import provenance
 from services.common.version import VERSION
 
 ROOT = Path(__file__).parents[1]
@@ -20,7 +21,13 @@ CHECKSUMS = "SHA256SUMS"
 LOCKS = ("frontend", "scheduler", "worker-cuda")
 """Names of the lock files in `requirements` that together have all packages that the wheel
 needs."""
-DISTRIBUTED = ("*.whl", "*.tgz", "*.cdx.json", CHECKSUMS)
+MATERIALS = (
+    "release/requirements.txt",
+    "release/backend.py",
+    *(f"requirements/{name}.txt" for name in LOCKS),
+)
+"""Files that pin the programs and packages of a release."""
+DISTRIBUTED = ("*.whl", "*.tgz", "*.cdx.json", "*.provenance.json", CHECKSUMS)
 
 
 class Unreleasable(Exception):
@@ -49,8 +56,9 @@ def make(directory: Path, tools: Path) -> list[Path]:
         build_wheel(tree, directory, tools, date_s)
         pack_chart(tree, directory / f"orcinus-{VERSION}.tgz", date_s)
     list_packages(directory / f"orcinus-{VERSION}.cdx.json", tools)
+    state_provenance(directory)
     write_checksums(directory)
-    return sorted(path for pattern in DISTRIBUTED for path in directory.glob(pattern))
+    return files_in(directory)
 
 
 def check_tags(tags: list[str]) -> None:
@@ -135,11 +143,28 @@ def merged_locks() -> str:
     return "".join(f"{line}\n" for line in sorted(lines))
 
 
+def state_provenance(directory: Path) -> None:
+    """Writes the statement of where the files of the release come from."""
+    made = provenance.statement(
+        files_in(directory),
+        commit=_git("rev-parse", "HEAD"),
+        root=ROOT,
+        materials=MATERIALS,
+    )
+    provenance.write(directory / f"orcinus-{VERSION}.provenance.json", made)
+
+
 def write_checksums(directory: Path) -> None:
     """Writes the SHA-256 digests of all files of the release, in the form that `sha256sum --check`
     reads."""
-    files = sorted(
-        path for pattern in DISTRIBUTED if pattern != CHECKSUMS for path in directory.glob(pattern)
-    )
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
+    lines = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
+        for path in files_in(directory)
+        if path.name != CHECKSUMS
+    ]
     (directory / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def files_in(directory: Path) -> list[Path]:
+    """Returns the files of a release in `directory`."""
+    return sorted(path for pattern in DISTRIBUTED for path in directory.glob(pattern))

@@ -76,11 +76,25 @@ def test_the_same_commit_makes_the_same_bytes(
         for one in (release, make_release(checkout, tmp_path))
     )
     assert first == second
-    assert len(first) == 4
+    assert len(first) == 5
 
 
 def test_the_checksums_are_those_of_the_files(release: Path) -> None:
     subprocess.run(["sha256sum", "--check", "--strict", CHECKSUMS], cwd=release, check=True)
+
+
+def test_the_statement_names_the_commit_and_the_digests(checkout: Path, release: Path) -> None:
+    stated = json.loads((release / f"orcinus-{VERSION}.provenance.json").read_text("utf-8"))
+    subjects = {it["name"]: it["digest"]["sha256"] for it in stated["subject"]}
+    patterns = ("*.whl", "*.tgz", "*.cdx.json")
+    assert subjects == {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for pattern in patterns
+        for path in release.glob(pattern)
+    }
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=checkout, text=True).strip()
+    source, *_ = stated["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert source["digest"] == {"gitCommit": commit}
 
 
 def test_the_list_names_the_packages_that_are_tested(release: Path) -> None:
