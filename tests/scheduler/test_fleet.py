@@ -61,7 +61,26 @@ async def two_pipelines(
         it.stages.add(first.address, second.address)
         await it.until_open()
         await formed(it, 2)
-        yield it, first, second
+        async with beating(first, second):
+            yield it, first, second
+
+
+@contextlib.asynccontextmanager
+async def beating(*stages: FakeStage) -> AsyncIterator[None]:
+    """Sends the heartbeats of stages, which show that a stage that is late is not silent."""
+
+    async def beat() -> None:
+        while True:
+            for one in stages:
+                left_ms = one.controller.departure.left_ms
+                one.controller.reports.publish_heartbeat(leaves_in_ms=left_ms)
+            await asyncio.sleep(0.05)
+
+    beats = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beats.cancel()
 
 
 async def submitted(it: Scene, *names: str, n_tokens: int = 3) -> None:
@@ -370,19 +389,8 @@ async def leaving(*stages: FakeStage) -> AsyncIterator[None]:
     """Stages that were told to stop, and say so in each heartbeat."""
     for one in stages:
         one.controller.departure.begin(HANG_S)
-
-    async def beat() -> None:
-        while True:
-            for one in stages:
-                left_ms = one.controller.departure.left_ms
-                one.controller.reports.publish_heartbeat(leaves_in_ms=left_ms)
-            await asyncio.sleep(0.05)
-
-    beating = asyncio.create_task(beat())
-    try:
+    async with beating(*stages):
         yield
-    finally:
-        beating.cancel()
 
 
 async def test_a_new_leader_serves_with_workers_that_leave_until_others_have_loaded() -> None:
