@@ -56,7 +56,10 @@ async def _answers(stack: Stack) -> dict[StreamId, Expected]:
 async def test_two_pipelines_answer_as_one_and_one_serves_while_the_other_recovers(
     model: Path, answers_of_one: dict[StreamId, Expected], n_stages: int
 ) -> None:
-    with serving(model, pipelines=2, stages=n_stages, metrics=True, fail_fast=False) as stack:
+    # A spare would take over before anyone sees that one pipeline serves.
+    with serving(
+        model, pipelines=2, stages=n_stages, spares=0, metrics=True, fail_fast=False
+    ) as stack:
         await _until(stack, lambda n: n == 2)
         assert await _answers(stack) == answers_of_one
         log, crowd, n_meanwhile = await _without(stack, "services.worker.rank", signal.SIGKILL)
