@@ -171,8 +171,10 @@ class SchedulerSettings(ServerSettings):
     speculative_tokens: int = Field(default=8, ge=0, le=64)
     """Largest number of draft tokens of a request in one iteration. To draft, the scheduler looks
     for an earlier occurrence of the request's last tokens and takes the tokens that followed there.
-    The model verifies drafts, so answers do not change. 0 turns drafts off. There are no drafts
-    with the policy `orca` and on GPUs with CUDA graphs."""
+    The model verifies drafts, so answers do not change. 0 turns drafts off. Of the built-in
+    policies only `chunked` has drafts. There are none on GPUs with CUDA graphs, for models that
+    keep a state of each request, and for requests with a grammar (a format of the output, a forced
+    call), penalties, banned words or log-probabilities."""
 
     speculative_batch_tokens: int = Field(default=8, ge=1)
     """Largest number of tokens in a batch with drafts. The more tokens a batch has, the more often
