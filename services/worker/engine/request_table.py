@@ -41,7 +41,7 @@ higher number in a plan is an error."""
 
 @dataclass(slots=True)
 class _Held:
-    """What the rank has stored of a request: the numbers of its tokens, blocks and drafts."""
+    """The numbers of tokens, K/V blocks and drafts that the rank has stored for one request."""
 
     n_tokens: int = 0
     n_blocks: int = 0

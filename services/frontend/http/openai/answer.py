@@ -225,7 +225,8 @@ class ChatCompletion(TypedDict):
 
 @answer_object
 class FunctionDelta(TypedDict):
-    """What a chunk adds to the function of a call: its name, or characters of its arguments."""
+    """A part of a tool call's function in one chunk of a stream: the name of the function, or
+    further characters of its arguments."""
 
     name: NotRequired[str]
     """Name of the function. Present only in the first piece of a call."""
@@ -235,8 +236,8 @@ class FunctionDelta(TypedDict):
 
 @answer_object
 class ToolCallDelta(TypedDict):
-    """What a chunk adds to a call. The first piece of a call has the id of the call and the name of
-    the function."""
+    """A part of a tool call in one chunk of a stream. The first part of a call has the id of the
+    call and the name of the function."""
 
     index: int
     """Index of the call among the calls of the answer."""
@@ -250,8 +251,8 @@ class ToolCallDelta(TypedDict):
 
 @answer_object
 class Delta(TypedDict):
-    """What a chunk adds to a message: first the role, then reasoning, text and calls. The delta is
-    empty if the tokens of the chunk make no text yet."""
+    """The part of the assistant's message in one chunk of a stream: first the role, then reasoning,
+    text and tool calls. The part is empty if the tokens of the chunk make no text yet."""
 
     role: NotRequired[Literal["assistant"]]
     """Always `assistant`. Present only in the first chunk of an answer."""
@@ -273,7 +274,7 @@ class ChatChunkChoice(TypedDict):
     index: int
     """Index of the answer among the `n` answers."""
     delta: Delta
-    """What the chunk adds to the message."""
+    """The part of the message in this chunk."""
     logprobs: ChatLogprobs | None
     """Log-probabilities of the new tokens if the request has `logprobs`, else null."""
     finish_reason: FinishReason | Literal["tool_calls"] | None

@@ -1,4 +1,4 @@
-"""What Gemma 3n and Gemma 4 have in common: layers of two kinds, keys and values that later layers
+"""Parts that Gemma 3n and Gemma 4 share: layers of two kinds, keys and values that later layers
 share, and inputs for each layer.
 
 Layers with a window and layers without one have rotary settings of their own. The last layers
