@@ -32,7 +32,7 @@ MAX_BACK_S = 60.0
 def healing(model: Path) -> Iterator[Stack]:
     """A system whose processes come back when they are lost; each test may harm it once, and the
     last one of this file stops it."""
-    with serving(model, fail_fast=False) as stack:
+    with serving(model, fail_fast=False, frontends=1) as stack:
         yield stack
 
 
