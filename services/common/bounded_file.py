@@ -23,6 +23,20 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
     return content
 
 
+def read_json(path: Path, *, max_bytes: int) -> Any:
+    """Returns the JSON value in a file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file has more than `max_bytes` bytes, or is not JSON.
+    """
+    content = read_bytes(path, max_bytes=max_bytes)
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+
+
 def read_json_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
     """Returns the JSON object in a file.
 
@@ -30,11 +44,7 @@ def read_json_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError: the file has more than `max_bytes` bytes, or is not a JSON object.
     """
-    content = read_bytes(path, max_bytes=max_bytes)
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+    value = read_json(path, max_bytes=max_bytes)
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object")
     return value

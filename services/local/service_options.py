@@ -37,6 +37,7 @@ def of_worker(
         "model": settings.model[model][1],
         "adapters": ",".join(f"{name}={path.absolute()}" for name, path in settings.adapters)
         or None,
+        "pooling": settings.pooling or None,
         "address": free_address(host),
         "data-host": host,
         "stage-index": number if settings.has_fixed_stages else None,

@@ -12,6 +12,7 @@ from services.common.address import LOCALHOST
 from services.common.by_model import ByModel, names_in
 from services.common.cpus import usable_cpus
 from services.common.gguf.header import model_name
+from services.common.pooling import PoolingSetting
 from services.common.settings import Host, ModelNames, ServiceSettings
 
 _NEXT_OPTION = re.compile(r",(?=[a-z][a-z0-9_-]*=)")
@@ -44,6 +45,10 @@ class LocalSettings(ServiceSettings):
     """Adapters (LoRA) of the model in PEFT's format, `NAME=DIRECTORY` for each, separated by commas
     or given one by one. Requests select an adapter with its name as the model. Only if one model is
     served."""
+
+    pooling: PoolingSetting = ""
+    """How models that also answer make vectors of texts: `last`, `mean` or `cls`; or `yes-no`, for
+    scores as of Qwen3-Reranker. When empty, the files of each checkpoint decide."""
 
     served_model_name: ModelNames = ()
     """Names of the model in the API, separated by commas or given one by one. The default is the

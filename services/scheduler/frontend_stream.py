@@ -223,8 +223,8 @@ class FrontendStream:
         self._with_traits.discard(request)
 
     def _add_with_logprobs(self, update: Update, logprobs: SpanLogprobs) -> None:
-        """Adds an update that has log-probabilities. If there are too many for one message, they
-        are divided among several messages."""
+        """Adds an update that has log-probabilities or a vector. If there are too many
+        log-probabilities for one message, they are divided among several messages."""
         pieces = iter(logprobs.prompt)
         while True:
             has_token = update.token_id is not None
@@ -239,6 +239,10 @@ class FrontendStream:
             else:
                 break
             self._seal()
+        if logprobs.vector:
+            tokens.vector = logprobs.vector
+            tokens.n_cached_tokens = update.request.n_cached_tokens
+            self._note_logprobs(len(logprobs.vector))
         if update.token_id is not None:
             tokens.token_ids.append(update.token_id)
             tokens.n_cached_tokens = 0 if tokens.start else update.request.n_cached_tokens

@@ -17,6 +17,7 @@ from orcinus.v1 import sampling_pb2, scheduler_pb2
 
 from services.common.adapters import adapters_in
 from services.common.errors import InvalidRequest, Unavailable
+from services.common.pooling import pooling_in
 from services.common.priority import PRIORITIES
 from services.common.sampling import (
     MAX_LOGPROBS,
@@ -58,6 +59,9 @@ def check_submission(
         raise Unavailable("the frontend is of another version than the scheduler")
     _check_sequence(submission, pipeline)
     _check_adapter(submission.adapter.digest, pipeline)
+    _check_vector(submission.wants_vector, submission.max_new_tokens, pipeline)
+    if _needs_all_states(submission, pipeline) and not submission.is_uncached:
+        raise InvalidRequest("cache_prompt", "must be false: the vector needs the whole prompt")
     PRIORITIES.check("priority", submission.priority)
     if submission.account.weight < 0 or not math.isfinite(submission.account.weight):
         raise InvalidRequest("account", f"cannot have the weight {submission.account.weight}")
@@ -131,6 +135,7 @@ def refusal(request: Request, pipeline: scheduler_pb2.PipelineDescription) -> In
     try:
         _check_sequence(request, pipeline)
         _check_adapter(request.adapter, pipeline)
+        _check_vector(request.wants_vector, request.max_new_tokens, pipeline)
         check_sampling(sampling, pipeline, own_stop_token_ids=own)
     except InvalidRequest as error:
         return error
@@ -212,6 +217,25 @@ def _check_sequence(
 def _check_adapter(digest: str, pipeline: scheduler_pb2.PipelineDescription) -> None:
     if digest and digest not in adapters_in(pipeline.traits).values():
         raise InvalidRequest("model", "the adapter is not loaded, or another version of it is")
+
+
+def _check_vector(
+    wants_vector: bool, max_new_tokens: int, pipeline: scheduler_pb2.PipelineDescription
+) -> None:
+    pooling = pooling_in(pipeline.traits)
+    if wants_vector == (max_new_tokens > 0):
+        raise InvalidRequest("max_tokens", "must be at least 1, or 0 for a vector")
+    if wants_vector and pooling is None:
+        raise InvalidRequest("model", "makes no vectors")
+    if not wants_vector and pooling is not None and not pooling.generates:
+        raise InvalidRequest("model", "makes vectors and generates no text")
+
+
+def _needs_all_states(
+    submission: scheduler_pb2.Submission, pipeline: scheduler_pb2.PipelineDescription
+) -> bool:
+    pooling = pooling_in(pipeline.traits)
+    return submission.wants_vector and pooling is not None and pooling.needs_all_states
 
 
 def _deadline_of(submission: scheduler_pb2.Submission, now: float) -> float | None:

@@ -20,6 +20,7 @@ from services.common.adapters import check_name
 from services.common.address import LOCALHOST, own_ip
 from services.common.by_model import ByModel
 from services.common.gguf.header import model_name
+from services.common.pooling import PoolingSetting
 from services.common.settings import Host, HostPort, ServerSettings
 from services.common.telemetry import LogFormat
 
@@ -50,6 +51,12 @@ class SharedSettings(BaseModel):
     """Adapters (LoRA) that requests may select by their names: `NAME=DIRECTORY` for each, in PEFT's
     format, separated by commas or given one by one. All workers of a model must have the same
     adapters."""
+
+    pooling: PoolingSetting = ""
+    """How a model that also answers makes vectors of texts, for `/v1/embeddings`: `last` takes the
+    hidden state of the last token, `mean` the mean of all, `cls` that of the first. `yes-no` makes
+    scores of pairs from the logits of the tokens `yes` and `no`, as for Qwen3-Reranker. When empty,
+    the checkpoint's own files decide. All workers of a model must have the same value."""
 
     n_stages: int = Field(default=1, ge=1)
     """Number of stages into which the model is divided. If the leader assigns the stage, the leader

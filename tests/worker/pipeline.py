@@ -23,6 +23,7 @@ from kernels.packing.linear import can_compute
 from kernels.pytorch.interpreter import Interpreter
 from kernels.weights.linear import Activations, Quantization
 from services.common.context_length import context_length
+from services.common.pooling import PoolingSetting
 from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan
@@ -57,6 +58,7 @@ def load(
     cache: WeightCache | None = None,
     on_progress: OnProgress = lambda n_done, n_total: None,
     adapters: Sequence[Adapter] = (),
+    pooling: PoolingSetting = "",
 ) -> StageModel:
     """A rank's part of a stage, on the CPU. Oracles do not round inputs."""
     return load_stage(
@@ -74,6 +76,7 @@ def load(
         device=torch.device("cpu"),
         on_progress=on_progress,
         adapters=adapters,
+        pooling=pooling,
     )
 
 
@@ -150,6 +153,7 @@ class Stage:
         block_size: int,
         interpreted_on: Ops | None = None,
         adapters: Sequence[Adapter] = (),
+        pooling: PoolingSetting = "",
     ) -> None:
         self._group = RankGroup(tp_size)
         models = self._group.run(
@@ -165,6 +169,7 @@ class Stage:
                 max_model_len=max_model_len,
                 cache=cache,
                 adapters=adapters,
+                pooling=pooling,
             )
         )
         if interpreted_on is not None:
@@ -182,7 +187,8 @@ class Stage:
         self._is_last = stage_index + 1 == n_stages
 
     def run(self, plan: IterationPlan, hidden: Tensor | None) -> tuple[Tensor, ...]:
-        """Hidden states; of the last stage sampled tokens and logits. All ranks must agree."""
+        """Hidden states; of the last stage sampled tokens, logits, and the spans of vectors and the
+        vectors. All ranks must agree."""
         first, *others = self._group.run(
             lambda rank: self._run(self._runners[rank.rank], plan, hidden)
         )
@@ -197,7 +203,12 @@ class Stage:
         if not self._is_last:
             return (runner.forward(batch, hidden),)
         logits = runner.logits(batch, hidden)
-        return torch.as_tensor(runner.sample(batch, logits)), logits.values.clone()
+        values = logits.values.clone()
+        sampled = torch.as_tensor(runner.sample(batch, logits))
+        vectors = runner.vectors(batch, logits)
+        if vectors is None:
+            return sampled, values, torch.empty(0), torch.empty(0)
+        return sampled, values, torch.tensor(vectors.spans), vectors.values
 
 
 @dataclass
@@ -237,6 +248,7 @@ class Pipeline:
         block_size: int = 4,
         interpreted_on: Ops | None = None,
         adapters: Sequence[Adapter] = (),
+        pooling: PoolingSetting = "",
     ) -> None:
         """`max_model_len` is by default the longest length that the files state, and None is the
         default of a worker. With `interpreted_on`, the interpreter runs all programs on these
@@ -258,6 +270,7 @@ class Pipeline:
                 block_size=block_size,
                 interpreted_on=interpreted_on,
                 adapters=adapters,
+                pooling=pooling,
             )
             for i in range(n_stages)
         ]
@@ -269,6 +282,8 @@ class Pipeline:
         self._admissions: list[Admission] = []
         self._released_rows: list[int] = []
         self._iteration = 0
+        self.vectors: dict[int, Tensor] = {}
+        """Vectors that iterations have brought, by the rows of their requests."""
 
     def admit(
         self,
@@ -277,10 +292,13 @@ class Pipeline:
         sampling: SamplingParams = GREEDY,
         *,
         adapter: str = "",
+        wants_vector: bool = False,
     ) -> None:
         """Announces a request with the next iteration. `adapter` is the digest of its adapter."""
         self._sequences[row] = Stored(blocks=[{} for _ in self._windows])
-        self._admissions.append(Admission(row, n_prompt_tokens, sampling, adapter=adapter))
+        self._admissions.append(
+            Admission(row, n_prompt_tokens, sampling, adapter=adapter, wants_vector=wants_vector)
+        )
 
     def release(self, row: int) -> None:
         """Gives a request's row and blocks up with the next iteration."""
@@ -298,7 +316,9 @@ class Pipeline:
         hidden = None
         for stage in self._stages[:-1]:
             (hidden,) = stage.run(plan, hidden)
-        sampled, logits = self._stages[-1].run(plan, hidden)
+        sampled, logits, pooled, vectors = self._stages[-1].run(plan, hidden)
+        for span, vector in zip(pooled.tolist(), vectors, strict=True):
+            self.vectors[spans[span].row] = vector
         return sampled.tolist(), logits
 
     def _plan(self, spans: Sequence[Span]) -> IterationPlan:

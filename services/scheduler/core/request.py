@@ -72,6 +72,7 @@ class Request:
     request_id: RequestId
     prompt_token_ids: Sequence[int]
     max_new_tokens: int
+    """Largest number of tokens to generate. With 0 the request gets a vector instead."""
     sampling: bytes = b""
     """A serialised `SamplingParams` of `sampling.proto`, without the grammar; only the ranks read
     it."""
@@ -162,6 +163,11 @@ class Request:
     def __post_init__(self) -> None:
         self.n_prompt_tokens = len(self.prompt_token_ids)
         self.n_tokens = self.n_prompt_tokens + len(self.generated_token_ids)
+
+    @property
+    def wants_vector(self) -> bool:
+        """Whether the request ends with its prompt, of which it gets a vector instead of tokens."""
+        return not self.max_new_tokens
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -316,7 +316,7 @@ class Scheduler:
         start, n_known, drafts = request.n_scheduled, request.n_tokens, request.drafts
         end = start + n_tokens
         n_drafts = len(drafts) if drafts else 0  # usually empty; this saves a call for each token
-        is_sampled = end == n_known + request.n_awaited
+        is_sampled = end == n_known + request.n_awaited and request.max_new_tokens > 0
         is_admission = request.reservation is None
         request.n_scheduled = end
         request.n_awaited += is_sampled
@@ -363,6 +363,8 @@ class Scheduler:
         if request.is_broken:
             return self._finish(request, FinishReason.FAILED, message=suspects.NOT_FINITE)
         reason = None if token_id is None else request.accept(token_id)
+        if request.wants_vector and not (request.n_in_flight or request.can_run()):
+            reason = FinishReason.STOP
         if reason is not None:
             return self._finish(request, reason, token_id)
         if not request.n_in_flight:

@@ -1,4 +1,4 @@
-"""The log-probabilities of an iteration, which the core passes on without reading them."""
+"""The log-probabilities and vectors of an iteration, which the core passes on unread."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -6,13 +6,15 @@ from typing import NamedTuple
 
 
 class SpanLogprobs(NamedTuple):
-    """Log-probabilities that a span produced, serialised by a rank for frontends."""
+    """Log-probabilities or the vector that a span produced, serialised by a rank for frontends."""
 
     sampled: bytes = b""
     """Log-probabilities of the sampled token; empty if the request asks for none."""
     prompt: tuple[tuple[int, bytes], ...] = ()
     """Log-probabilities of prompt tokens, in pieces; each piece has the position of its first
     token. Empty if the request asks for none."""
+    vector: bytes = b""
+    """Vector of the request whose prompt ends with the span; empty if the request asks for none."""
 
 
 NO_LOGPROBS: Mapping[int, SpanLogprobs] = MappingProxyType({})

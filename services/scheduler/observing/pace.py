@@ -61,7 +61,7 @@ class Pace:
     def preempted(self, request: Request) -> None: ...
 
     def ended(self, request: Request, reason: FinishReason) -> None:
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and not request.wants_vector:
             self._control.expected.learn(len(request.generated_token_ids), request.max_new_tokens)
         self._control.note_end(request)
 

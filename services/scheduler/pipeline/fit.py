@@ -14,13 +14,14 @@ from collections.abc import Collection, Iterable, Mapping
 
 from orcinus.v1 import worker_pb2
 
+from services.common import pooling
 from services.common.adapters import is_adapter
 from services.common.protocol import MAX_KV_BLOCKS, PROTOCOL
 
 Traits = tuple[tuple[str, str], ...]
 """Names and values of a worker's traits, sorted by name."""
 
-MODEL_TRAITS = frozenset({"model", "checkpoint", "configuration"})
+MODEL_TRAITS = frozenset({"model", "checkpoint", "configuration", pooling.TRAIT})
 """Names of the traits that are equal in all builds of a model."""
 
 N_BUILD_DIGITS = 8

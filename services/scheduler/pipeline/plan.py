@@ -44,6 +44,7 @@ def plan_of(
         admission.sampling.MergeFromString(span.request.sampling)
         admission.grammar_digest = span.request.grammar_digest or b""
         admission.adapter_digest = span.request.adapter
+        admission.wants_vector = span.request.wants_vector
         if span.start_position:
             admission.stored_token_ids.extend(span.request.span(0, span.start_position))
         _ask_logprobs(admission, span.request)

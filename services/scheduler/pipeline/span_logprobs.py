@@ -13,25 +13,27 @@ class LogprobPieces:
     into that message."""
 
     def __init__(self) -> None:
-        self._pieces: list[worker_pb2.SpanLogprobs] = []
+        self._early = worker_pb2.IterationLogprobs()
 
     def add(self, early: worker_pb2.IterationLogprobs) -> None:
-        """Keeps log-probabilities that arrived before the result of their iteration. They are added
-        to the next result that is passed to `completed`."""
-        self._pieces.extend(early.logprobs)
+        """Keeps log-probabilities and vectors that arrived before the result of their iteration.
+        They are added to the next result that is passed to `completed`."""
+        self._early.MergeFrom(early)
 
     def completed(self, result: worker_pb2.IterationResult) -> worker_pb2.IterationResult:
         """Returns the result of an iteration with all its pieces, in the order of their arrival."""
-        if self._pieces:
-            pieces = [*self._pieces, *result.logprobs]
+        early = self._early
+        if early.logprobs or early.vectors:
+            self._early = worker_pb2.IterationLogprobs()
+            early.logprobs.extend(result.logprobs)
             del result.logprobs[:]
-            result.logprobs.extend(pieces)
-            self._pieces.clear()
+            result.logprobs.extend(early.logprobs)
+            result.vectors.extend(early.vectors)
         return result
 
 
 def logprobs_of(result: worker_pb2.IterationResult) -> Mapping[int, SpanLogprobs]:
-    """Returns the log-probabilities of an iteration by the indices of spans in the batch."""
+    """Returns the log-probabilities and vectors of an iteration by the indices of its spans."""
     by_span: dict[int, SpanLogprobs] = {}
     for piece in result.logprobs:
         logprobs = by_span.get(piece.span, SpanLogprobs())
@@ -40,4 +42,6 @@ def logprobs_of(result: worker_pb2.IterationResult) -> Mapping[int, SpanLogprobs
             by_span[piece.span] = logprobs._replace(prompt=prompt)
         else:
             by_span[piece.span] = logprobs._replace(sampled=piece.logprobs)
+    for of_prompt in result.vectors:
+        by_span[of_prompt.span] = SpanLogprobs(vector=of_prompt.vector)
     return by_span

@@ -23,6 +23,7 @@ from services.worker.engine.counted_tokens import counted_tokens
 from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.logprobs import WantedLogprobs
 from services.worker.engine.plan import Ints, Spans, ranges
+from services.worker.engine.pooled_requests import WantedStates
 from services.worker.engine.recurrent_state import RecurrentState
 from services.worker.engine.request_table import RequestTable
 from services.worker.engine.token_counts import CountedTokens
@@ -47,6 +48,7 @@ class InputBatch:
     n_sampled: int
     shape: DecodeShape | None = None  # the shape to which decodes are padded for a graph
     adapters: BatchAdapters | None = None  # None: no token has an adapter
+    pooled: WantedStates | None = None  # tokens whose states become vectors
 
     @property
     def slots(self) -> Tensor:
@@ -188,6 +190,7 @@ class BatchBuilder:
             n_sampled=len(sampled.rows),
             shape=shape,
             adapters=self._table.adapters(spans.rows, layout.span_of_token, sampled_tokens),
+            pooled=self._table.pooled.wanted(spans, first_tokens, self._uploads),
         )
         left_out = spans.token_on_rank
         if not left_out.any():

@@ -1,6 +1,6 @@
 """One stage's share of an iteration: from a flat batch to hidden states or tokens.
 
-    prepare → forward, or on the last stage: prepare → logits → sample → logprobs
+    prepare → forward, or on the last stage: prepare → logits → sample → logprobs, vectors
 
 A model runner holds the stage's weights, which are kept from one epoch to the next, and the K/V
 storage and the request table, which belong to one epoch. It neither transfers tensors between
@@ -33,6 +33,7 @@ from services.worker.engine.kv_cache import Allocate, KVCache
 from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.logprobs import BatchLogprobs, logprobs_of
 from services.worker.engine.plan import IterationPlan, PlanError
+from services.worker.engine.pooled_requests import BatchVectors
 from services.worker.engine.recurrent_state import MAX_STATE_ROWS, RecurrentState
 from services.worker.engine.request_table import MAX_ROWS, RequestTable
 from services.worker.models import StageModel
@@ -128,7 +129,12 @@ class ModelRunner:
         one is prepared. No activations are needed, so they may still be in transfer.
         """
         spans = self._table.apply(plan)
-        if self.graphs is None or self._table.logprobs.are_of_prompts(spans):
+        table = self._table
+        if (
+            self.graphs is None
+            or table.logprobs.are_of_prompts(spans)
+            or table.pooled.are_in(spans)
+        ):
             return self._builder.build(spans)  # graphs do not keep hidden states
         shape = self.graphs.shape_of(spans)
         return self._builder.build(spans) if shape is None else self.graphs.build(spans, shape)
@@ -160,7 +166,8 @@ class ModelRunner:
     def logits(self, batch: InputBatch, hidden: Tensor | None) -> Logits:
         """Runs the last stage and returns the logits from which tokens are sampled, [n_sampled,
         vocab_size]. The next run may overwrite the logits."""
-        if batch.logprobs is not None and batch.logprobs.of_prompts:
+        of_prompts = batch.logprobs is not None and batch.logprobs.of_prompts
+        if of_prompts or batch.pooled is not None or not self.model.has_head:
             hidden = self._layers(batch, hidden)
             return Logits(self._logits_at(batch, hidden, batch.sampled_tokens), hidden=hidden)
         if batch.shape is None or self.graphs is None:
@@ -213,6 +220,25 @@ class ModelRunner:
 
         return logprobs_of(batch.logprobs, logits.values, tokens, logits_at=logits_at)
 
+    def vectors(self, batch: InputBatch, logits: Logits) -> BatchVectors | None:
+        """Returns the vectors of the prompts that end in the batch. Returns None if no request of
+        the batch asks for a vector.
+
+        `logits` are those of the batch. Must be called once for every batch, before the next one is
+        prepared, since the states of prompts that do not end are kept.
+        """
+        wanted, pooler = batch.pooled, self.model.pooler
+        if wanted is None or pooler is None or logits.hidden is None:
+            return None
+        states = pooler.states(logits.hidden.index_select(0, wanted.places), self._ranks)
+        made = [
+            (span, pooler.vector(state)) for span, state in self._table.pooled.pool(wanted, states)
+        ]
+        if not made:
+            return None
+        spans, vectors = zip(*made, strict=True)
+        return BatchVectors(spans, torch.stack(vectors))
+
     def close(self) -> None:
         """Destroys the recorded graphs of the epoch. Must be called before its process groups are
         closed."""
@@ -227,6 +253,8 @@ class ModelRunner:
     def _logits_at(self, batch: InputBatch, hidden: Tensor, places: Tensor) -> Tensor:
         """Returns the logits that follow the tokens at the indices `places` [n] of a batch, [n,
         vocab_size]."""
+        if not len(places):
+            return hidden.new_empty(0, self.model.config.vocab_size)
         adapters = None if batch.adapters is None else batch.adapters.tokens
         return self.model.logits(
             hidden.index_select(0, places),
@@ -349,4 +377,5 @@ def _table(
         max_rows=n_state_rows if has_states and n_state_rows else MAX_ROWS,
         grammars=grammars,
         adapters=model.adapters,
+        pooling=None if model.pooler is None else model.pooler.pooling,
     )

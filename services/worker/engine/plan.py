@@ -36,6 +36,7 @@ class Admission:
     stored_token_ids: Sequence[int] = ()  # tokens before the first span, in blocks stored before
     grammar_digest: bytes = b""  # names a compiled grammar; empty if the output follows none
     adapter: str = ""  # digest of the request's adapter; empty if the request uses none
+    wants_vector: bool = False  # whether the request ends with its prompt, whose vector it gets
 
 
 @dataclass(frozen=True, slots=True)

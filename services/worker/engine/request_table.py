@@ -17,12 +17,14 @@ from torch import Tensor
 
 from kernels.forms.adapter_rows import NO_ADAPTER, BatchAdapters
 from services.common.errors import InvalidRequest
+from services.common.pooling import Pooling
 from services.common.sampling import SamplingParams
 from services.worker.engine.bad_words import BadWordsMatcher
 from services.worker.engine.constraints import Constraints, Grammars
 from services.worker.engine.last_tokens import Numbers, last_tokens
 from services.worker.engine.logprobs import LogprobRequests
 from services.worker.engine.plan import Admission, Ints, IterationPlan, PlanError, Spans, column
+from services.worker.engine.pooled_requests import PooledRequests
 from services.worker.engine.sampler import (
     SAMPLING_COLUMNS,
     PenalizedRows,
@@ -65,6 +67,7 @@ class RequestTable:
     tokens of requests with penalties. This is for a rank that samples. With `has_states`, layers
     keep a state of each request. Then all tokens of a request must run on this rank, and drafts are
     refused. `adapters` are the digests of the adapters that requests may use, by their indices.
+    `pooling` says how the rank makes vectors, None on a rank that makes none.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class RequestTable:
         max_rows: int = MAX_ROWS,
         grammars: Grammars | None = None,
         adapters: Sequence[str] = (),
+        pooling: Pooling | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self._n_kv_blocks = n_kv_blocks
@@ -100,6 +104,7 @@ class RequestTable:
         self._rules: dict[int, TokenRules] = {}  # of rows with rules
         self.constraints = Constraints(grammars)
         self.logprobs = LogprobRequests(vocab_size=vocab_size)
+        self.pooled = PooledRequests(pooling)
         self._count_rows = np.zeros(0, dtype=np.int64)  # row of the counts, or NOT_COUNTED
         self._counts_tokens = counts_tokens
         self._token_counts = TokenCounts(vocab_size, device)
@@ -241,6 +246,7 @@ class RequestTable:
         self._rules.pop(row, None)
         self.constraints.release(row)
         self.logprobs.release(row)
+        self.pooled.release(row)
 
     def _admit(self, admission: Admission) -> None:
         self._refuse_row(admission)
@@ -276,6 +282,7 @@ class RequestTable:
             self.constraints.take_sent(row, 0, stored)
         if self._counts_tokens:
             self.logprobs.admit(admission)
+            self.pooled.admit(admission)
         if rules := TokenRules.of(sampling, vocab_size=self._vocab_size):
             self._rules[row] = rules
         if sampling.min_tokens:

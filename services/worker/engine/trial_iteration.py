@@ -72,7 +72,13 @@ class TrialIteration:
         )
         n_groups = len(model.kv_groups.windows)
         batch = runner.prepare(
-            trial_plan(lengths, self._block_size, self._sampling, n_groups=n_groups)
+            trial_plan(
+                lengths,
+                self._block_size,
+                self._sampling,
+                n_groups=n_groups,
+                samples=model.has_head or not model.is_last,
+            )
         )
         hidden = None if model.is_first else runner.empty_hidden(lengths).zero_()
         if model.is_last:
@@ -111,10 +117,15 @@ def trial_lengths(n_tokens: int, max_model_len: int) -> list[int]:
 
 
 def trial_plan(
-    lengths: Sequence[int], block_size: int, sampling: SamplingParams, *, n_groups: int = 1
+    lengths: Sequence[int],
+    block_size: int,
+    sampling: SamplingParams,
+    *,
+    n_groups: int = 1,
+    samples: bool = True,
 ) -> IterationPlan:
     """Returns a plan with one prompt for each of `lengths`. All prompts are stored in block 0 of
-    every K/V group."""
+    every K/V group. `samples` says whether a token is sampled after each."""
     n_blocks = [-(-length // block_size) for length in lengths]
     return IterationPlan(
         iteration=0,
@@ -123,7 +134,7 @@ def trial_plan(
         rows=range(len(lengths)),
         start_positions=[0] * len(lengths),
         n_tokens=lengths,
-        sample=[True] * len(lengths),
+        sample=[samples] * len(lengths),
         n_new_blocks=n_blocks,
         token_on_rank=[False] * len(lengths),
         token_ids=[0] * sum(lengths),

@@ -13,6 +13,7 @@ import torch
 from kernels.weights.linear import Activations, Quantization
 from services.common.derived import Derived
 from services.common.gguf.header import is_gguf
+from services.common.pooling import Pooling, PoolingSetting
 from services.worker.models.adapters.adapter import Adapter
 from services.worker.models.config import ModelConfig
 from services.worker.models.config_file import (
@@ -47,17 +48,21 @@ def load_stage(
     max_model_len: int | None = None,
     cache: WeightCache | None = None,
     adapters: Sequence[Adapter] = (),
+    pooling: PoolingSetting = "",
 ) -> StageModel:
     """Reads the weights of one rank of one stage, and no other weights, from a checkpoint.
 
     `model` is a directory or a GGUF file. With `load_format` "random" the tensors are random, and
     only `config.json` must exist. `dtype` is "auto", "float32" or "bfloat16" (see
     ModelConfig.resolve_dtype). `max_model_len` is the length of the longest sequence. By default
-    `open_checkpoint` derives it. `cache` keeps quantised matrices, on a CPU only. For the other
-    arguments and the errors see `build_stage`. The first rank of the first stage logs notes about
+    `open_checkpoint` derives it. `pooling` is the setting that says how vectors are made. `cache`
+    keeps quantised matrices, on a CPU only. For the other arguments and the errors see
+    `build_stage`. The first rank of the first stage logs notes about
     how the weights are read.
     """
-    opened = open_checkpoint(model, load_format=load_format, max_model_len=max_model_len)
+    opened = open_checkpoint(
+        model, load_format=load_format, max_model_len=max_model_len, pooling=pooling
+    )
     config = opened.config
     if (
         config.weight_format is not None
@@ -85,6 +90,7 @@ def load_stage(
         activations=activations,
         cached=cached,
         adapters=adapters,
+        pooling=opened.pooling,
     )
 
 
@@ -100,6 +106,7 @@ class Checkpoint:
     files: TensorFiles
     derived: Mapping[str, Derived[Any]]
     ignored_keys: tuple[str, ...] = ()  # of config.json, see ReadConfig
+    pooling: Pooling | None = None  # None: the model makes no vectors
 
 
 def open_checkpoint(
@@ -107,12 +114,14 @@ def open_checkpoint(
     *,
     load_format: LoadFormat = "safetensors",
     max_model_len: int | None = None,
+    pooling: PoolingSetting = "",
 ) -> Checkpoint:
     """Returns the configuration and the tensor files of a checkpoint; raises UnsupportedModel.
 
     If the configuration says that head and embedding share a matrix, the tensor files are searched
     for a separate head. With `load_format` "random" no tensor files need to exist. `max_model_len`
-    is the operator's setting for the longest sequence, in tokens.
+    is the operator's setting for the longest sequence, in tokens, and `pooling` the setting
+    that says how vectors are made.
     """
     files: TensorFiles
     if is_gguf(model):
@@ -120,13 +129,14 @@ def open_checkpoint(
         from services.worker.models.gguf_file import GgufFile
 
         header = read_gguf_header(model)
-        read = read_gguf_config(header, max_model_len)
+        read = read_gguf_config(header, max_model_len, pooling)
         files = GgufFile(header, read.config)
     else:
-        read = read_directory_config(model, max_model_len)
+        read = read_directory_config(model, max_model_len, pooling)
         files = DirectoryFiles(model)
     if load_format == "random":
-        return Checkpoint(read.config, files, read.derived, read.ignored_keys)
+        return Checkpoint(read.config, files, read.derived, read.ignored_keys, read.pooling)
     head = stored_head(read.config, files)
     config = replace(read.config, tie_word_embeddings=head.value == EMBEDDING)
-    return Checkpoint(config, files, {**read.derived, "head": head}, read.ignored_keys)
+    derived = {**read.derived, "head": head}
+    return Checkpoint(config, files, derived, read.ignored_keys, read.pooling)

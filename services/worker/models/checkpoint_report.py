@@ -16,10 +16,11 @@ from kernels import ops_for
 from kernels.weights.linear import Quantization
 from services.common.checkpoint_report import CheckpointReport
 from services.common.gguf.header import is_gguf
+from services.common.pooling import Pooling
 from services.worker.models.checkpoint import Checkpoint
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig
-from services.worker.models.registry import FAMILIES
+from services.worker.models.registry import FAMILIES, read_stage
 from services.worker.models.stage import StagePlace
 from services.worker.models.tensor_files import Header, TensorFiles
 from services.worker.models.weights import Part, WantedTensors
@@ -27,8 +28,8 @@ from services.worker.models.weights import Part, WantedTensors
 # Files that a service reads, and files for people.
 _READ = re.compile(
     r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab"
-    r"|chat_template|tekken|model\.safetensors\.index|pytorch_model\.bin\.index)\.json"
-    r"|chat_template\.jinja|additional_chat_templates|merges\.txt|tokenizer\.model"
+    r"|chat_template|tekken|modules|model\.safetensors\.index|pytorch_model\.bin\.index)\.json"
+    r"|\d+_(Pooling|Normalize)|chat_template\.jinja|additional_chat_templates|merges\.txt|tokenizer\.model"
 )
 _FOR_PEOPLE = re.compile(
     r"\..*|.*\.(md|txt|png|jpe?g|svg|pdf|html)|LICEN[CS]E.*|NOTICE.*|USE_POLICY.*", re.IGNORECASE
@@ -79,7 +80,7 @@ def report_of(
         CheckpointError: a tensor is missing, or has another form than the model needs.
     """
     config = checkpoint.config
-    wanted, files = whole_model(config, dtype), _WatchedFiles(checkpoint.files)
+    wanted, files = whole_model(config, dtype, checkpoint.pooling), _WatchedFiles(checkpoint.files)
     if is_gguf(model):
         # The forms of GGUF files are found by the class of the files.
         watched: TensorFiles = checkpoint.files
@@ -108,9 +109,11 @@ def report_of(
     )
 
 
-def whole_model(config: ModelConfig, dtype: torch.dtype) -> WantedTensors:
-    """Returns the tensors that a single rank needs if it computes all layers; raises
-    UnsupportedModel."""
+def whole_model(
+    config: ModelConfig, dtype: torch.dtype, pooling: Pooling | None = None
+) -> WantedTensors:
+    """Returns the tensors that a single rank needs if it computes all layers, and makes vectors
+    with `pooling`; raises UnsupportedModel."""
     device = torch.device("cpu")
     place = StagePlace(
         layers=range(config.n_layers),
@@ -119,9 +122,10 @@ def whole_model(config: ModelConfig, dtype: torch.dtype) -> WantedTensors:
         ops=ops_for(device),
         tp_rank=0,
         tp_size=1,
+        has_head=pooling is None or pooling.generates,
     )
     wanted = WantedTensors(0, 1)
-    FAMILIES[config.architecture](config, place, source=wanted, dtype=dtype, device=device)
+    read_stage(config, place, pooling, source=wanted, dtype=dtype, device=device)
     return wanted
 
 

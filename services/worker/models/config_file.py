@@ -23,6 +23,7 @@ from services.common.context_length import GGUF_STRETCHING, STRETCHING, stated_c
 from services.common.derived import Derived
 from services.common.gguf.header import GgufHeader, is_gguf, read_header
 from services.common.gguf.model_config import frequency_factors, model_config
+from services.common.pooling import Pooling, PoolingSetting
 from services.common.tokenizer_files.end_token import end_token
 from services.worker.models import quantization_config
 from services.worker.models.config import (
@@ -34,7 +35,8 @@ from services.worker.models.config import (
 from services.worker.models.ends_of_turn import ends_of_turn
 from services.worker.models.gguf_places import check_places, types_in_words
 from services.worker.models.in_words import quantisation_in_words, rope_in_words
-from services.worker.models.model_types import ARCHITECTURES
+from services.worker.models.model_types import ARCHITECTURES, family_architecture
+from services.worker.models.pooling_files import MODULES, read_pooling
 from services.worker.models.registry import FAMILIES
 from services.worker.models.rotary_config import RotaryConfig, with_one_rope
 from services.worker.models.served_context import served_context
@@ -48,14 +50,15 @@ _HARMLESS_KEYS = frozenset((
     "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty", "do_sample",
     "early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty",
     "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "id2label",
-    "initializer_range", "label2id", "length_penalty", "max_length",
-    "min_length", "model_type", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
-    "num_return_sequences", "output_attentions", "output_hidden_states", "output_scores",
-    "pad_token_id", "prefix", "problem_type", "pruned_heads", "remove_invalid_values",
-    "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id",
-    "suppress_tokens", "task_specific_params", "temperature", "tokenizer_class", "top_k", "top_p",
-    "torchscript", "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed",
-    "unsloth_version", "use_bfloat16", "use_cache",
+    "initializer_range", "is_matryoshka", "label2id", "length_penalty", "matryoshka_dimensions",
+    "max_length", "min_length", "model_type", "no_repeat_ngram_size", "num_beam_groups",
+    "num_beams", "num_labels", "num_return_sequences", "output_attentions", "output_hidden_states",
+    "output_scores", "pad_token_id", "prefix", "problem_type", "pruned_heads",
+    "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate",
+    "sentence_transformers", "sep_token_id", "suppress_tokens", "task_specific_params",
+    "temperature", "tokenizer_class", "top_k", "top_p", "torchscript", "transformers.js_config",
+    "transformers_version", "typical_p", "unsloth_fixed", "unsloth_version", "use_bfloat16",
+    "use_cache",
 ))  # fmt: skip
 
 _MAX_FILE_BYTES = 4 << 20  # the largest files list thousands of classes, in a megabyte
@@ -92,6 +95,8 @@ class ReadConfig:
     derived: Mapping[str, Derived[Any]]
     ignored_keys: tuple[str, ...] = ()
     """Keys of `config.json` that have a value but do not affect the results of the text model."""
+    pooling: Pooling | None = None
+    """How hidden states become vectors; None if the checkpoint makes none."""
 
 
 def read_config(model: Path) -> ModelConfig:
@@ -104,11 +109,14 @@ def read_config(model: Path) -> ModelConfig:
     return read_directory_config(model).config
 
 
-def read_directory_config(directory: Path, max_model_len: int | None = None) -> ReadConfig:
+def read_directory_config(
+    directory: Path, max_model_len: int | None = None, pooling: PoolingSetting = ""
+) -> ReadConfig:
     """Returns the configuration of the model in a checkpoint's directory. Raises UnsupportedModel
     if the model cannot be served.
 
-    `max_model_len` is the operator's setting for the longest sequence.
+    `max_model_len` is the operator's setting for the longest sequence, and `pooling` the setting
+    that says how vectors are made.
     """
     generation_path = directory / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.exists() else {}
@@ -119,7 +127,27 @@ def read_directory_config(directory: Path, max_model_len: int | None = None) -> 
     config = _read_json(directory / "config.json")
     if not any(config.get(key) for key in quantization_config.KEYS):
         config = {**config, **_quantization_beside(directory)}
-    return parse_with_sources(config, generation, named, max_model_len=max_model_len)
+    read = parse_with_sources(config, generation, named, max_model_len=max_model_len)
+    found = read_pooling(directory, config, pooling, hidden_size=read.config.hidden_size)
+    return replace(read, pooling=_checked_pooling(found, config))
+
+
+def _checked_pooling(pooling: Pooling | None, config: JsonObject) -> Pooling | None:
+    """Returns `pooling`. Without a head for tokens, the model generates none.
+
+    Raises UnsupportedModel if the checkpoint has neither such a head nor pooling.
+    """
+    named = str((config.get("architectures") or [""])[0])
+    if not named.endswith("Model") or named in FAMILIES:
+        return pooling
+    if pooling is None:
+        raise UnsupportedModel(
+            f"config.json: architecture {_SHORT.repr(named)} has no head, and no {MODULES} or "
+            "setting `pooling` says how it makes vectors"
+        )
+    if pooling.head == "yes-no":
+        raise UnsupportedModel(f"pooling: yes-no needs a head, which {_SHORT.repr(named)} lacks")
+    return replace(pooling, generates=False)
 
 
 def _quantization_beside(directory: Path) -> JsonObject:
@@ -143,11 +171,13 @@ def read_gguf_header(path: Path) -> GgufHeader:
     return header
 
 
-def read_gguf_config(header: GgufHeader, max_model_len: int | None = None) -> ReadConfig:
+def read_gguf_config(
+    header: GgufHeader, max_model_len: int | None = None, pooling: PoolingSetting = ""
+) -> ReadConfig:
     """Returns the configuration in the metadata of a GGUF file. Raises UnsupportedModel if the
     model cannot be served.
 
-    `max_model_len` is the operator's setting for the longest sequence.
+    `max_model_len` and `pooling` are as for `read_directory_config`. No file names the pooling.
     """
     try:
         read = parse_with_sources(
@@ -160,7 +190,8 @@ def read_gguf_config(header: GgufHeader, max_model_len: int | None = None) -> Re
     except (OSError, ValueError) as error:
         message = str(error).removeprefix(f"{header.path}: ")
         raise UnsupportedModel(f"{header.path}: {message}") from error
-    read = replace(read, derived=_gguf_sources(header, read.derived))
+    pooled = read_pooling(header.path, {}, pooling, hidden_size=read.config.hidden_size)
+    read = replace(read, derived=_gguf_sources(header, read.derived), pooling=pooled)
     if factors is None:
         return read
     config = read.config
@@ -336,7 +367,8 @@ def _architecture_of(config: JsonObject) -> str:
             f'config.json: architectures {named} names no single one, as ["LlamaForCausalLM"] does'
         )
     named = str(architectures[0])
-    return of_type if named in FAMILIES and of_type is not None else named
+    family = family_architecture(named)
+    return of_type if family in FAMILIES and of_type is not None else family
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, HeadNorms
-from services.worker.models.config import ModelConfig
+from services.common.pooling import Pooling
+from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.decoder_layers import (
     MLP,
     Attention,
@@ -29,11 +30,12 @@ from services.worker.models.decoder_layers import (
     TokenEmbedding,
 )
 from services.worker.models.layers import RMSNorm, VocabParallelEmbedding, VocabParallelHead
+from services.worker.models.pooler import Pooler, norm_program
 from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.stage import StageModel, StagePlace
 from services.worker.models.stage_program import StagePieces
-from services.worker.models.weights import TensorSource
+from services.worker.models.weights import Shard, TensorSource
 
 
 class DecoderStage(StageModel):
@@ -63,7 +65,7 @@ class DecoderStage(StageModel):
             embedding,
             self.make_rotaries(),
             [self.read_layer(source, f"{self.layers_name}.{i}", i) for i in place.layers],
-            self.read_head(source) if place.is_last else None,
+            self.read_head(source) if self.has_head else None,
             self.hidden_size,
             [self.kv_groups.of_layers[i] for i in place.layers],
         )
@@ -77,12 +79,50 @@ class DecoderStage(StageModel):
             self.embedding_name,
             vocab_size=size,
             hidden_size=hidden_size,
-            is_tied=self.is_last and self.config.tie_word_embeddings,
+            is_tied=self.has_head and self.config.tie_word_embeddings,
         )
 
     def read_head(self, source: TensorSource) -> Head:
         """Reads the head, which turns the last hidden states into logits."""
         return NormedHead(self.read_final_norm(source), self._read_projection(source))
+
+    def read_pooler(self, source: TensorSource, pooling: Pooling) -> Pooler:
+        """Reads what makes vectors of the hidden states after the last layer. Raises
+        UnsupportedModel if the family cannot pool like this."""
+        hidden_size, is_plain = self.config.hidden_size, self._has_plain_head
+        if self.hidden_size != hidden_size or (pooling.head == "yes-no" and not is_plain):
+            raise UnsupportedModel(f"pooling of {self.config.architecture} is not served")
+        return Pooler(
+            pooling,
+            self.ops.runner(norm_program(self.read_final_norm(source), hidden_size, self.dtype)),
+            self._read_pooling_matrix(source, pooling),
+        )
+
+    def _read_pooling_matrix(self, source: TensorSource, pooling: Pooling) -> Tensor | None:
+        """Reads the matrix [n_values, hidden_size] that turns a hidden state into scores, in
+        float32. Returns None if vectors are hidden states."""
+        hidden_size = self.config.hidden_size
+        if pooling.head == "none":
+            return None
+        if pooling.head == "classification":
+            return source.tensor("score.weight", pooling.n_values, hidden_size, dtype=torch.float32)
+        name = self.embedding_name if self.config.tie_word_embeddings else self.head_name
+        yes, no = (
+            source.tensor(
+                name,
+                self.config.vocab_size,
+                hidden_size,
+                shard=Shard(0, range(token_id, token_id + 1)),
+                dtype=torch.float32,
+            )
+            for token_id in pooling.answer_token_ids
+        )
+        return yes - no
+
+    @property
+    def _has_plain_head(self) -> bool:
+        """Whether logits are products of normalised hidden states with the head's matrix."""
+        return type(self).read_head is DecoderStage.read_head
 
     def _read_projection(self, source: TensorSource) -> VocabParallelHead:
         is_tied = self.config.tie_word_embeddings

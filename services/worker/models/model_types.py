@@ -51,3 +51,16 @@ ARCHITECTURES: Mapping[str, str] = {
     "starcoder2": "Starcoder2ForCausalLM",
 }
 """The architecture of each `model_type`, for all families."""
+
+_BARE = ("ForSequenceClassification", "Model")
+"""Ends of architectures that are a family without its head: with another head, and without any."""
+
+
+def family_architecture(architecture: str) -> str:
+    """Returns the architecture of the family that computes the layers of `architecture`, which may
+    lack the family's head. Returns `architecture` itself if it is the family's own, or unknown."""
+    for end in _BARE:
+        family = f"{architecture.removesuffix(end)}ForCausalLM"
+        if architecture.endswith(end) and family in ARCHITECTURES.values():
+            return family
+    return architecture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -10,10 +11,12 @@ import torch
 from kernels import ops_for
 from kernels.packing.linear import can_compute
 from kernels.weights.linear import Activations, Quantization
+from services.common.pooling import Pooling
 from services.worker.models.adapters.adapted_tensors import AdaptedTensors, ModulePlaces
 from services.worker.models.adapters.adapter import Adapter
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
+from services.worker.models.decoder import DecoderStage
 from services.worker.models.families.cohere import CohereStage
 from services.worker.models.families.cohere2 import Cohere2Stage
 from services.worker.models.families.deepseek_v2 import DeepseekV2Stage
@@ -60,7 +63,7 @@ from services.worker.models.weights import OnProgress, TensorSource, WantedTenso
 
 
 class Family(Protocol):
-    """The type of a family's class, which is a subclass of StageModel. Calling it builds a
+    """The type of a family's class, which is a subclass of DecoderStage. Calling it builds a
     stage."""
 
     @property
@@ -83,7 +86,7 @@ class Family(Protocol):
         source: TensorSource,
         dtype: torch.dtype,
         device: torch.device,
-    ) -> StageModel: ...
+    ) -> DecoderStage: ...
 
 
 _FAMILIES: tuple[Family, ...] = (
@@ -145,6 +148,7 @@ def build_stage(
     activations: Activations,
     cached: CachedShare | None = None,
     adapters: Sequence[Adapter] = (),
+    pooling: Pooling | None = None,
 ) -> StageModel:
     """Returns one rank's share of one stage, on `device`.
 
@@ -153,9 +157,10 @@ def build_stage(
     quantised matrices may round their inputs. `on_progress` is called with the bytes read
     so far and the total bytes of the share, first with 0 bytes and then repeatedly. Matrices that
     `cached` has are taken from there, and it keeps the others. A batch names an adapter by its
-    index in `adapters`. Raises AdapterError for an adapter that does not fit the model. Raises
-    UnsupportedModel for features that are not implemented, and CheckpointError for files that do
-    not match the configuration. Both are raised before any weight is read.
+    index in `adapters`. With `pooling`, the last stage makes vectors. Raises AdapterError for an
+    adapter that does not fit the model, UnsupportedModel for features that are not implemented, and
+    CheckpointError for files that do not match the configuration. All are raised before any weight
+    is read.
     """
     config.check()
     check_rank(tp_rank, tp_size)
@@ -172,9 +177,11 @@ def build_stage(
         ops=ops_for(device),
         tp_rank=tp_rank,
         tp_size=tp_size,
+        has_head=pooling is None or pooling.generates,
     )
     wanted = WantedTensors(tp_rank, tp_size)
-    family(config, place, source=wanted, dtype=dtype, device=device)
+    read = partial(read_stage, config, place, pooling, dtype=dtype, device=device)
+    read(source=wanted)
     source: TensorSource
     if files is None:
         source = RandomTensors(
@@ -200,10 +207,28 @@ def build_stage(
     if adapters:
         places = _module_places(family, config, place)
         source = AdaptedTensors(source, adapters, places, dtype=dtype, device=device)
-    stage = family(config, place, source=source, dtype=dtype, device=device)
+    stage = read(source=source)
     stage.adapters = [adapter.digest for adapter in adapters]
     if cached is not None:
         cached.keep()
+    return stage
+
+
+def read_stage(
+    config: ModelConfig,
+    place: StagePlace,
+    pooling: Pooling | None,
+    *,
+    source: TensorSource,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> StageModel:
+    """Returns one rank's share of one stage, whose tensors are from `source`; raises
+    UnsupportedModel."""
+    family = FAMILIES[config.architecture]
+    stage = family(config, place, source=source, dtype=dtype, device=device)
+    if pooling is not None and place.is_last:
+        stage.pooler = stage.read_pooler(source, pooling)
     return stage
 
 
@@ -219,7 +244,7 @@ def _module_places(family: Family, config: ModelConfig, place: StagePlace) -> Mo
         n_layers=config.n_layers,
         layers=place.layers,
         head=head,
-        has_head=place.is_last,
+        has_head=place.is_last and place.has_head,
         aliases={embedding: head} if config.tie_word_embeddings else {},
     )
 

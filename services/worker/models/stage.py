@@ -27,6 +27,7 @@ from kernels.forms.logits import Logits
 from kernels.ops import LayerKV, ProgramRunner
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.kv_groups import KVGroups
+from services.worker.models.pooler import Pooler
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 
 
@@ -57,6 +58,7 @@ class StagePlace:
     ops: Ops
     tp_rank: int = 0
     tp_size: int = 1
+    has_head: bool = True  # False: the last stage has no head for tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class StageModel:
     adapters: Sequence[str] = ()  # digests of the adapters in the program, by their indices
     runner: ProgramRunner
     """Runs the program of the stage. It is assigned after the weights have been read."""
+    pooler: Pooler | None = None
+    """Makes vectors of hidden states; None if the model makes none, or another stage is last."""
 
     def __init__(
         self, config: ModelConfig, place: StagePlace, *, dtype: torch.dtype, device: torch.device
@@ -114,6 +118,7 @@ class StageModel:
         self.layers = place.layers
         self.is_first = place.is_first
         self.is_last = place.is_last
+        self.has_head = place.is_last and place.has_head
         self.ops = place.ops
         self.tp_rank = place.tp_rank
         self.tp_size = place.tp_size
@@ -152,9 +157,9 @@ class StageModel:
 
         `sampled_tokens` [n_sampled] are the ascending indices in the batch of the tokens after
         which a token is sampled. `forward` describes the other arguments. The next call may
-        overwrite the result. Raises RuntimeError on any stage but the last one.
+        overwrite the result. Raises RuntimeError on a stage without a head.
         """
-        self._check_is_last()
+        self._check_has_head()
         return self.runner.logits(inputs, batch, kv, sampled_tokens)
 
     def logits(
@@ -163,10 +168,10 @@ class StageModel:
         """Returns the logits [n, vocab_size] of hidden states [n, hidden_size] after all layers.
         `adapters` are the adapters of the rows of `hidden`, or None if no row has one. The logits
         are in the model's element type, or in float32 for families whose head caps logits. Raises
-        RuntimeError on any stage but the last one."""
-        self._check_is_last()
+        RuntimeError on a stage without a head."""
+        self._check_has_head()
         return self.runner.head(hidden, ranks, adapters)
 
-    def _check_is_last(self) -> None:
-        if not self.is_last:
-            raise RuntimeError("only the last stage has logits")
+    def _check_has_head(self) -> None:
+        if not self.has_head:
+            raise RuntimeError("only the last stage of a model that generates has logits")

@@ -85,7 +85,10 @@ def tell_checkpoint(settings: RankSettings, channel: RankEnd) -> None:
     """
     model = Path(settings.model)
     opened = open_checkpoint(
-        model, load_format=settings.load_format, max_model_len=settings.max_model_len
+        model,
+        load_format=settings.load_format,
+        max_model_len=settings.max_model_len,
+        pooling=settings.pooling,
     )
     report = CheckpointReport(opened.derived)
     if settings.load_format != "random":

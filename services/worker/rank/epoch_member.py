@@ -21,6 +21,7 @@ from orcinus.v1 import worker_pb2
 from services.common.iteration_limit import IterationSize
 from services.worker.engine.kv_record import KVRecord
 from services.worker.engine.logprobs import BatchLogprobs
+from services.worker.engine.pooled_requests import BatchVectors
 from services.worker.rank import wire
 from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.transport import Receipt, Transport
@@ -164,10 +165,12 @@ class EpochMember:
         cut = runner.cut(batch)
         logprobs = runner.logprobs(batch, logits, tokens)
         logprobs = None if logprobs is None else logprobs.to_host()
+        vectors = runner.vectors(batch, logits)
+        vectors = None if vectors is None else vectors.to_host()
         if isinstance(tokens, torch.Tensor):
             token_ids = tokens.to("cpu", non_blocking=True)  # pinned memory if from a GPU
-            return None, _Sampled(token_ids, cut, logprobs)
-        return None, _Sampled(tokens.tolist(), cut, logprobs)
+            return None, _Sampled(token_ids, cut, logprobs, vectors)
+        return None, _Sampled(tokens.tolist(), cut, logprobs, vectors)
 
     def take_finished(self) -> list[FinishedIteration]:
         """Returns the iterations that have completed since the last call. Does not wait."""
@@ -198,7 +201,7 @@ class EpochMember:
         self._activity.computed(started.work, timing.compute_ns / 1e9)
         sampled, tokens = started.sampled, None
         if sampled.token_ids is not None:
-            tokens = reported(sampled.token_ids, sampled.logprobs, started.message)
+            tokens = reported(sampled.token_ids, sampled.logprobs, started.message, sampled.vectors)
         trace = None
         if started.message.HasField("trace"):
             duration_ns = timing.receive_ns + timing.compute_ns + timing.send_ns
@@ -237,6 +240,7 @@ class _Sampled:
     token_ids: torch.Tensor | list[int] | None = None
     cut: list[int] = field(default_factory=list)
     logprobs: BatchLogprobs | None = None
+    vectors: BatchVectors | None = None
 
 
 @dataclass(frozen=True, slots=True)

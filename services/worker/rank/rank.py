@@ -223,6 +223,7 @@ class Rank:
                 cut=finished.cut,
                 broken=tokens.broken,
                 logprobs=tokens.logprobs,
+                vectors=tokens.vectors,
             ):
                 self._send_report(report)
         if finished.trace is not None:

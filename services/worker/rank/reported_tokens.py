@@ -1,9 +1,9 @@
-"""Selects what a rank reports about the sampled tokens of an iteration.
+"""Selects what a rank reports about the sampled tokens and the vectors of an iteration.
 
 A sampled token of -1 stands for logits that are not finite. Its span is *broken*, and so is a span
-with a log-probability that is not finite. The request of a broken span fails, and no other request
-is affected. The tokens that were sampled after a rejected draft are not used, so they break no
-span.
+with a log-probability or an element of its vector that is not finite. The request of a broken span
+fails, and no other request is affected. The tokens that were sampled after a rejected draft are not
+used, so they break no span.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from orcinus.v1 import worker_pb2
 
 from services.worker.engine.logprobs import BatchLogprobs, ReportedSpan
+from services.worker.engine.pooled_requests import BatchVectors
+
+ReportedVector = tuple[int, NDArray[np.float32]]
+"""Type of the index of a span and the vector [n_values] of the prompt that ends with the span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +31,31 @@ class ReportedTokens:
     """Indices of the broken spans among all spans of the plan, in ascending order."""
     logprobs: Sequence[ReportedSpan] = ()
     """Log-probabilities of the spans that are not broken."""
+    vectors: Sequence[ReportedVector] = ()
+    """Vectors of the spans that are not broken."""
 
 
 def reported(
     sampled: torch.Tensor | list[int],
     logprobs: BatchLogprobs | None,
     message: worker_pb2.RunIterationsRequest,
+    vectors: BatchVectors | None = None,
 ) -> ReportedTokens:
-    """Returns the report about the `sampled` tokens and the `logprobs` of the iteration that ran
-    the plan `message`."""
+    """Returns the report about the `sampled` tokens, the `logprobs` and the `vectors` of the
+    iteration that ran the plan `message`."""
     token_ids = sampled if isinstance(sampled, list) else sampled.tolist()
-    if min(token_ids, default=0) >= 0 and logprobs is None:  # usual
+    if min(token_ids, default=0) >= 0 and logprobs is None and vectors is None:  # usual
         return ReportedTokens(token_ids)
     broken = set(_broken_spans(token_ids, message))
     spans = [] if logprobs is None else list(logprobs.by_span())
     broken.update(one.of.span for one in spans if not np.isfinite(one.logprobs).all())
+    pooled = [] if vectors is None else list(vectors.by_span())
+    broken.update(span for span, values in pooled if not np.isfinite(values).all())
     return ReportedTokens(
         [max(0, token_id) for token_id in token_ids],
         sorted(broken),
         [one for one in spans if one.of.span not in broken],
+        [(span, values) for span, values in pooled if span not in broken],
     )
 
 

@@ -9,6 +9,7 @@ from kernels.forms.logits import Logits
 from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.logprobs import BatchLogprobs
 from services.worker.engine.plan import IterationPlan
+from services.worker.engine.pooled_requests import BatchVectors
 
 
 class Runner(Protocol):
@@ -38,6 +39,10 @@ class Runner(Protocol):
     def logprobs(self, batch: Any, logits: Logits, tokens: Numbers) -> BatchLogprobs | None:
         """Returns the log-probabilities that requests ask for, or None if no request does. Called
         on the last stage only."""
+
+    def vectors(self, batch: Any, logits: Logits) -> BatchVectors | None:
+        """Returns the vectors of the prompts that end in the batch, or None if no request asks for
+        one. Called on the last stage only."""
 
     def close(self) -> None:
         """Releases the recorded graphs that use the transport's process groups."""

@@ -103,6 +103,7 @@ class StageShard:
             max_model_len=settings.max_model_len,
             cache=_weight_cache(settings),
             adapters=_adapters(settings),
+            pooling=settings.pooling,
             device=device,
             on_progress=_progress_to(channel),
         )
@@ -229,7 +230,7 @@ def _grammars(settings: RankSettings, model: StageModel) -> Grammars | None:
     """
     file = tokenizer_file(settings.model)
     eos_token_ids = model.config.eos_token_ids
-    if not (model.is_last and eos_token_ids and file.is_file()):
+    if not (model.has_head and eos_token_ids and file.is_file()):
         return None
     try:
         return Grammars(file, vocab_size=model.config.vocab_size, eos_token_ids=eos_token_ids)
@@ -261,11 +262,13 @@ def has_graphs(settings: RankSettings, model: StageModel) -> bool:
     """Returns whether batches of decodes are recorded as CUDA graphs.
 
     This requires that the settings allow it, that the device is a GPU, that the host does not wait
-    for transfers, that the shapes of operations do not depend on the contents of a batch, and that
-    there are no adapters: their products have a shape for each number of tokens.
+    for transfers, that the shapes of operations do not depend on the contents of a batch, that the
+    model generates, and that there are no adapters: their products have a shape for each number of
+    tokens.
     """
     is_possible = settings.device == "cuda" and not (is_staged(settings) or settings.adapters)
-    return settings.cuda_graphs and is_possible and model.ops.has_fixed_shapes
+    generates = model.has_head or not model.is_last
+    return settings.cuda_graphs and is_possible and generates and model.ops.has_fixed_shapes
 
 
 def join_peers(settings: RankSettings, request: worker_pb2.JoinPipelineRequest) -> Transport:

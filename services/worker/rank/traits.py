@@ -30,11 +30,13 @@ def traits_of(settings: FreeRankSettings) -> dict[str, str]:
     Raises:
         CannotStart: the checkpoint or an adapter cannot be read or is not supported.
     """
-    config = open_checkpoint(
+    checkpoint = open_checkpoint(
         Path(settings.model),
         load_format=settings.load_format,
         max_model_len=settings.max_model_len,
-    ).config
+        pooling=settings.pooling,
+    )
+    config, pooling = checkpoint.config, checkpoint.pooling
     is_random = settings.load_format == "random"
     return {
         "model": settings.served_model_name,
@@ -42,6 +44,7 @@ def traits_of(settings: FreeRankSettings) -> dict[str, str]:
         "configuration": config.fingerprint()[:N_DIGITS],
         "dtype": str(config.resolve_dtype(settings.dtype)).removeprefix("torch."),
         **settings_traits(settings),
+        **({} if pooling is None else pooling.to_traits()),
         **adapter_traits({name: adapter_digest(path) for name, path in settings.adapters}),
         **receipt_traits(settings, max_model_len=config.max_position_embeddings),
     }

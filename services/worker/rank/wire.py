@@ -4,21 +4,23 @@ Because of these conversions, the model runner and its inputs do not depend on p
 can run them without messages.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from orcinus.v1 import logprobs_pb2, worker_pb2
 
 from services.common.sampling_proto import from_proto
 from services.worker.engine.logprobs import ReportedSpan
 from services.worker.engine.plan import Admission, IterationPlan
+from services.worker.rank.reported_tokens import ReportedVector
 
 MAX_LOGPROB_NUMBERS = 2**15
 """Largest number of log-probabilities in one message about a span; they take about 250 KiB. A span
 with more is split into several messages."""
 
-MAX_LOGPROB_BYTES = 2**20
-"""Largest number of bytes of log-probabilities in one report. It is a quarter of gRPC's limit for a
-message."""
+MAX_REPORT_BYTES = 2**20
+"""Largest number of bytes of log-probabilities and vectors in one report, unless one vector alone
+is larger. It is a quarter of gRPC's limit for a message."""
 
 
 def plan_of(message: worker_pb2.RunIterationsRequest) -> IterationPlan:
@@ -48,21 +50,26 @@ def results_of(
     cut: Sequence[int] = (),
     broken: Sequence[int] = (),
     logprobs: Sequence[ReportedSpan] = (),
+    vectors: Sequence[ReportedVector] = (),
 ) -> Iterator[worker_pb2.WatchStageResponse]:
-    """Yields the reports of the last stage about an iteration. There are several reports if the
-    log-probabilities are too large for one."""
-    pieces: list[worker_pb2.SpanLogprobs] = []
+    """Yields the reports of the last stage about an iteration. There are several reports if
+    log-probabilities and vectors are too large for one."""
+    held = worker_pb2.IterationLogprobs(iteration=timing.iteration)
     n_bytes = 0
-    for piece in _logprob_pieces(logprobs):
-        n_bytes += len(piece.logprobs)
-        if n_bytes > MAX_LOGPROB_BYTES:
+    pieces: Iterable[worker_pb2.SpanLogprobs | worker_pb2.SpanVector]
+    pieces = chain(_logprob_pieces(logprobs), _vector_pieces(vectors))
+    for piece in pieces:
+        n_piece_bytes = piece.ByteSize()
+        if n_bytes and n_bytes + n_piece_bytes > MAX_REPORT_BYTES:
             yield worker_pb2.WatchStageResponse(
-                pipeline_id=place.pipeline_id,
-                epoch=place.epoch,
-                logprobs=worker_pb2.IterationLogprobs(iteration=timing.iteration, logprobs=pieces),
+                pipeline_id=place.pipeline_id, epoch=place.epoch, logprobs=held
             )
-            pieces, n_bytes = [], len(piece.logprobs)
-        pieces.append(piece)
+            held, n_bytes = worker_pb2.IterationLogprobs(iteration=timing.iteration), 0
+        n_bytes += n_piece_bytes
+        if isinstance(piece, worker_pb2.SpanVector):
+            held.vectors.append(piece)
+        else:
+            held.logprobs.append(piece)
     yield worker_pb2.WatchStageResponse(
         pipeline_id=place.pipeline_id,
         epoch=place.epoch,
@@ -70,11 +77,17 @@ def results_of(
             iteration=timing.iteration,
             token_ids=token_ids,
             timing=timing,
-            logprobs=pieces,
+            logprobs=held.logprobs,
             cut=cut,
             broken_spans=broken,
+            vectors=held.vectors,
         ),
     )
+
+
+def _vector_pieces(vectors: Sequence[ReportedVector]) -> Iterator[worker_pb2.SpanVector]:
+    for span, values in vectors:
+        yield worker_pb2.SpanVector(span=span, vector=values.astype("<f4").tobytes())
 
 
 def _logprob_pieces(spans: Sequence[ReportedSpan]) -> Iterator[worker_pb2.SpanLogprobs]:
@@ -159,4 +172,5 @@ def _admission(message: worker_pb2.Admission) -> Admission:
         stored_token_ids=message.stored_token_ids,
         grammar_digest=message.grammar_digest,
         adapter=message.adapter_digest,
+        wants_vector=message.wants_vector,
     )

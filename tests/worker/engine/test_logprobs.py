@@ -185,7 +185,7 @@ def test_many_log_probabilities_travel_in_several_reports() -> None:
     timing = worker_pb2.IterationTiming(iteration=7)
     *earlier, last = wire.results_of(place, timing, [5], logprobs=list(logprobs.by_span()))
     assert len(earlier) > 5
-    assert all(report.ByteSize() < wire.MAX_LOGPROB_BYTES + 2**16 for report in [*earlier, last])
+    assert all(report.ByteSize() < wire.MAX_REPORT_BYTES + 2**16 for report in [*earlier, last])
     assert {report.logprobs.iteration for report in earlier} == {7}
     pieces = [piece for report in earlier for piece in report.logprobs.logprobs]
     values: list[float] = []

@@ -71,6 +71,9 @@ class Runner:
     def logprobs(self, batch: int, logits: Logits, tokens: Numbers) -> None:
         return None
 
+    def vectors(self, batch: int, logits: Logits) -> None:
+        """Returns None: no request wants a vector."""
+
     def close(self) -> None:
         self.done.append("let go")
 

@@ -62,6 +62,9 @@ class Runner:
     def logprobs(self, batch: IterationPlan, logits: Logits, tokens: Numbers) -> None:
         return None
 
+    def vectors(self, batch: IterationPlan, logits: Logits) -> None:
+        """Returns None: no request wants a vector."""
+
     def close(self) -> None:
         pass
 

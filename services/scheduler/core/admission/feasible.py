@@ -25,9 +25,7 @@ def check_feasible(request: Request, kv_manager: KVManager, pool: PoolLimits) ->
     """
     if not request.prompt_token_ids:
         raise InvalidRequest("prompt", "must have at least one token")
-    if request.max_new_tokens < 1:
-        raise InvalidRequest("max_tokens", "must be at least 1")
-    if len(request.generated_token_ids) >= request.max_new_tokens:
+    if not request.wants_vector and len(request.generated_token_ids) >= request.max_new_tokens:
         raise InvalidRequest("max_tokens", "leaves nothing to generate")
     if not kv_manager.fits_ever(request.max_sequence_len):
         raise InvalidRequest(

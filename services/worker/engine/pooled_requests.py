@@ -1,0 +1,209 @@
+"""Vectors, for requests that ask for one instead of tokens.
+
+A request's prompt may take several iterations. Between them, the hidden state that stands for the
+tokens so far is kept here, in the request's row: a running sum for the mean. It ends with the row,
+so a request that is computed again begins anew.
+
+Sums go token by token in float64, so that a vector depends neither on where the prompt was cut nor
+on the rest of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.upload import Uploads
+from services.common.pooling import Pooling, PoolingKind
+from services.worker.engine.plan import Admission, Ints, PlanError, Spans
+
+ROWS_AT_ONCE = 512
+"""Number of hidden states that are added together. The limit bounds the memory for copies."""
+
+
+class StatePooling(Protocol):
+    """A way to make one hidden state of those of a prompt."""
+
+    def needed(self, start: int, n_tokens: int, n_prompt: int) -> range:
+        """Returns which of the `n_tokens` tokens of a span, whose first token has the position
+        `start`, have states that are needed."""
+
+    def add(self, kept: Tensor | None, states: Tensor) -> Tensor:
+        """Returns the state to keep [hidden_size] after the needed states [n, hidden_size] of a
+        span. `kept` is the state of the spans before; None if they had none."""
+
+    def end(self, kept: Tensor, n_prompt: int) -> Tensor:
+        """Returns the state that stands for the whole prompt of `n_prompt` tokens."""
+
+
+class LastToken:
+    """Takes the state of the last token of a prompt."""
+
+    def needed(self, start: int, n_tokens: int, n_prompt: int) -> range:
+        return range(n_tokens - 1, n_tokens) if start + n_tokens == n_prompt else range(0)
+
+    def add(self, kept: Tensor | None, states: Tensor) -> Tensor:
+        return states[-1]
+
+    def end(self, kept: Tensor, n_prompt: int) -> Tensor:
+        return kept
+
+
+class FirstToken:
+    """Takes the state of the first token of a prompt."""
+
+    def needed(self, start: int, n_tokens: int, n_prompt: int) -> range:
+        return range(1) if start == 0 else range(0)
+
+    def add(self, kept: Tensor | None, states: Tensor) -> Tensor:
+        return states[0]
+
+    def end(self, kept: Tensor, n_prompt: int) -> Tensor:
+        return kept
+
+
+class Mean:
+    """Takes the mean of the states of all tokens of a prompt."""
+
+    def needed(self, start: int, n_tokens: int, n_prompt: int) -> range:
+        return range(n_tokens)
+
+    def add(self, kept: Tensor | None, states: Tensor) -> Tensor:
+        for start in range(0, len(states), ROWS_AT_ONCE):
+            some = states[start : start + ROWS_AT_ONCE]
+            rows = some.double() if kept is None else torch.cat((kept[None], some.double()))
+            kept = rows.cumsum(0)[-1]  # one row after the other, unlike `sum`
+        if kept is None:
+            raise ValueError("no states to add")
+        return kept
+
+    def end(self, kept: Tensor, n_prompt: int) -> Tensor:
+        return kept / n_prompt
+
+
+_POOLING: Mapping[PoolingKind, StatePooling] = {
+    "last": LastToken(),
+    "cls": FirstToken(),
+    "mean": Mean(),
+}
+
+
+@dataclass(slots=True)
+class _PooledRequest:
+    """A request that asks for a vector, and the state that stands for its tokens so far."""
+
+    n_prompt: int
+    kept: Tensor | None = None  # [hidden_size]
+
+
+@dataclass(frozen=True, slots=True)
+class PooledSpan:
+    """The tokens of one span whose hidden states are needed for a vector."""
+
+    span: int  # index of the span in the plan
+    row: int
+    n_tokens: int  # of which states are needed
+    ends_prompt: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WantedStates:
+    """The tokens of a batch whose hidden states are needed for vectors, span by span."""
+
+    spans: tuple[PooledSpan, ...]
+    places: Tensor  # [n] int64, indices of the tokens in the batch
+
+
+@dataclass(frozen=True, slots=True)
+class BatchVectors:
+    """The vectors of the prompts that end in a batch, and the indices of their spans."""
+
+    spans: tuple[int, ...]
+    values: Tensor  # [n_vectors, n_values] float32
+
+    def to_host(self) -> BatchVectors:
+        """Starts to copy the vectors to host memory, and returns the copy. The copy may be read
+        when the device has finished."""
+        return BatchVectors(self.spans, self.values.to("cpu", non_blocking=True))
+
+    def by_span(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yields the index of each span and its vector. `to_host` must have been called, and its
+        copy must have arrived."""
+        yield from zip(self.spans, self.values.numpy(), strict=True)
+
+
+class PooledRequests:
+    """The requests of a rank's table that ask for vectors, by row."""
+
+    def __init__(self, pooling: Pooling | None) -> None:
+        """With None, the rank makes no vectors."""
+        self._pooling = pooling
+        self._requests: dict[int, _PooledRequest] = {}
+
+    def admit(self, admission: Admission) -> None:
+        """Records a new request, if it asks for a vector. Raises PlanError if its vector cannot be
+        made."""
+        if not admission.wants_vector:
+            return
+        if self._pooling is None:
+            raise PlanError(f"admitted row {admission.row} wants a vector, which the model lacks")
+        if admission.stored_token_ids and self._pooling.needs_all_states:
+            raise PlanError(f"admitted row {admission.row} has stored tokens without states")
+        self._requests[admission.row] = _PooledRequest(admission.n_prompt_tokens)
+
+    def release(self, row: int) -> None:
+        """Removes the request of a row."""
+        self._requests.pop(row, None)
+
+    def are_in(self, spans: Spans) -> bool:
+        """Returns whether one of `spans` is of a request that asks for a vector."""
+        return bool(self._requests) and not self._requests.keys().isdisjoint(spans.rows.tolist())
+
+    def wanted(self, spans: Spans, first_tokens: Ints, uploads: Uploads) -> WantedStates | None:
+        """Returns the tokens of a batch whose states are needed, or None if there are none.
+
+        `first_tokens` [n_spans] are the indices in the batch at which spans begin. The tensor is
+        readable after `uploads` has been flushed.
+        """
+        if self._pooling is None or not self._requests:
+            return None
+        kind = _POOLING[self._pooling.kind]
+        found: list[PooledSpan] = []
+        places: list[Ints] = []
+        columns = zip(
+            spans.rows.tolist(),
+            spans.start_positions.tolist(),
+            spans.n_tokens.tolist(),
+            strict=True,
+        )
+        for span, (row, start, n_tokens) in enumerate(columns):
+            request = self._requests.get(row)
+            if request is None:
+                continue
+            needed = kind.needed(start, n_tokens, request.n_prompt)
+            ends_prompt = start + n_tokens == request.n_prompt
+            if needed or ends_prompt:
+                found.append(PooledSpan(span, row, len(needed), ends_prompt))
+                places.append(np.arange(needed.start, needed.stop) + first_tokens[span])
+        return WantedStates(tuple(found), uploads.add(np.concatenate(places))) if found else None
+
+    def pool(self, wanted: WantedStates, states: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Adds the normalised states [n, hidden_size] of the tokens in `wanted` to their requests.
+        Yields, for each prompt that ends, the index of its span and the state [hidden_size] that
+        stands for it."""
+        if self._pooling is None:
+            return
+        kind, end = _POOLING[self._pooling.kind], 0
+        for span in wanted.spans:
+            request = self._requests[span.row]
+            rows, end = slice(end, end + span.n_tokens), end + span.n_tokens
+            if span.n_tokens:
+                request.kept = kind.add(request.kept, states[rows])
+            if span.ends_prompt and request.kept is not None:
+                yield span.span, kind.end(request.kept, request.n_prompt)

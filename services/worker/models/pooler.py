@@ -1,0 +1,47 @@
+"""Makes vectors of hidden states: the end of the last stage for requests that want a vector.
+
+The hidden states of tokens are normalised as for the head (`states`). One hidden state is made of
+those of a prompt, by the engine, and becomes the vector of the request here (`vector`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.ops import ProgramRunner
+from kernels.program import Program
+from services.common.pooling import Pooling
+from services.worker.models.decoder_layers import Norm
+from services.worker.models.tensor_parallel import SINGLE, TensorParallel
+
+
+class Pooler:
+    """What a last stage needs to make vectors. All ranks of the stage have equal poolers."""
+
+    def __init__(self, pooling: Pooling, norm: ProgramRunner, matrix: Tensor | None) -> None:
+        """`norm` runs a program of `norm_program`. `matrix` [n_values, hidden_size] turns a hidden
+        state into scores. With None, vectors are hidden states."""
+        self.pooling = pooling
+        self._norm = norm
+        self._matrix = matrix
+
+    def states(self, hidden: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
+        """Returns the normalised states [n, hidden_size] of hidden states [n, hidden_size] after
+        all layers. Each row depends on its own hidden state only."""
+        return self._norm.head(hidden, ranks)
+
+    def vector(self, state: Tensor) -> Tensor:
+        """Returns the vector [n_values] float32 of one normalised state [hidden_size]."""
+        if self._matrix is None:
+            return state.float()
+        return (self._matrix.double() * state.double()).sum(-1).float()
+
+
+def norm_program(norm: Norm, hidden_size: int, dtype: torch.dtype) -> Program:
+    """Returns a program without layers, whose head is a norm of hidden states of `dtype`."""
+    to = Program(dtype)
+    hidden = to.take_in(hidden_size)
+    to.end_layers(hidden)
+    to.end_head(norm.describe(to, to.select(hidden)))
+    return to
