@@ -54,3 +54,4 @@ class ModelSettings:
     used."""
     tool_parser: ToolParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
+    pair_template: str = ""

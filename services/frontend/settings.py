@@ -146,6 +146,11 @@ class FrontendSettings(ServerSettings):
     template. With `none`, reasoning is part of the content. `NAME=FORMAT` is for one of several
     models."""
 
+    pair_template: str = ""
+    """Prompt of models that score pairs, with the places `{query}`, `{document}` and
+    `{instruction}` for the texts of `/v1/score` and `/v1/rerank`. When empty, checkpoints with a
+    classification head get the two texts as a pair, and others the prompt of Qwen3-Reranker."""
+
     additional_properties: Literal["declared", "allowed"] = "declared"
     """Which members an object may have if its JSON schema has `properties` and does not say whether
     other members are allowed. `declared` allows only the declared ones, which keeps small models
@@ -303,6 +308,7 @@ class FrontendSettings(ServerSettings):
                 names=(name,) if name else self.served_model_name,
                 tool_parser=value_for(name, self.tool_parser) or "auto",
                 reasoning_parser=value_for(name, self.reasoning_parser) or "auto",
+                pair_template=self.pair_template,
             )
             for name, path in self.model
         )
@@ -321,6 +327,13 @@ class FrontendSettings(ServerSettings):
         for name in names if len(names) > 1 else ():
             if name not in names_in(self.scheduler):
                 raise ValueError(f"scheduler: the model {name} has no address: NAME=ADDRESS")
+        return self
+
+    @model_validator(mode="after")
+    def _check_pair_template(self) -> Self:
+        for place in ("{query}", "{document}") if self.pair_template else ():
+            if place not in self.pair_template:
+                raise ValueError(f"pair_template: has no place {place}")
         return self
 
     @model_validator(mode="after")

@@ -2,7 +2,8 @@
 
 Repositories hold the weights in several forms. Safetensors files are fetched. Files of `torch.save`
 are fetched only if there are no safetensors files. Files in folders are not fetched, because they
-are other forms of the weights or belong to other programs.
+are other forms of the weights or belong to other programs, except for one that says how vectors are
+made.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,9 @@ _WANTED = (
     WEIGHTS, PICKLED, "*.json", "*.jinja", "tokenizer.model", "tiktoken.model", "merges.txt",
     "vocab.txt",
 )  # fmt: skip
+_POOLING = "*_Pooling/config.json"
+"""Pattern of the file that says how a checkpoint for vectors pools, in a folder of its own."""
+
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 """Names of the files that an adapter (LoRA) in PEFT's format has."""
 
@@ -31,7 +35,8 @@ def wanted(sizes: Mapping[str, int]) -> dict[str, int]:
     found = {
         path: size
         for path, size in sizes.items()
-        if "/" not in path and any(fnmatch(path, pattern) for pattern in _WANTED)
+        if ("/" not in path and any(fnmatch(path, pattern) for pattern in _WANTED))
+        or (path.count("/") == 1 and fnmatch(path, _POOLING))
     }
     usual = [path for path in found if fnmatch(path, WEIGHTS) and not fnmatch(path, _OTHER_FORM)]
     if usual:

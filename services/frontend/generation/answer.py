@@ -35,6 +35,9 @@ class Piece:
     schema_valid: bool | None = None
     """Whether the values of the answer match their JSON schemas. Only the last piece of an answer
     whose values were checked has this field."""
+    vector: bytes | None = None
+    """Numbers of the vector of the prompt, each as a little-endian float of 4 bytes. Only requests
+    for vectors have such a piece."""
     receipt: dict[str, Any] | None = None
     """Receipt of the answer. Only the last piece of an answer has this field, and only if the
     answer has a receipt."""
@@ -51,6 +54,7 @@ class Piece:
             TokenScores.joined(scores) if scores else None,
             pieces[0].prompt_logprobs,
             pieces[-1].schema_valid,
+            next((piece.vector for piece in pieces if piece.vector is not None), None),
             pieces[-1].receipt,
         )
 

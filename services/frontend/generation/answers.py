@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from orcinus.v1 import sampling_pb2, scheduler_pb2, trace_pb2
 
+from services.common.pooling import Pooling
 from services.common.sampling import INT64_MIN, SamplingParams
 from services.common.sampling_proto import to_proto
 from services.frontend.generation.answer import Answer
@@ -35,9 +36,11 @@ class Answers:
         account: scheduler_pb2.Account | None,
         trace: trace_pb2.TraceContext | None,
         adapter: scheduler_pb2.Adapter | None = None,
+        pooling: Pooling | None = None,
     ) -> None:
         """Begins no answer yet. The names of the answers begin with `submission_id`. `adapter` is
-        the adapter that makes the answers; None if the model itself makes them."""
+        the adapter that makes the answers; None if the model itself makes them. `pooling` says how
+        vectors are made."""
         self.begun: dict[str, Answer] = {}
         """Answers that have begun, by their names."""
         self._options = options
@@ -49,6 +52,8 @@ class Answers:
         self._trace = trace
         self.adapter = adapter
         """Adapter that makes the answers; None if the model itself makes them."""
+        needs_all_states = pooling is not None and pooling.needs_all_states
+        self._is_uncached = not options.cache_prompt or (options.wants_vector and needs_all_states)
         self._n_to_each = options.n_generated
         self.n_answers = len(prompts) * self._n_to_each
         """Number of answers to all prompts together."""
@@ -123,7 +128,8 @@ class Answers:
             request_id=name,
             prompt_token_ids=prompt.token_ids,
             # Log-probabilities of the prompt come with a token, also where no token is wanted.
-            max_new_tokens=max(1, prompt.max_new_tokens),
+            max_new_tokens=0 if options.wants_vector else max(1, prompt.max_new_tokens),
+            wants_vector=options.wants_vector,
             n_logprobs=options.n_ranked if prompt.max_new_tokens else None,
             n_prompt_logprobs=self._n_prompt_logprobs(index, prompt),
             sampling=self._sampling(index, prompt),
@@ -132,7 +138,7 @@ class Answers:
             account=self._account,
             priority=options.priority,
             cache_salt=options.cache_salt,
-            is_uncached=not options.cache_prompt,
+            is_uncached=self._is_uncached,
             wants_traits=options.receipt,
             adapter=self.adapter,
         )

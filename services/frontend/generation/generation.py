@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from orcinus.v1 import scheduler_pb2
 
 from services.common.errors import TimedOut
+from services.common.pooling import Pooling
 from services.frontend.generation.answer import Answer, Piece
 from services.frontend.generation.answers import Answers
 from services.frontend.generation.call_resources import CallResources
@@ -39,6 +40,7 @@ from services.frontend.link.scheduler_events import (
     Event,
     OutputTokens,
     PromptLogprobs,
+    Vector,
 )
 from services.frontend.observing.metrics import MeasuredCall
 from services.frontend.observing.request_span import UNRECORDED, RequestSpan
@@ -90,6 +92,7 @@ class Generation:
         "is_resumed",
         "model",
         "options",
+        "pooling",
         "prompts",
         "request_id",
     )
@@ -113,9 +116,10 @@ class Generation:
         check_value: CheckValue | None = None,
         make_receipts: MakeReceipts | None = None,
         adapter: scheduler_pb2.Adapter | None = None,
+        pooling: Pooling | None = None,
     ) -> None:
         """Without `make_receipts`, answers have no receipts. With `adapter`, this adapter of the
-        model makes the answers."""
+        model makes the answers. `pooling` says how the model makes vectors, if it does."""
         self.request_id = (
             request_id or new_request_id() if resumption is None else resumption.request_id
         )
@@ -137,7 +141,10 @@ class Generation:
             account=resources.account,
             trace=span.message,
             adapter=adapter,
+            pooling=pooling,
         )
+        self.pooling = pooling
+        """How the model makes vectors; None if it makes none."""
         self._receipts = make_receipts and make_receipts(self._answers, self.request_id, self.keep)
         self._tokenizer = tokenizer
         self._until = until
@@ -344,7 +351,7 @@ class Generation:
             if self._receipts is not None:
                 self._receipts.note_traits(answer.index, event.traits)
             return
-        elif not isinstance(event, PromptLogprobs):
+        elif not isinstance(event, PromptLogprobs | Vector):
             self._submissions.note_arrival(event)
         if not isinstance(event, Accepted):
             self._inbox.put_nowait(event)
@@ -401,7 +408,9 @@ class Generation:
         self._submissions.withdraw()
 
     def _is_shown(self, piece: Piece) -> bool:
-        if piece.text or piece.finish_reason or piece.prompt_logprobs is not None:
+        if piece.text or piece.finish_reason or piece.vector is not None:
+            return True
+        if piece.prompt_logprobs is not None:
             return True
         return bool(piece.token_ids) and self.options.shows_tokens
 

@@ -43,8 +43,10 @@ from services.frontend.observing.request_span import RequestSpan, request_span
 from services.frontend.request.client_call import current_call
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
 from services.frontend.request.pipeline import ServedPipeline
+from services.frontend.request.vector_defaults import VectorDefaults
 from services.frontend.text.bad_words import with_bad_words
 from services.frontend.text.grammar_check import GrammarCheck
+from services.frontend.text.pair_format import PairFormat
 from services.frontend.text.prompt_encoder import PromptEncoder
 from services.frontend.text.text_threads import TextThreads
 from services.frontend.text.tokenizer import Tokenizer
@@ -104,6 +106,16 @@ class GenerationService:
     def has_chat_template(self) -> bool:
         """Whether the model has a chat template. Without one, conversations are refused."""
         return self._profile.chat_template is not None
+
+    @property
+    def vectors(self) -> VectorDefaults:
+        """What the checkpoint's files say about vectors."""
+        return self._profile.vectors
+
+    @property
+    def pairs(self) -> PairFormat:
+        """Makes the prompts of pairs of texts that the model scores."""
+        return self._profile.pairs
 
     @property
     def takes_requests(self) -> bool:
@@ -219,7 +231,7 @@ class GenerationService:
             account = account or self._anybody
             if request.resumption is None:
                 self._scheduler.check_time(account.name, request.options.priority)
-            self._prompt_encoder.check_length(request.prompts, self._known_limits.last())
+            self._prompt_encoder.check_length(request, self._known_limits.last())
             with self._admission.admitted(request, account) as resources:
                 generation = await by_deadline(
                     deadline, self._generation(request, until, resources, span, call)
@@ -281,6 +293,7 @@ class GenerationService:
             ),
             make_receipts=make_receipts,
             adapter=adapter,
+            pooling=limits.pooling,
         )
 
     def _receipts_of(
@@ -294,7 +307,7 @@ class GenerationService:
             report the traits that receipts contain.
         """
         issuer, is_optional = self._profile.receipts, options.is_receipt_optional
-        if issuer is None or not options.receipt:
+        if issuer is None or not options.receipt or options.wants_vector:
             return None
         if not issuer.can_serve(pipeline, is_optional=is_optional):
             return None

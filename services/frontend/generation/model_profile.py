@@ -10,8 +10,10 @@ from services.frontend.generation.receipts import ReceiptIssuer
 from services.frontend.request.generation_defaults import GenerationDefaults
 from services.frontend.request.generation_request import GenerationOptions
 from services.frontend.request.json_schema.client_schema import AdditionalProperties
+from services.frontend.request.vector_defaults import VectorDefaults
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.message_format import MessageFormat
+from services.frontend.text.pair_format import PairFormat
 from services.frontend.text.tokenizer import Tokenizer
 
 
@@ -38,6 +40,12 @@ class ModelProfile:
     file."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Time at which the model's files were written, in seconds since 1970."""
+
+    vectors: VectorDefaults = field(default_factory=VectorDefaults)
+    """What the checkpoint's files say about vectors."""
+
+    pairs: PairFormat = field(default_factory=PairFormat)
+    """Makes the prompts of pairs of texts that the model scores."""
 
     receipts: ReceiptIssuer | None = None
     """Facts for the receipts of answers; None if no receipts are made."""

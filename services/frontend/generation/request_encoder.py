@@ -54,22 +54,29 @@ class RequestEncoder:
             PoolFull: there is no room for the request at the moment.
         """
         limits.check_model(request.model)
+        limits.check_kind(request.options)
+        if request.options.wants_vector:
+            limits = limits.of_prompts_alone()
         stop_token_ids = limits.stop_token_ids(request.options)
         if request.resumption is not None:
             for answer in request.resumption.answers:
                 limits.check_tokens(TOKENS_FIELD, answer.token_ids)
-        self._prompts.check_length(request.prompts, limits)
+        self._prompts.check_length(request, limits)
         options = request.options
         if options.sampling.grammar and not any(map(_forces_call, request.prompts)):
             await self._grammar_check.check(
                 options.format_field, options.sampling.grammar, limits.pipeline, share
             )
         encoded: list[EncodedPrompt] = []
-        for prompt in request.prompts:
+        for index, prompt in enumerate(request.prompts):
             if encoded:
                 await asyncio.sleep(0)  # lets other work run
             token_ids = await self._prompts.to_tokens(
-                prompt, limits, share, add_special_tokens=options.add_special_tokens
+                prompt,
+                limits,
+                share,
+                add_special_tokens=options.add_special_tokens,
+                field=request.field_of(index),
             )
             max_new_tokens = limits.max_new_tokens(
                 request.options,

@@ -12,6 +12,7 @@ from services.frontend.link.scheduler_events import (
     Failed,
     OutputTokens,
     PromptLogprobs,
+    Vector,
 )
 from services.frontend.observing.metrics import MeasuredCall
 from services.frontend.observing.request_span import RequestSpan
@@ -84,6 +85,10 @@ class RunningAnswers:
                 return answer.finish(event.reason)
             case Failed():
                 raise event.error
+            case Vector():
+                self._span.first_token()
+                self._n_cached[self._answers.prompt_index(answer.index)] = event.n_cached
+                return Piece(answer.index, vector=event.values)
             case PromptLogprobs():
                 answer.take_prompt_logprobs(event.logprobs)
         return Piece(answer.index)

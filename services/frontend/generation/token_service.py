@@ -69,7 +69,7 @@ class TokenService:
         options.check()
         request = GenerationRequest(prompts=(prompt,), options=replace(options, n=1))
         request.check()
-        self._prompt_encoder.check_length(request.prompts, self._limits.last())
+        self._prompt_encoder.check_length(request, self._limits.last())
         with self._admission.admitted(request, account or self._anybody) as resources:
             limits = self._limits.current()
             limits.check_model(model)

@@ -64,7 +64,7 @@ class AnswerMessages:
             request_id=self._generation.request_id,
             model=self._generation.model,
             choices=[self._choice(piece) for piece in pieces],
-            usage=_to_usage(self._generation.usage),
+            usage=usage_message(self._generation.usage),
             unenforced=self._generation.unenforced,
             **self._prompt_tokens(),
         )
@@ -90,7 +90,7 @@ class AnswerMessages:
         return inference_pb2.GenerateStreamResponse(
             request_id=self._generation.request_id,
             model=self._generation.model,
-            usage=_to_usage(self._generation.usage),
+            usage=usage_message(self._generation.usage),
         )
 
     def _choice(self, piece: Piece) -> inference_pb2.Choice:
@@ -197,7 +197,8 @@ def _read(reader: MessageReader, piece: Piece, choice: inference_pb2.Choice) -> 
     return delta
 
 
-def _to_usage(usage: TokenUsage) -> inference_pb2.Usage:
+def usage_message(usage: TokenUsage) -> inference_pb2.Usage:
+    """Returns the message with the numbers of tokens."""
     return inference_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,

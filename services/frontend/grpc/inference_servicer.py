@@ -16,11 +16,14 @@ from services.common import errors, health_servicer, rpc_handlers
 from services.common.health import Health
 from services.frontend.api_keys import Account, ApiKeys
 from services.frontend.generation.generation_service import GenerationService
+from services.frontend.generation.scores import scores_of
 from services.frontend.generation.token_service import DETOKENIZED_FIELD
+from services.frontend.generation.vectors import embeddings_of
 from services.frontend.grpc import reflection
-from services.frontend.grpc.answers import AnswerMessages
+from services.frontend.grpc.answers import AnswerMessages, usage_message
 from services.frontend.grpc.requests import check_stream, to_prompt, to_request, to_resumed
 from services.frontend.grpc.transfers import Transfers
+from services.frontend.grpc.vector_messages import to_embedding_request, to_score_request
 from services.frontend.models.served_models import ServedModels
 from services.frontend.request.generation_request import GenerationRequest
 from services.frontend.request.logprobs import MANY_LOGPROBS
@@ -102,6 +105,44 @@ class InferenceServicer:
         tokens = tuple(message.tokens)
         text = await service.tokens.detokenize(tokens, account, model=message.model)
         return inference_pb2.DetokenizeResponse(text=text)
+
+    async def Embed(
+        self, message: inference_pb2.EmbedRequest, context: Context
+    ) -> inference_pb2.EmbedResponse:
+        """Sends the vectors of prompts."""
+        self._check_size(message)
+        account = self._api_keys.account_of(_authorization(context))
+        self._models.check_room(account)
+        service = self._models.select(message.model, account).service
+        for index, prompt in enumerate(message.inputs):
+            self._check_n_tokens(service, f"inputs[{index}]", prompt.token_ids.ids)
+        request = to_embedding_request(message, service.vectors)
+        n_values = message.dimensions if message.HasField("dimensions") else None
+        async with self._models.prepare(request, account) as generation:
+            vectors = await embeddings_of(generation, service.vectors, n_values=n_values)
+            return inference_pb2.EmbedResponse(
+                request_id=generation.request_id,
+                model=generation.model,
+                embeddings=[inference_pb2.Embedding(values=vector) for vector in vectors],
+                usage=usage_message(generation.usage),
+            )
+
+    async def Score(
+        self, message: inference_pb2.ScoreRequest, context: Context
+    ) -> inference_pb2.ScoreResponse:
+        """Sends the scores of pairs of texts."""
+        self._check_size(message)
+        account = self._api_keys.account_of(_authorization(context))
+        self._models.check_room(account)
+        service = self._models.select(message.model, account).service
+        request = to_score_request(message, service.pairs)
+        async with self._models.prepare(request, account) as generation:
+            return inference_pb2.ScoreResponse(
+                scores=await scores_of(generation),
+                request_id=generation.request_id,
+                model=generation.model,
+                usage=usage_message(generation.usage),
+            )
 
     async def DescribeModel(
         self, message: inference_pb2.DescribeModelRequest, context: Context

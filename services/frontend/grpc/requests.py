@@ -133,7 +133,7 @@ def _to_prompts(
 
 
 def _to_conversation(message: inference_pb2.Conversation) -> Conversation:
-    _check_known("messages", message)
+    check_known("messages", message)
     if len(message.messages) > MAX_TURNS:
         raise errors.InvalidRequest(
             "messages", f"has {len(message.messages)} turns, {MAX_TURNS} at most"
@@ -155,7 +155,7 @@ def _to_conversation(message: inference_pb2.Conversation) -> Conversation:
 
 
 def _to_turn(turn: inference_pb2.ChatMessage) -> ChatMessage:
-    _check_known("messages", turn)
+    check_known("messages", turn)
     has_content = turn.HasField("content") or not turn.tool_calls
     return ChatMessage(
         turn.role,
@@ -168,7 +168,7 @@ def _to_turn(turn: inference_pb2.ChatMessage) -> ChatMessage:
 
 
 def _to_call(call: inference_pb2.ToolCall) -> EarlierCall:
-    _check_known("messages", call)
+    check_known("messages", call)
     return EarlierCall(call.id, call.name, call.arguments or "{}")
 
 
@@ -187,7 +187,7 @@ def _to_tools(message: inference_pb2.Conversation) -> tuple[Tool, ...]:
 
 
 def _to_tool(index: int, tool: inference_pb2.Tool) -> Tool:
-    _check_known("tools", tool)
+    check_known("tools", tool)
     if tool.parameters:
         _json_object(f"tools.{index}.function.parameters", tool.parameters)
     return Tool(
@@ -199,7 +199,7 @@ def _to_tool(index: int, tool: inference_pb2.Tool) -> Tool:
 
 
 def _to_tool_choice(message: inference_pb2.ToolChoice) -> ToolChoice:
-    _check_known("tool_choice", message)
+    check_known("tool_choice", message)
     choice = (
         ToolChoice(mode="named", name=message.name)
         if message.HasField("name")
@@ -230,9 +230,9 @@ def _json_object(field: str, text: str) -> dict[str, Any]:
 
 
 def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
-    _check_known("options", options)
-    _check_known("options.sampling", options.sampling)
-    _check_known("options.format", options.format)
+    check_known("options", options)
+    check_known("options.sampling", options.sampling)
+    check_known("options.format", options.format)
     given = {
         _OWN_NAMES.get(field.name, field.name): value
         for field, value in options.ListFields()
@@ -270,7 +270,7 @@ def _to_format(message: inference_pb2.OutputFormat) -> OutputFormat:
     raise errors.InvalidRequest("format", "must be one that is known")
 
 
-def _check_known(field: str, message: Message) -> None:
+def check_known(field: str, message: Message) -> None:
     """Raises InvalidRequest if a message has fields that this server does not know. Such fields
     would change the tokens of the answer, so they must not be ignored."""
     unknown = UnknownFieldSet(message)

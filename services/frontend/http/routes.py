@@ -14,6 +14,7 @@ from services.frontend.http.docs import handlers
 from services.frontend.http.openai.answer import ChatChunk, ChatCompletion, Completion
 from services.frontend.http.openai.chat_request import ChatBody
 from services.frontend.http.openai.completion_request import CompletionBody
+from services.frontend.http.openai.embeddings import create_embeddings
 from services.frontend.http.openai.models import list_models, retrieve_model
 from services.frontend.http.openai.tokens import detokenize, tokenize
 from services.frontend.http.operations import metrics, pipeline_page, probes, receipt_keys
@@ -27,6 +28,8 @@ from services.frontend.http.protocol.route import (
     post,
     probe,
 )
+from services.frontend.http.ranking.rerank import rerank
+from services.frontend.http.ranking.score import create_scores
 from services.frontend.http.responses.answer import Response
 from services.frontend.http.responses.count import count_input_tokens
 from services.frontend.http.responses.request import ResponsesBody
@@ -71,6 +74,12 @@ _OPENAI = (
         chunk=ChatChunk,
         parameters=(RESUMING,),
     ),
+    post(
+        "/v1/embeddings",
+        create_embeddings,
+        checks_room=True,
+        description="Makes vectors of texts or tokens.",
+    ),
     post("/tokenize", tokenize, description="Makes tokens of a text or a conversation."),
     post("/detokenize", detokenize, description="Makes a text of tokens."),
 )
@@ -108,6 +117,28 @@ _OTHER_PROTOCOLS = (
         checks_room=True,
         description="Counts the tokens that a conversation would start with.",
         dialect=anthropic_errors.DIALECT,
+    ),
+)
+
+_RANKING = (
+    post(
+        "/v1/score",
+        create_scores,
+        checks_room=True,
+        description="Scores pairs of texts, as vLLM does.",
+    ),
+    post(
+        "/v1/rerank",
+        rerank,
+        checks_room=True,
+        description="Orders documents by their scores for a query, as Jina and vLLM do.",
+    ),
+    post(
+        "/v2/rerank",
+        rerank,
+        name="rerankV2",
+        checks_room=True,
+        description="Orders documents by their scores for a query, under Cohere's path.",
     ),
 )
 
@@ -205,6 +236,7 @@ def served_routes(
     return (
         *_OPENAI,
         *_OTHER_PROTOCOLS,
+        *_RANKING,
         *(_WATCHING if has_page else ()),
         *_OF_SERVER,
         *(_METRICS if has_metrics else ()),

@@ -68,6 +68,18 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Vector:
+    """Event: the vector of the prompt. `values` has its numbers, each as a little-endian float of 4
+    bytes."""
+
+    request_id: str
+    values: bytes
+    n_cached: int
+    """Number of tokens of the prompt that were found in the cache."""
+    is_last: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
 class Suspended:
     """Event: the request waits for another pipeline, after `n_losses` consecutive losses of a
     pipeline."""
@@ -108,7 +120,7 @@ class Failed:
     is_last: ClassVar[bool] = True
 
 
-Event = Accepted | PromptLogprobs | OutputTokens | Suspended | Built | Completed | Failed
+Event = Accepted | PromptLogprobs | OutputTokens | Vector | Suspended | Built | Completed | Failed
 
 
 def news_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
@@ -124,6 +136,9 @@ def news_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
         yield Built(built.request_id, built.build, built.traits)
     for update in response.tokens:
         token_ids = tuple(update.token_ids)
+        if update.vector:
+            yield Vector(update.request_id, update.vector, update.n_cached_tokens)
+            continue
         if update.prompt_logprobs:
             for piece in update.prompt_logprobs:
                 logprobs = Logprobs.parse(piece.logprobs)

@@ -22,8 +22,10 @@ from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.model_settings import ModelSettings
 from services.frontend.observing.metrics import FrontendMetrics, ModelFigures
 from services.frontend.request.generation_defaults import GenerationDefaults
+from services.frontend.request.vector_defaults import VectorDefaults
 from services.frontend.settings import FrontendSettings
 from services.frontend.text.chat_template import ChatTemplate
+from services.frontend.text.pair_format import PairFormat
 from services.frontend.text.prompt_encoder import TextLimits
 from services.frontend.text.text_threads import TextThreads
 from services.frontend.text.tokenizer import Tokenizer
@@ -124,6 +126,7 @@ def _profile_of(
     keys: KeyFile | None,
 ) -> ModelProfile:
     template = ChatTemplate.from_model(model.path)
+    vectors = VectorDefaults.from_directory(model.path)
     return ModelProfile(
         names=model.names,
         defaults=defaults,
@@ -133,6 +136,8 @@ def _profile_of(
         additional_properties=settings.additional_properties,
         tokenizer_file=tokenizer_file(model.path),
         created=model_created_at(model.path),
+        vectors=vectors,
+        pairs=PairFormat(model.pair_template, has_classifier=vectors.has_classifier),
         receipts=None if keys is None else _issuer_of(model, settings, template, keys),
     )
 

@@ -154,7 +154,7 @@ class FrontendMetrics:
             raise
         finally:
             is_chat = any(isinstance(prompt, Conversation) for prompt in request.prompts)
-            operation = "chat" if is_chat else "text_completion"
+            operation = "chat" if is_chat else request.options.operation
             self._note(call, (operation, semconv.PROVIDER, model), error_type)
 
     def counted(self, observe: rpc_handlers.Observe | None) -> rpc_handlers.Observe:

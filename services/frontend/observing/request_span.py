@@ -125,7 +125,7 @@ def _recorded_span(
     tracer: Tracer, request: GenerationRequest, *, model: str
 ) -> Iterator[RequestSpan]:
     is_chat = any(isinstance(prompt, Conversation) for prompt in request.prompts)
-    operation = "chat" if is_chat else "text_completion"
+    operation = "chat" if is_chat else request.options.operation
     span = tracer.start_span(
         f"{operation} {model}".rstrip(),
         attributes={semconv.OPERATION: operation, semconv.GEN_AI_PROVIDER: semconv.PROVIDER},

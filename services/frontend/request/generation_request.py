@@ -18,6 +18,7 @@ from services.frontend.request.conversation import Conversation
 from services.frontend.request.json_schema.client_schema import ClientSchema
 from services.frontend.request.output_format import OutputFormat
 from services.frontend.request.resumption import SEED_FIELD, Resumption
+from services.frontend.request.text_pair import TextPair
 
 DEFAULT_MAX_TOKENS = 16
 """Default of `max_tokens` for text and token prompts, as in the OpenAI API."""
@@ -63,8 +64,8 @@ _N = WholeNumbers(1, MAX_N)
 _N_LOGPROBS = WholeNumbers(0, MAX_LOGPROBS)
 
 
-Prompt = str | tuple[int, ...] | Conversation
-"""Type of a prompt: text, tokens or a conversation."""
+Prompt = str | tuple[int, ...] | Conversation | TextPair
+"""Type of a prompt: text, tokens, a conversation or two texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +110,18 @@ class GenerationOptions:
     n_prompt_logprobs: int | None = None  # likewise for the tokens of the prompt after the first
     logprobs_field: str = "logprobs"  # as the client spells `n_logprobs`
     priority: int = DEFAULT_PRIORITY  # requests with a lower number begin earlier
+    wants_vector: bool = False
+    """Whether the request is for the vector of each prompt, instead of an answer to it."""
     receipt: bool = False
     """Whether each answer has a receipt that says how the answer was made."""
     is_receipt_optional: bool = False
     """Whether an answer comes without a receipt if none can be made, since the client has not asked
     for one."""
+
+    @property
+    def operation(self) -> str:
+        """Name of what is done with texts and tokens, in OpenTelemetry's words."""
+        return "embeddings" if self.wants_vector else "text_completion"
 
     @property
     def n_generated(self) -> int:
@@ -199,6 +207,15 @@ class GenerationRequest:
     options: GenerationOptions = dataclasses.field(default_factory=GenerationOptions)
     model: str = ""
     resumption: Resumption | None = None
+    prompts_field: str = ""
+    """Field of the client's request that has the prompts as a list. If it is empty, the name of the
+    field follows from the prompt (`prompt_field`)."""
+
+    def field_of(self, index: int) -> str:
+        """Returns the name of a prompt in the client's request."""
+        if self.prompts_field:
+            return f"{self.prompts_field}[{index}]"
+        return prompt_field(self.prompts[index])
 
     @property
     def n_answers(self) -> int:
@@ -216,6 +233,8 @@ class GenerationRequest:
                     n_bytes += getsizeof(prompt)
                 case Conversation():
                     n_bytes += prompt.n_bytes
+                case TextPair():
+                    n_bytes += getsizeof(prompt.first) + getsizeof(prompt.second)
                 case tuple():
                     n_bytes += TOKEN_BYTES * len(prompt)
         if self.resumption is not None:
@@ -247,7 +266,7 @@ class GenerationRequest:
         """
         self.options.check()
         if not self.prompts:
-            raise errors.InvalidRequest("prompt", "must not be empty")
+            raise errors.InvalidRequest(self.prompts_field or "prompt", "must not be empty")
         for prompt in self.prompts:
             if isinstance(prompt, Conversation):
                 prompt.check()
@@ -255,7 +274,8 @@ class GenerationRequest:
                     MAX_TOKENS.check(self.options.max_tokens_field, self.options.max_tokens)
         if self.n_answers > MAX_ANSWERS:
             raise errors.InvalidRequest(
-                "prompt", f"asks for more than {MAX_ANSWERS} answers at once"
+                self.prompts_field or "prompt",
+                f"asks for more than {MAX_ANSWERS} answers at once",
             )
         if self.resumption is not None:
             self.resumption.check(n_answers=self.n_answers)
@@ -273,6 +293,8 @@ def n_characters(prompt: Prompt) -> int:
             return len(prompt)
         case Conversation():
             return prompt.n_characters
+        case TextPair():
+            return len(prompt.first) + len(prompt.second)
     return 0
 
 

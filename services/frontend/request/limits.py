@@ -1,11 +1,13 @@
 """Checks requests against the limits of the model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors
+from services.common.pooling import Pooling
 from services.common.sampling import MAX_PROMPT_LOGPROBS
 from services.frontend.request.generation_request import DEFAULT_MAX_TOKENS, GenerationOptions
 from services.frontend.request.pipeline import ServedPipeline
@@ -22,6 +24,35 @@ class ModelLimits:
     strict_max_tokens: bool = False
     """Whether a `max_tokens` that does not fit into the model's context is refused instead of being
     lowered."""
+
+    needs_room: bool = True
+    """Whether a prompt must leave room for an answer."""
+
+    def of_prompts_alone(self) -> Self:
+        """Returns the limits of prompts that get no answer."""
+        return replace(self, needs_room=False)
+
+    @property
+    def max_prompt_len(self) -> int:
+        """Largest number of tokens of a prompt."""
+        return self.pipeline.max_model_len - self.needs_room
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """How the model makes vectors; None if it makes none."""
+        return self.pipeline.pooling
+
+    def check_kind(self, options: GenerationOptions) -> None:
+        """Raises InvalidRequest if the model does not do what is asked for: it makes no vectors, or
+        only makes vectors."""
+        pooling = self.pooling
+        if options.wants_vector and pooling is None:
+            raise errors.InvalidRequest(
+                "model",
+                "makes no vectors: neither its files nor the workers' setting `pooling` say how",
+            )
+        if not options.wants_vector and pooling is not None and not pooling.generates:
+            raise errors.InvalidRequest("model", "makes vectors, and generates no tokens")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,8 +91,8 @@ class ModelLimits:
         self.check_tokens(field, token_ids)
 
     def is_too_long(self, n_tokens: int) -> bool:
-        """Returns whether a prompt of `n_tokens` tokens leaves no room for an answer."""
-        return n_tokens >= self.pipeline.max_model_len
+        """Returns whether a prompt of `n_tokens` tokens is too long or leaves too little room."""
+        return n_tokens > self.max_prompt_len
 
     def check_length(self, field: str, n_tokens: int, *, is_least: bool = False) -> None:
         """Raises ContextOverflow if a prompt of `n_tokens` tokens leaves no room for an answer.
@@ -69,9 +100,12 @@ class ModelLimits:
         mentions."""
         if self.is_too_long(n_tokens):
             number = f"at least {n_tokens}" if is_least else str(n_tokens)
+            what = f", {self.max_prompt_len} at most"
+            if self.needs_room:
+                what = f", which leaves no room for an answer: {self._context_words}"
             raise errors.ContextOverflow(
                 field,
-                f"has {number} tokens, which leaves no room for an answer: {self._context_words}",
+                f"has {number} tokens{what}",
                 context=self.pipeline.max_model_len,
                 n_prompt=n_tokens,
             )
@@ -91,6 +125,8 @@ class ModelLimits:
             ContextOverflow: the client's `max_tokens` does not fit, and the limit is strict.
             InvalidRequest: the client's `min_tokens` is larger than the result.
         """
+        if options.wants_vector:
+            return 0
         room = self.pipeline.max_model_len - n_prompt
         default = room if is_chat else min(DEFAULT_MAX_TOKENS, room)
         if options.default_max_tokens is not None:

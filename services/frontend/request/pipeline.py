@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from orcinus.v1 import scheduler_pb2
 
 from services.common.adapters import adapters_in
+from services.common.pooling import Pooling, pooling_in
 
 Traits = tuple[tuple[str, str], ...]
 """Names and values of the traits of workers, sorted by name."""
@@ -29,6 +30,11 @@ class ServedPipeline:
     def adapters(self) -> Mapping[str, str]:
         """Digest of each adapter that requests may use, by the adapter's name."""
         return adapters_in(dict(self.traits))
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """How the workers make vectors; None if they make none."""
+        return pooling_in(dict(self.traits))
 
     @classmethod
     def from_proto(cls, message: scheduler_pb2.PipelineDescription) -> "ServedPipeline":

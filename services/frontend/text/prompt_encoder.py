@@ -15,10 +15,16 @@ from typing import TypeVar
 
 from services.common import errors
 from services.frontend.request.conversation import JSON_BYTES, Conversation
-from services.frontend.request.generation_request import Prompt, n_characters, prompt_field
+from services.frontend.request.generation_request import (
+    GenerationRequest,
+    Prompt,
+    n_characters,
+    prompt_field,
+)
 from services.frontend.request.limits import ModelLimits
 from services.frontend.request.memory_budget import Share
 from services.frontend.request.refusals import Refusal, Refusals
+from services.frontend.request.text_pair import TextPair
 from services.frontend.settings import FEWEST_CHARACTERS
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.template_sandbox import TooMuch, TooSlow
@@ -92,16 +98,18 @@ class PromptEncoder:
         self._threads = threads
         self._is_template_slow = False
 
-    def check_length(self, prompts: Sequence[Prompt], limits: ModelLimits | None) -> None:
-        """Checks the lengths of a call's prompts as far as this is possible without tokenizing. The
-        limits of the model are checked too, if they are known.
+    def check_length(self, request: GenerationRequest, limits: ModelLimits | None) -> None:
+        """Checks the lengths of a request's prompts as far as this is possible without tokenizing.
+        The limits of the model are checked too, if they are known.
 
         Raises:
             InvalidRequest: the prompts are too long.
         """
         n_left = self._limits.max_characters
-        for prompt in prompts:
-            field = prompt_field(prompt)
+        if limits is not None and request.options.wants_vector:
+            limits = limits.of_prompts_alone()
+        for index, prompt in enumerate(request.prompts):
+            field = request.field_of(index)
             n_left -= n_characters(prompt)
             if n_left < 0:
                 raise self._too_long(field, self._limits.max_characters, limits)
@@ -115,27 +123,30 @@ class PromptEncoder:
         share: Share,
         *,
         add_special_tokens: bool | None = None,
+        field: str = "",
     ) -> Sequence[int]:
-        """Returns the tokens of a prompt, and checks that they leave room for an answer. The memory
-        of the work is added to the call's share of the budget while the work lasts. By default,
-        special tokens are put around texts, but not around conversations.
+        """Returns the tokens of a prompt, and checks that they leave room for an answer if they
+        must. `field` is the name of the prompt in the client's request. The memory of the work is
+        added to the call's share of the budget while the work lasts. By default, special tokens are
+        put around texts, but not around conversations.
 
         Raises:
             InvalidRequest: the prompt is too long, its tokens are not in the vocabulary, or a
             conversation can't be rendered.
             PoolFull: too many texts wait.
         """
-        field = prompt_field(prompt)
+        field = field or prompt_field(prompt)
         if isinstance(prompt, tuple):
             limits.check_prompt(field, prompt)
             return prompt
         text = await self._text(prompt, limits, share, self._limits.max_characters)
         if add_special_tokens is None:
-            add_special_tokens = isinstance(prompt, str)
+            add_special_tokens = not isinstance(prompt, Conversation)
         self._check_model_length(field, text, limits)
-        max_tokens = limits.pipeline.max_model_len - 1
+        max_tokens = limits.max_prompt_len
+        whole = prompt if isinstance(prompt, TextPair) else text
         work = partial(
-            self._encode, text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+            self._encode, whole, add_special_tokens=add_special_tokens, max_tokens=max_tokens
         )
         try:
             token_ids = await self._work(work, text, share)
@@ -170,7 +181,7 @@ class PromptEncoder:
         work = partial(
             self._count,
             text,
-            add_special_tokens=isinstance(prompt, str),
+            add_special_tokens=not isinstance(prompt, Conversation),
             exact_up_to=limits.pipeline.max_model_len,
         )
         return await self._work(work, text, share)
@@ -190,8 +201,14 @@ class PromptEncoder:
         )
 
     async def _text(
-        self, prompt: str | Conversation, limits: ModelLimits, share: Share, max_characters: int
+        self,
+        prompt: str | Conversation | TextPair,
+        limits: ModelLimits,
+        share: Share,
+        max_characters: int,
     ) -> str:
+        if isinstance(prompt, TextPair):
+            return prompt.text
         if isinstance(prompt, str):
             return prompt
         return await self._render(prompt, limits, share, max_characters)
@@ -209,15 +226,18 @@ class PromptEncoder:
             is_short=len(text) <= SHORT_CHARACTERS,
         )
 
-    def _encode(self, text: str, *, add_special_tokens: bool, max_tokens: int) -> Sequence[int]:
+    def _encode(
+        self, text: str | TextPair, *, add_special_tokens: bool, max_tokens: int
+    ) -> Sequence[int]:
         """Returns the tokens of a text. The tokens of a long text are counted first, piece by
         piece, since the memory for tokenizing grows with the number of tokens.
 
         Raises:
             TooManyTokens: the text has more than `max_tokens` tokens.
         """
-        if len(text) > PIECE_CHARACTERS:
-            self._count_pieces(text, max_tokens, ends_early=True)
+        plain = text.text if isinstance(text, TextPair) else text
+        if len(plain) > PIECE_CHARACTERS:
+            self._count_pieces(plain, max_tokens, ends_early=True)
         return array(
             "I",
             self._tokenizer.to_tokens(
@@ -249,8 +269,10 @@ class PromptEncoder:
             raise TooManyTokens(n_tokens)
 
     def _check_model_length(
-        self, field: str, prompt: str | tuple[int, ...], limits: ModelLimits
+        self, field: str, prompt: str | tuple[int, ...] | TextPair, limits: ModelLimits
     ) -> None:
+        if isinstance(prompt, TextPair):
+            prompt = prompt.text
         is_text = isinstance(prompt, str)
         n_tokens = self._tokenizer.min_tokens(prompt) if isinstance(prompt, str) else len(prompt)
         if limits.is_too_long(n_tokens):

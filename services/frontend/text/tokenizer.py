@@ -19,6 +19,7 @@ import tokenizers
 
 from services.common import errors
 from services.common.tokenizer_files.find import read_tokenizer, tokenizer_file
+from services.frontend.request.text_pair import TextPair
 from services.frontend.text.longest_token import longest_token
 from services.frontend.text.token_texts import TokenTexts
 
@@ -151,10 +152,14 @@ class Tokenizer:
         return 0 if self._longest_token is None else -(-len(text) // self._longest_token)
 
     def to_tokens(
-        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+        self,
+        text: str | TextPair,
+        *,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
     ) -> tuple[int, ...]:
-        """Returns the tokens of a text. With `add_special_tokens`, the special tokens that the
-        checkpoint puts around texts are included.
+        """Returns the tokens of a text, or of two texts. With `add_special_tokens`, the special
+        tokens that the checkpoint puts around texts are included.
 
         The library's methods for batches are used, since only these release Python's global lock,
         so that other threads run meanwhile. While tokens become Python numbers the lock is held, so
@@ -171,19 +176,21 @@ class Tokenizer:
             raise TooManyTokens(n_tokens)
         return tuple(encoding.ids)
 
-    def count_tokens(self, text: str, *, add_special_tokens: bool = True) -> int:
+    def count_tokens(self, text: str | TextPair, *, add_special_tokens: bool = True) -> int:
         """Returns the number of tokens that `to_tokens` would return."""
         return len(self._encoding(text, add_special_tokens=add_special_tokens))
 
-    def _encoding(self, text: str, *, add_special_tokens: bool) -> tokenizers.Encoding:
-        """Returns a text as the library encodes it; raises RequestFailed if the library panics.
+    def _encoding(self, text: str | TextPair, *, add_special_tokens: bool) -> tokenizers.Encoding:
+        """Returns a text or a pair as the library encodes it; raises RequestFailed if the library
+        panics.
 
         The library panics if a regular expression of the checkpoint tries ten million ways to match
         the text, which takes a second. No state of the tokenizer is left broken.
         """
+        given = (text.first, text.second) if isinstance(text, TextPair) else text
         try:
             (encoding,) = self._tokenizer.encode_batch_fast(
-                [text], add_special_tokens=add_special_tokens
+                [given], add_special_tokens=add_special_tokens
             )
         except BaseException as error:
             if not _is_panic(error):

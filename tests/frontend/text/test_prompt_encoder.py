@@ -7,11 +7,12 @@ import pytest
 
 from services.common import errors
 from services.frontend.request.conversation import ChatMessage, Conversation
-from services.frontend.request.generation_request import Prompt, n_characters
+from services.frontend.request.generation_request import GenerationRequest, Prompt, n_characters
 from services.frontend.request.limits import ModelLimits
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusal, Refusals
+from services.frontend.request.text_pair import TextPair
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.prompt_encoder import INLINE_TURNS, PromptEncoder, TextLimits
 from services.frontend.text.text_threads import TextThreads
@@ -28,10 +29,10 @@ class Watched(Tokenizer):
 
     def __init__(self) -> None:
         super().__init__(checkpoints.byte_level())
-        self.texts: list[str] = []
+        self.texts: list[str | TextPair] = []
         self.threads: list[threading.Thread] = []
 
-    def to_tokens(self, text: str, **options: Any) -> tuple[int, ...]:
+    def to_tokens(self, text: str | TextPair, **options: Any) -> tuple[int, ...]:
         self.texts.append(text)
         self.threads.append(threading.current_thread())
         return super().to_tokens(text, **options)
@@ -74,10 +75,10 @@ def conversation(content: str, n_turns: int = 1) -> Conversation:
 def test_characters_are_limited_without_any_work(prompts: tuple[Prompt, ...], field: str) -> None:
     encoder = Encoder(max_characters=100)
     with pytest.raises(errors.InvalidRequest, match="more than 100 characters") as caught:
-        encoder.encoder.check_length(prompts, None)
+        encoder.encoder.check_length(GenerationRequest(prompts=prompts), None)
     assert caught.value.field == field
     assert encoder.refusals[Refusal.PROMPT_TOO_LONG] == 1
-    encoder.encoder.check_length(("x" * 50, "x" * 50), None)
+    encoder.encoder.check_length(GenerationRequest(prompts=("x" * 50, "x" * 50)), None)
 
 
 async def test_text_that_must_have_too_many_tokens_is_not_made_into_tokens() -> None:
@@ -86,7 +87,7 @@ async def test_text_that_must_have_too_many_tokens_is_not_made_into_tokens() -> 
     prompts: tuple[Prompt, ...] = (text, (5,) * 128)
     for prompt in prompts:
         with pytest.raises(errors.InvalidRequest, match="leaves no room"):
-            encoder.encoder.check_length((prompt,), LIMITS)
+            encoder.encoder.check_length(GenerationRequest(prompts=(prompt,)), LIMITS)
     with pytest.raises(errors.InvalidRequest, match="at least"):
         await encoder.encode(text)
     with pytest.raises(errors.InvalidRequest, match="at least"):

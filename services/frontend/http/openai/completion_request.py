@@ -26,7 +26,7 @@ PromptOrPrompts = (
 )
 
 
-def _prompts_of(value: object) -> tuple[Prompt, ...]:
+def prompts_of(value: object) -> tuple[Prompt, ...]:
     """Returns the prompts in a value, which is a text, a list of texts, a list of tokens or a list
     of lists of tokens. Raises ValueError if the value is none of these, or if there are too many
     prompts."""
@@ -41,7 +41,23 @@ def _prompts_of(value: object) -> tuple[Prompt, ...]:
             return tuple(value)
         if all(isinstance(item, list) and _are_tokens(item) for item in value):
             return tuple(_tokens_of(item) for item in value)
+        _refuse_odd_one(value)
     raise ValueError("must be a text, a list of texts, a list of tokens or a list of such lists")
+
+
+def _refuse_odd_one(items: list[Any]) -> None:
+    """Raises ValueError if the first item is a text or a list of tokens, but a later one is not of
+    its kind. The message names the later one."""
+    if not items:
+        return
+    is_text = isinstance(items[0], str)
+    if not is_text and not (isinstance(items[0], list) and _are_tokens(items[0])):
+        return
+    for index, item in enumerate(items):
+        is_tokens = isinstance(item, list) and _are_tokens(item)
+        if not (isinstance(item, str) if is_text else is_tokens):
+            kind = "a text" if is_text else "a list of tokens"
+            raise ValueError(f"item {index} must be {kind}, as the first one")
 
 
 def _are_tokens(items: list[Any]) -> bool:
@@ -61,7 +77,7 @@ class CompletionBody(GenerationBody):
     """The body of POST /v1/completions."""
 
     prompt: Annotated[
-        tuple[Prompt, ...], PlainValidator(_prompts_of, json_schema_input_type=PromptOrPrompts)
+        tuple[Prompt, ...], PlainValidator(prompts_of, json_schema_input_type=PromptOrPrompts)
     ]
     """The prompt or prompts to continue. Each prompt gets `n` answers."""
     max_tokens: Annotated[int | None, between(MAX_TOKENS_OF_TEXT)] = None

@@ -1,0 +1,76 @@
+"""Requests for vectors and for scores of pairs, in the form that all protocols share."""
+
+from collections.abc import Sequence
+
+from services.common import errors
+from services.common.priority import DEFAULT_PRIORITY
+from services.frontend.request.generation_request import (
+    GenerationOptions,
+    GenerationRequest,
+    Prompt,
+)
+from services.frontend.text.pair_format import PairFormat
+
+
+def vector_options(
+    *,
+    add_special_tokens: bool | None = None,
+    priority: int | None = None,
+    cache_salt: str | None = None,
+) -> GenerationOptions:
+    """Returns the options of a request for vectors. None means the default."""
+    return GenerationOptions(
+        wants_vector=True,
+        add_special_tokens=add_special_tokens,
+        priority=DEFAULT_PRIORITY if priority is None else priority,
+        cache_salt=cache_salt or "",
+    )
+
+
+def embedding_request(
+    inputs: Sequence[Prompt], options: GenerationOptions, *, before: str, model: str, field: str
+) -> GenerationRequest:
+    """Returns the request for the vectors of `inputs`, which are the list `field` of the client's
+    request. The text `before` goes before each text.
+
+    Raises:
+        InvalidRequest: an input is empty.
+    """
+    check_not_empty(field, inputs)
+    return GenerationRequest(
+        prompts=tuple(before + each if isinstance(each, str) else each for each in inputs),
+        options=options,
+        model=model,
+        prompts_field=field,
+    )
+
+
+def score_request(
+    pairs: Sequence[tuple[str, str]],
+    options: GenerationOptions,
+    *,
+    format: PairFormat,
+    instruction: str | None,
+    model: str,
+    field: str,
+) -> GenerationRequest:
+    """Returns the request for the scores of pairs. `field` is the list of the client's request with
+    the pairs or with their second texts.
+
+    Raises:
+        InvalidRequest: a second text is empty.
+    """
+    check_not_empty(field, [second for _, second in pairs])
+    return GenerationRequest(
+        prompts=tuple(format.prompt(*pair, instruction) for pair in pairs),
+        options=options,
+        model=model,
+        prompts_field=field,
+    )
+
+
+def check_not_empty(field: str, prompts: Sequence[Prompt]) -> None:
+    """Raises InvalidRequest, which names the list `field` and the index, if a prompt is empty."""
+    for index, prompt in enumerate(prompts):
+        if not prompt:
+            raise errors.InvalidRequest(f"{field}[{index}]", "must not be empty")

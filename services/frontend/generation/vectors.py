@@ -1,0 +1,79 @@
+"""Runs a generation that is for vectors, and returns the vectors of its prompts in order."""
+
+import math
+from array import array
+from collections.abc import Sequence
+from sys import byteorder
+from typing import TypeAlias
+
+from services.common import errors
+from services.frontend.generation.generation import Generation
+from services.frontend.request.vector_defaults import VectorDefaults
+
+Vector: TypeAlias = "array[float]"
+"""Type of a vector: an array of floats of 4 bytes."""
+
+
+async def vectors_of(generation: Generation) -> list[Vector]:
+    """Starts a generation, waits for it and returns the vector of each prompt.
+
+    Raises:
+        OrcinusError: whatever `Generation.start` and `Generation.complete` raise.
+        RequestFailed: a vector is missing.
+    """
+    await generation.start()
+    return [_parsed(piece.vector) for piece in await generation.complete()]
+
+
+async def embeddings_of(
+    generation: Generation, defaults: VectorDefaults, *, n_values: int | None
+) -> list[Vector]:
+    """Starts a generation, waits for it and returns the embedding of each prompt: its vector as
+    clients get it, cut to `n_values` elements. None means whole vectors.
+
+    Raises:
+        InvalidRequest: the model makes no embeddings, or none of this length.
+        OrcinusError: whatever `vectors_of` raises.
+    """
+    pooling = generation.pooling
+    if pooling is None or pooling.makes_scores:
+        raise errors.InvalidRequest("model", "makes scores of pairs of texts, and no embeddings")
+    n_values = pooling.n_values if n_values is None else n_values
+    defaults.check_length(n_values, whole=pooling.n_values)
+    return [
+        shortened(vector, n_values, is_normalised=pooling.is_normalised)
+        for vector in await vectors_of(generation)
+    ]
+
+
+def shortened(vector: Vector, n_values: int, *, is_normalised: bool) -> Vector:
+    """Returns the first `n_values` elements of a vector. If `is_normalised`, they are divided by
+    their length; a vector of zeros stays as it is."""
+    values = vector[:n_values]
+    length = math.hypot(*values) if is_normalised else 1.0
+    return array("f", [value / length for value in values]) if length else values
+
+
+def probability(score: float) -> float:
+    """Returns the logistic function of a score, from 0 to 1."""
+    if score >= 0:
+        return 1 / (1 + math.exp(-score))
+    return math.exp(score) / (1 + math.exp(score))
+
+
+def little_endian(values: Sequence[float]) -> bytes:
+    """Returns numbers as little-endian floats of 4 bytes each."""
+    packed = array("f", values)
+    if byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _parsed(data: bytes | None) -> Vector:
+    if not data:
+        raise errors.RequestFailed("the scheduler ended the request without its vector")
+    values = array("f")
+    values.frombytes(data)
+    if byteorder == "big":
+        values.byteswap()
+    return values

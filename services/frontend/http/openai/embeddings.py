@@ -1,0 +1,116 @@
+"""POST /v1/embeddings, in the form of OpenAI: the body, the answer and the handler."""
+
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import PlainValidator
+from typing_extensions import TypedDict
+
+from services.frontend.api_keys import Account
+from services.frontend.generation.vector_requests import embedding_request, vector_options
+from services.frontend.generation.vectors import Vector, embeddings_of, little_endian
+from services.frontend.http.bodies.object_kinds import ExactModel
+from services.frontend.http.bodies.ranges import PRIORITY, SALT, Within
+from services.frontend.http.openai.completion_request import PromptOrPrompts, prompts_of
+from services.frontend.http.protocol.answer_object import answer_object
+from services.frontend.http.protocol.api import Api
+from services.frontend.http.protocol.prompt_usage import PromptUsage, usage_of
+from services.frontend.request.generation_request import GenerationRequest, Prompt
+
+Encoding = Literal["float", "base64"]
+
+
+class EmbeddingsBody(ExactModel):
+    """The body of POST /v1/embeddings."""
+
+    model: str | None = None
+    """Name of the model; may be left out if the caller may use only one."""
+    input: Annotated[
+        tuple[Prompt, ...], PlainValidator(prompts_of, json_schema_input_type=PromptOrPrompts)
+    ]
+    """The text or texts, or their tokens. Each has a vector of its own."""
+    dimensions: Annotated[int | None, Within({"minimum": 1})] = None
+    """Number of elements of each vector, where the model declares shorter vectors (Matryoshka). By
+    default the vectors are whole."""
+    encoding_format: Encoding | None = None
+    """Form of the vectors: `float`, the default, is a list of numbers, `base64` the little-endian
+    floats of 4 bytes in base64."""
+    prompt_name: str | None = None
+    """Name of a prompt in the checkpoint's `config_sentence_transformers.json`, such as `query`,
+    which goes before each text. By default the checkpoint's own default is used. It does not change
+    tokens."""
+    add_special_tokens: bool | None = None
+    """Whether special tokens are put around each text as the checkpoint wants, which is the
+    default."""
+    priority: Annotated[int | None, PRIORITY] = None
+    """Priority of the request, as for completions."""
+    cache_salt: Annotated[str | None, SALT] = None
+    """Salt of the prefix cache, as for completions."""
+    user: str | None = None
+    """Does nothing."""
+
+    def to_request(self, before: str) -> GenerationRequest:
+        """Returns the request in the form that all protocols share. The text `before` goes before
+        each text.
+
+        Raises:
+            InvalidRequest: an input is empty.
+        """
+        options = vector_options(
+            add_special_tokens=self.add_special_tokens,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+        )
+        return embedding_request(
+            self.input, options, before=before, model=self.model or "", field="input"
+        )
+
+
+@answer_object
+class Embedding(TypedDict):
+    """The vector of one input."""
+
+    object: Literal["embedding"]
+    """Always `embedding`."""
+    index: int
+    """Index of the input."""
+    embedding: Sequence[float] | str
+    """The vector, in the form of `encoding_format`."""
+
+
+@answer_object
+class Embeddings(TypedDict):
+    """The vectors of all inputs."""
+
+    object: Literal["list"]
+    """Always `list`."""
+    data: list[Embedding]
+    """One entry for each input, in their order."""
+    model: str
+    """Name of the model."""
+    usage: PromptUsage
+    """Numbers of tokens."""
+
+
+async def create_embeddings(api: Api, body: EmbeddingsBody, account: Account) -> Embeddings:
+    """Returns the vectors of texts or tokens."""
+    defaults = api.models.select(body.model or "", account).service.vectors
+    request = body.to_request(defaults.text_before(body.prompt_name))
+    async with api.models.prepare(request, account) as generation:
+        made = await embeddings_of(generation, defaults, n_values=body.dimensions)
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": i, "embedding": _encoded(one, body.encoding_format)}
+            for i, one in enumerate(made)
+        ],
+        "model": generation.model,
+        "usage": usage_of(generation),
+    }
+
+
+def _encoded(vector: Vector, encoding: Encoding | None) -> Sequence[float] | str:
+    if encoding == "base64":
+        return b64encode(little_endian(vector)).decode()
+    return vector.tolist()

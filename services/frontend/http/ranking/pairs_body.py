@@ -1,0 +1,45 @@
+"""The common part of the bodies that ask for scores of pairs of texts."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from services.frontend.generation.vector_requests import score_request, vector_options
+from services.frontend.http.bodies.object_kinds import ExactModel
+from services.frontend.http.bodies.ranges import PRIORITY, SALT
+from services.frontend.request.generation_request import GenerationRequest
+from services.frontend.text.pair_format import PairFormat
+
+
+class PairsBody(ExactModel):
+    """Fields of all bodies that ask for scores of pairs of texts."""
+
+    model: str | None = None
+    """Name of the model; may be left out if the caller may use only one."""
+    instruction: str | None = None
+    """What makes a document relevant, for models whose prompt has a place for it, such as
+    Qwen3-Reranker. By default the model's own instruction is used."""
+    priority: Annotated[int | None, PRIORITY] = None
+    """Priority of the request, as for completions."""
+    cache_salt: Annotated[str | None, SALT] = None
+    """Salt of the prefix cache, as for completions."""
+    user: str | None = None
+    """Does nothing."""
+
+    def to_request(
+        self, pairs: Sequence[tuple[str, str]], format: PairFormat, *, field: str
+    ) -> GenerationRequest:
+        """Returns the request for the scores of pairs, in the form that all protocols share.
+        `field` is the field with the second texts.
+
+        Raises:
+            InvalidRequest: a second text is empty.
+        """
+        options = vector_options(priority=self.priority, cache_salt=self.cache_salt)
+        return score_request(
+            pairs,
+            options,
+            format=format,
+            instruction=self.instruction,
+            model=self.model or "",
+            field=field,
+        )

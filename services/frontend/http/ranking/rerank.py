@@ -1,0 +1,106 @@
+"""POST /v1/rerank, in the form that Jina, Cohere and vLLM share: the body, the answer and the
+handler."""
+
+from typing import Annotated, NotRequired
+
+from typing_extensions import TypedDict
+
+from services.common import errors
+from services.frontend.api_keys import Account
+from services.frontend.generation.scores import scores_of
+from services.frontend.http.bodies.object_kinds import ExactModel
+from services.frontend.http.bodies.ranges import NOT_EMPTY, Within
+from services.frontend.http.protocol.answer_object import answer_object
+from services.frontend.http.protocol.api import Api
+from services.frontend.http.protocol.prompt_usage import PromptUsage, usage_of
+from services.frontend.http.ranking.pairs_body import PairsBody
+
+
+class TextDocument(ExactModel):
+    """A document as an object."""
+
+    text: str
+    """Text of the document."""
+
+
+class RerankBody(PairsBody):
+    """The body of POST /v1/rerank."""
+
+    query: str
+    """What is looked for."""
+    documents: Annotated[list[str | TextDocument], NOT_EMPTY]
+    """The documents, as texts or as objects with a `text`."""
+    top_n: Annotated[int | None, Within({"minimum": 1})] = None
+    """Number of documents to return; by default all."""
+    return_documents: bool | None = None
+    """Whether to return also the texts of the documents, which is the default."""
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the documents."""
+        return [each if isinstance(each, str) else each.text for each in self.documents]
+
+    def check(self) -> None:
+        """Raises InvalidRequest for an empty query, without documents, and for a wrong `top_n`."""
+        for field, value in (("query", self.query), ("documents", self.documents)):
+            if not value:
+                raise errors.InvalidRequest(field, "must not be empty")
+        if self.top_n is not None and self.top_n < 1:
+            raise errors.InvalidRequest("top_n", "must be at least 1")
+
+
+@answer_object
+class RankedText(TypedDict):
+    """The text of a document."""
+
+    text: str
+    """Text of the document."""
+
+
+@answer_object
+class RankedDocument(TypedDict):
+    """A document and its score."""
+
+    index: int
+    """Index of the document in the request."""
+    relevance_score: float
+    """The score: from 0 to 1, unless the checkpoint asks for its logits."""
+    document: NotRequired[RankedText]
+    """The document. Left out if the request says `return_documents: false`."""
+
+
+@answer_object
+class Ranking(TypedDict):
+    """The documents in the order of their scores."""
+
+    id: str
+    """Id of the request."""
+    model: str
+    """Name of the model."""
+    results: list[RankedDocument]
+    """The documents, highest score first."""
+    usage: PromptUsage
+    """Numbers of tokens."""
+
+
+async def rerank(api: Api, body: RerankBody, account: Account) -> Ranking:
+    """Returns documents in the order of their scores for a query."""
+    body.check()
+    texts = body.texts
+    pairs = api.models.select(body.model or "", account).service.pairs
+    request = body.to_request([(body.query, text) for text in texts], pairs, field="documents")
+    async with api.models.prepare(request, account) as generation:
+        scores = await scores_of(generation)
+    order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
+    results: list[RankedDocument] = [
+        {"index": index, "relevance_score": scores[index]} for index in order
+    ]
+    if body.return_documents is not False:
+        for result in results:
+            result["document"] = {"text": texts[result["index"]]}
+    return {
+        "id": generation.request_id,
+        "model": generation.model,
+        "results": results,
+        "usage": usage_of(generation),
+    }

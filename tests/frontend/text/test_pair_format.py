@@ -1,0 +1,28 @@
+"""The prompt of a pair: two texts, that of Qwen3-Reranker, or the operator's own."""
+
+from services.frontend.request.text_pair import TextPair
+from services.frontend.text.pair_format import PairFormat
+from services.frontend.text.tokenizer import Tokenizer
+from tests.frontend import checkpoints
+
+
+def test_texts_of_clients_are_no_places() -> None:
+    format = PairFormat("{instruction}|{query}|{document}|{other}")
+    assert format.prompt("{document}", "{query}", "{query}") == "{query}|{document}|{query}|{other}"
+
+
+def test_the_prompt_of_qwen3_reranker_has_its_instruction() -> None:
+    prompt = PairFormat().prompt("Q", "D")
+    assert isinstance(prompt, str)
+    assert "<Instruct>: Given a web search query, retrieve" in prompt
+    assert "\n<Query>: Q\n<Document>: D<|im_end|>" in prompt
+    assert prompt.endswith("<think>\n\n</think>\n\n")
+
+
+def test_a_classifier_gets_two_texts_that_are_tokenized_apart() -> None:
+    pair = PairFormat(has_classifier=True).prompt("hel", "lo")
+    assert pair == TextPair("hel", "lo")
+    library = checkpoints.byte_level()
+    tokens = Tokenizer(library).to_tokens(TextPair("hel", "lo"))
+    assert list(tokens) == library.encode("hel", "lo").ids
+    assert list(tokens) != library.encode("hello").ids

@@ -1,0 +1,96 @@
+"""Requests for vectors in the scheduling core: they end with their prompts, and no token is sampled
+for them."""
+
+import pytest
+
+from services.scheduler.core.batch import Batch
+from services.scheduler.core.policies.chunked import ChunkedPolicy
+from services.scheduler.core.request import FinishReason, Request, RequestId
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.span_logprobs import SpanLogprobs
+from tests.scheduler.core.workload import build
+
+MOVES = [(1, False), (1, True), (3, False)]
+
+
+def scheduler(pipeline_depth: int, token_hand_off: bool) -> Scheduler:
+    return build(
+        max_batch_size=4,
+        n_blocks=16,
+        block_size=4,
+        pipeline_depth=pipeline_depth + token_hand_off,
+        token_hand_off=token_hand_off,
+        policy=ChunkedPolicy(max_batch_size=4, max_batch_tokens=8),
+        has_prefix_cache=True,
+    )
+
+
+def request(name: str, n_prompt: int, max_new_tokens: int = 0) -> Request:
+    return Request(RequestId(name), range(10, 10 + n_prompt), max_new_tokens)
+
+
+def sent(core: Scheduler) -> list[Batch]:
+    """Selects batches until there is none."""
+    return [batch for batch in iter(core.select, None)]
+
+
+@pytest.mark.parametrize(("pipeline_depth", "token_hand_off"), MOVES)
+def test_a_prompt_is_cut_and_ends_with_its_last_span(
+    pipeline_depth: int, token_hand_off: bool
+) -> None:
+    core = scheduler(pipeline_depth, token_hand_off)
+    core.submit(request("vector", 19))
+    spans, updates, in_flight = [], [], sent(core)
+    while in_flight:
+        batch = in_flight.pop(0)
+        spans += [(span.start_position, span.n_tokens, span.is_sampled) for span in batch.spans]
+        is_last = spans[-1][0] + spans[-1][1] == 19 and not in_flight
+        vectors = {0: SpanLogprobs(vector=b"1234")} if is_last else {}
+        updates += core.apply(batch.iteration, [], vectors)
+        in_flight += sent(core)
+    assert spans == [(0, 8, False), (8, 8, False), (16, 3, False)]
+    (update,) = updates
+    assert (update.token_id, update.finish_reason) == (None, FinishReason.STOP)
+    assert update.logprobs == SpanLogprobs(vector=b"1234")
+    assert len(core.pool) == 0
+    assert core.kv_manager.n_reserved_slots == 0
+
+
+def test_a_vector_shares_a_batch_with_a_decode() -> None:
+    core = scheduler(1, token_hand_off=False)
+    core.submit(request("answer", 3, max_new_tokens=4))
+    assert core.select() is not None
+    core.apply(1, [7])
+    core.submit(request("vector", 5))
+    batch = core.select()
+    assert batch is not None
+    assert [(span.request.request_id, span.is_sampled) for span in batch.spans] == [
+        ("answer", True),
+        ("vector", False),
+    ]
+    updates = core.apply(2, [8], {1: SpanLogprobs(vector=b"1234")})
+    assert [(one.token_id, one.finish_reason) for one in updates] == [
+        (8, None),
+        (None, FinishReason.STOP),
+    ]
+
+
+def test_a_prompt_that_is_suspended_begins_anew() -> None:
+    core = scheduler(1, token_hand_off=False)
+    core.submit(request("vector", 12))
+    assert core.select() is not None
+    core.apply(1, [])
+    assert core.select() is not None
+    begun, ends = core.suspend()
+    assert ([one.request_id for one in begun], ends) == (["vector"], [])
+    assert begun[0].n_scheduled == 0
+
+
+def test_a_cancelled_prompt_ends_when_its_batch_returns() -> None:
+    core = scheduler(1, token_hand_off=False)
+    asked = request("vector", 5)
+    core.submit(asked)
+    assert core.select() is not None
+    assert core.cancel(asked) == []
+    (update,) = core.apply(1, [], {0: SpanLogprobs(vector=b"1234")})
+    assert (update.finish_reason, update.logprobs) == (FinishReason.CANCELLED, None)
