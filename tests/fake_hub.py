@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/(.+)", path):
             repository = self._repository(found[1], found[3])
             if repository is not None:
-                whole = "recursive=True" in self.path
+                whole = "recursive=true" in self.path.lower()
                 self._json(
                     _info(repository) if found[2] == "revision" else _tree(repository, whole)
                 )

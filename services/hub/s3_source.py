@@ -26,7 +26,7 @@ from services.hub.s3_storage import Bucket, StoredObject
 from services.hub.source import Fetched, Say, SourceError, SourceUnreachable
 from services.hub.transfer import TransferProgress, check_space, transfer
 from services.hub.turn import turn_of
-from services.hub.wanted_files import trouble_with, wanted
+from services.hub.wanted_files import MODULES, POOLING_FOLDER, trouble_with, wanted
 
 SCHEME = "s3://"
 GGUF = ".gguf"
@@ -109,7 +109,9 @@ class S3Source:
 
     def _complete(self, cache: Path, state: str) -> Fetched | None:
         directory = self._folder(cache) / "states" / state
-        if not directory.is_dir() or not all(path.is_file() for path in directory.iterdir()):
+        if not directory.is_dir():
+            return None
+        if not all(path.is_file() or path.is_dir() for path in directory.rglob("*")):
             return None
         path = directory / self.key.rpartition("/")[2] if self._is_file else directory
         return Fetched(path, f"state {state[:12]}")
@@ -130,6 +132,9 @@ class S3Source:
         found = {it.key.rpartition("/")[2]: it for it in bucket.objects_in(self.key)}
         if not found:
             raise SourceError(f"{self}: nothing lies below this prefix")
+        if MODULES in found:
+            for it in bucket.objects_in(f"{self.key}/{POOLING_FOLDER}".removeprefix("/")):
+                found[f"{POOLING_FOLDER}/{it.key.rpartition('/')[2]}"] = it
         files = {
             name: found[name] for name in wanted({name: it.size for name, it in found.items()})
         }
@@ -206,7 +211,8 @@ def _link(directory: Path, targets: dict[str, Path]) -> None:
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     for name, target in targets.items():
-        (new / name).symlink_to(os.path.relpath(target, directory))
+        (new / name).parent.mkdir(exist_ok=True)
+        (new / name).symlink_to(os.path.relpath(target, (directory / name).parent))
     os.replace(new, directory)
 
 

@@ -26,7 +26,7 @@ from services.hub.source import Say, SourceError
 from services.hub.transfer import check_space, transfer
 from services.hub.turn import turn_of
 from services.hub.unreachable import unreachable
-from services.hub.wanted_files import trouble_with, wanted
+from services.hub.wanted_files import MODULES, trouble_with, wanted
 
 N_CONNECTIONS = 4
 """Number of large files that are fetched at the same time."""
@@ -92,6 +92,9 @@ def _listing(name: HubName) -> tuple[str, dict[str, RepoFile]]:
         )
     tree = api.list_repo_tree(name.repository, revision=info.sha)
     found = {item.path: item for item in tree if isinstance(item, RepoFile)}
+    if MODULES in found:
+        tree = api.list_repo_tree(name.repository, revision=info.sha, recursive=True)
+        found = {item.path: item for item in tree if isinstance(item, RepoFile)}
     files = {path: found[path] for path in wanted({path: it.size for path, it in found.items()})}
     if trouble := trouble_with({path: file.size for path, file in files.items()}):
         raise SourceError(f"{name.repository}: {trouble}")

@@ -18,8 +18,13 @@ _WANTED = (
     WEIGHTS, PICKLED, "*.json", "*.jinja", "tokenizer.model", "tiktoken.model", "merges.txt",
     "vocab.txt",
 )  # fmt: skip
-_POOLING = "*_Pooling/config.json"
-"""Pattern of the file that says how a checkpoint for vectors pools, in a folder of its own."""
+MODULES = "modules.json"
+"""Name of the file that a checkpoint for vectors has."""
+
+POOLING_FOLDER = "1_Pooling"
+"""Name of the folder with the file that says how a checkpoint for vectors pools."""
+
+_POOLING = f"{POOLING_FOLDER}/config.json"
 
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 """Names of the files that an adapter (LoRA) in PEFT's format has."""
@@ -36,7 +41,7 @@ def wanted(sizes: Mapping[str, int]) -> dict[str, int]:
         path: size
         for path, size in sizes.items()
         if ("/" not in path and any(fnmatch(path, pattern) for pattern in _WANTED))
-        or (path.count("/") == 1 and fnmatch(path, _POOLING))
+        or path == _POOLING
     }
     usual = [path for path in found if fnmatch(path, WEIGHTS) and not fnmatch(path, _OTHER_FORM)]
     if usual:

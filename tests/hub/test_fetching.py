@@ -43,14 +43,25 @@ def fetch(
 
 
 def test_only_what_is_served_is_fetched(hub: FakeHub, tmp_path: Path) -> None:
-    hub.repositories[NAME].files["consolidated.safetensors"] = b"the weights again"
+    files = hub.repositories[NAME].files
+    files |= {"consolidated.safetensors": b"the weights again", "modules.json": b"[]"}
+    files |= {"1_Pooling/config.json": b"{1}", "1_Pooling/README.md": b"words"}
     done = fetch(hub, tmp_path / "m")
     assert done.returncode == 0, done.stderr
     commit = hub.repositories[NAME].commit
     assert done.stdout == f"{NAME}@main is commit {commit} in {tmp_path / 'm'}\n"
-    there = {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()}
-    wanted = ("config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja")
-    assert there == {name: hub.repositories[NAME].files[name] for name in wanted}
+    to = tmp_path / "m"
+    there = {
+        path.relative_to(to).as_posix(): path.read_bytes()
+        for path in to.rglob("*")
+        if path.is_file()
+    }
+    wanted = (
+        *("config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja"),
+        *("modules.json", "1_Pooling/config.json"),
+    )
+    assert set(hub.paths) == set(wanted)
+    assert there == {name: files[name] for name in wanted}
     assert set(hub.paths) == set(wanted)
 
 

@@ -65,6 +65,17 @@ def test_only_what_is_served_is_fetched(s3: FakeS3, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
+def test_the_file_that_says_how_vectors_are_made_is_fetched(s3: FakeS3, tmp_path: Path) -> None:
+    folder = {"1_Pooling/config.json": b"{1}", "1_Pooling/README.md": b"words"}
+    s3.put("models", "llms/small", {"modules.json": b"[]", **folder})
+    for _ in range(2):
+        assert fetch(s3, tmp_path / "m").returncode == 0
+    assert (tmp_path / "m" / "1_Pooling" / "config.json").read_bytes() == b"{1}"
+    assert (tmp_path / "m" / "config.json").read_bytes() == b"{}"
+    assert not (tmp_path / "m" / "1_Pooling" / "README.md").exists()
+
+
+@pytest.mark.thorough
 def test_storage_without_etags_is_read_all_the_same(s3: FakeS3, tmp_path: Path) -> None:
     s3.has_etags = False
     done = fetch(s3, tmp_path / "m")
