@@ -58,6 +58,12 @@ class Servicer:
     async def Detokenize(self, request: Any, context: Any) -> inference_pb2.DetokenizeResponse:
         return inference_pb2.DetokenizeResponse()
 
+    async def Embed(self, request: Any, context: Any) -> inference_pb2.EmbedResponse:
+        return inference_pb2.EmbedResponse()
+
+    async def Score(self, request: Any, context: Any) -> inference_pb2.ScoreResponse:
+        return inference_pb2.ScoreResponse()
+
     async def DescribeModel(self, request: Any, context: Any) -> Any:
         return inference_pb2.DescribeModelResponse()
 

@@ -55,7 +55,7 @@ def reported(
         [max(0, token_id) for token_id in token_ids],
         sorted(broken),
         [one for one in spans if one.of.span not in broken],
-        [(span, values) for span, values in pooled if span not in broken],
+        tuple((span, values) for span, values in pooled if span not in broken),
     )
 
 

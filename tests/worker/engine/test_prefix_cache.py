@@ -100,7 +100,7 @@ class Stages:
         hidden = None
         for stage in self._stages[:-1]:
             (hidden,) = stage.run(plan, hidden)
-        sampled, logits = self._stages[-1].run(plan, hidden)
+        sampled, logits, *_ = self._stages[-1].run(plan, hidden)
         requests = [span.request.request_id for span in batch.spans if span.is_sampled]
         for request_id, of_token in zip(requests, logits, strict=True):
             self.logits.setdefault(request_id, []).append(of_token)

@@ -7,6 +7,7 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from services.worker.engine.logprobs import BatchLogprobs, LogprobColumns, LogprobSpan
+from services.worker.engine.pooled_requests import BatchVectors
 from services.worker.rank.reported_tokens import ReportedTokens, reported
 
 
@@ -53,3 +54,11 @@ def test_a_log_probability_that_is_not_finite_breaks_its_span(wrong: float) -> N
     tokens = reported([7, 8], logprobs, plan([True, False, True]))
     assert (tokens.token_ids, tokens.broken) == ([7, 8], [1])
     assert [one.of.span for one in tokens.logprobs] == [0, 2]
+
+
+def test_a_vector_that_is_not_finite_breaks_its_span() -> None:
+    message = plan([False, True, False], [[], [], []])
+    values = torch.tensor([[1.0, float("nan")], [2.0, 3.0]])
+    found = reported([7], None, message, BatchVectors((0, 2), values))
+    assert (found.token_ids, found.broken) == ([7], [0])
+    assert [(span, vector.tolist()) for span, vector in found.vectors] == [(2, [2.0, 3.0])]
