@@ -4,7 +4,9 @@ for them."""
 import pytest
 
 from services.scheduler.core.batch import Batch
+from services.scheduler.core.policies import PolicyOptions
 from services.scheduler.core.policies.chunked import ChunkedPolicy
+from services.scheduler.core.policies.registry import POLICIES
 from services.scheduler.core.request import FinishReason, Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.span_logprobs import SpanLogprobs
@@ -73,6 +75,32 @@ def test_a_vector_shares_a_batch_with_a_decode() -> None:
         (8, None),
         (None, FinishReason.STOP),
     ]
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("token_hand_off", [False, True])
+def test_vectors_and_answers_end_under_every_policy(policy: str, token_hand_off: bool) -> None:
+    options = PolicyOptions(max_batch_size=3, max_batch_tokens=8)
+    core = build(
+        max_batch_size=3,
+        n_blocks=40,
+        block_size=4,
+        pipeline_depth=1 + token_hand_off,
+        token_hand_off=token_hand_off,
+        policy=POLICIES[policy].of(options),
+    )
+    asked = [request(str(i), 3 + 4 * i, max_new_tokens=0 if i % 3 else 4) for i in range(8)]
+    for one in asked:
+        core.submit(one)
+    in_flight = sent(core)
+    n_ended = 0
+    while in_flight:
+        batch = in_flight.pop(0)
+        updates = core.apply(batch.iteration, [7] * batch.n_sampled)
+        n_ended += sum(update.finish_reason is not None for update in updates)
+        in_flight += sent(core)
+    assert n_ended == len(asked)
+    assert [len(one.generated_token_ids) for one in asked] == [4, 0, 0, 4, 0, 0, 4, 0]
 
 
 def test_a_prompt_that_is_suspended_begins_anew() -> None:

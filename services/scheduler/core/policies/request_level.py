@@ -89,9 +89,7 @@ class RequestLevelPolicy(Policy):
         """Returns the selections for the next iteration of a part of a batch. Returns an empty list
         if one of its requests is in flight."""
         left = [one for one in part if one.state is not _FINISHED and not one.is_cancelled]
-        left = [
-            one for one in left if len(one.generated_token_ids) + one.n_awaited < one.max_new_tokens
-        ]
+        left = [one for one in left if _has_more(one)]
         selections = []
         if ready.issuperset(left):
             for request in left:
@@ -101,3 +99,10 @@ class RequestLevelPolicy(Policy):
                 n_tokens = self.n_tokens(request, self._group_of[request])
                 selections.append(Selection(request, n_tokens, reservation))
         return selections
+
+
+def _has_more(request: Request) -> bool:
+    """Returns whether a request needs an iteration beside those in flight."""
+    if request.wants_vector:
+        return request.n_scheduled < request.n_tokens
+    return len(request.generated_token_ids) + request.n_awaited < request.max_new_tokens
