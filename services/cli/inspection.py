@@ -38,7 +38,7 @@ from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.kv_groups import KVGroups
 from services.worker.models.registry import FAMILIES
-from services.worker.models.stage import StagePlace, layer_range
+from services.worker.models.stage_place import StagePlace, layer_range
 from services.worker.models.tensor_files import CheckpointError, TensorFiles
 from services.worker.models.weights import Part, WantedTensors
 

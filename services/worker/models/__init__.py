@@ -21,7 +21,8 @@ from __future__ import annotations
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.directory_files import checkpoint_digest, weights_digest
 from services.worker.models.registry import random_stage
-from services.worker.models.stage import StageModel, layer_range
+from services.worker.models.stage import StageModel
+from services.worker.models.stage_place import layer_range
 from services.worker.models.tensor_files import CheckpointError
 
 __all__ = [

@@ -21,7 +21,7 @@ from services.worker.models.checkpoint import Checkpoint
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig
 from services.worker.models.registry import FAMILIES, read_stage
-from services.worker.models.stage import StagePlace
+from services.worker.models.stage_place import StagePlace
 from services.worker.models.tensor_files import Header, TensorFiles
 from services.worker.models.weights import Part, WantedTensors
 

@@ -33,7 +33,8 @@ from services.worker.models.layers import RMSNorm, VocabParallelEmbedding, Vocab
 from services.worker.models.pooler import Pooler, norm_program
 from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RotaryConfig
-from services.worker.models.stage import StageModel, StagePlace
+from services.worker.models.stage import StageModel
+from services.worker.models.stage_place import StagePlace
 from services.worker.models.stage_program import StagePieces
 from services.worker.models.weights import Shard, TensorSource
 

@@ -55,7 +55,8 @@ from services.worker.models.families.seed_oss import SeedOssStage
 from services.worker.models.families.smollm3 import SmolLM3Stage
 from services.worker.models.families.starcoder2 import Starcoder2Stage
 from services.worker.models.random_tensors import RandomTensors
-from services.worker.models.stage import StageModel, StagePlace, layer_range
+from services.worker.models.stage import StageModel
+from services.worker.models.stage_place import StagePlace, layer_range
 from services.worker.models.tensor_files import TensorFiles
 from services.worker.models.tensor_parallel import check_rank
 from services.worker.models.weight_cache import CachedShare

@@ -20,7 +20,7 @@ from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config_file import read_config
 from services.worker.models.directory_files import DirectoryFiles
 from services.worker.models.registry import FAMILIES
-from services.worker.models.stage import StagePlace, layer_range
+from services.worker.models.stage_place import StagePlace, layer_range
 from services.worker.models.weights import WantedTensors
 
 CPU = torch.device("cpu")

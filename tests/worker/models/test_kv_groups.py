@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from services.worker.engine.kv_cache import KVCache, kv_block_bytes
 from services.worker.models.config import KVSizes, ModelConfig
 from services.worker.models.kv_groups import KVGroups
-from services.worker.models.stage import layer_range
+from services.worker.models.stage_place import layer_range
 
 
 @dataclass(frozen=True, kw_only=True)
