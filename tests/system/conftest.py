@@ -79,13 +79,14 @@ def receiver() -> Iterator[TraceReceiver]:
 
 @pytest.fixture(scope="package")
 def two_stages(model: Path, profiles: Path, receiver: TraceReceiver) -> Iterator[Stack]:
-    """Two stages that draft nothing, whose batches hold at most two requests and whose iterations
-    are all traced; shared, so no test may harm it."""
+    """Two stages that also make vectors and draft nothing, whose batches hold at most two requests
+    and whose iterations are all traced; shared, so no test may harm it."""
     with serving(
         model,
         frontend="tool-parser=hermes",
         scheduler="speculative-tokens=0",
         stages=2,
+        pooling="mean",
         max_batch_size=2,
         profile_dir=profiles,
         traced_iterations_per_s=ALL_ITERATIONS_PER_S,

@@ -22,6 +22,9 @@ from tests.pooling import cosine, oracle_vector, write_embedder
 from tests.system.conftest import MODEL, tokens, write_model
 from tests.system.stack import Stack, serving
 
+# Systems of their own take many seconds of a processor.
+of_own_system = pytest.mark.thorough
+
 SIZES = {**SMALL, **MODEL, "max_position_embeddings": 600}
 TEXTS = ["the quick brown fox", "hello world " * 60, "once upon a time there was a small whale"]
 
@@ -67,6 +70,7 @@ def to_tokens(directory: Path, text: str) -> list[int]:
     return ids
 
 
+@of_own_system
 def test_vectors_of_texts_are_those_of_transformers(stack: Stack, embedder: Path) -> None:
     for text, found in zip(TEXTS, embed(stack, TEXTS), strict=True):
         expected = oracle_vector(embedder, to_tokens(embedder, text), "last")
@@ -74,12 +78,14 @@ def test_vectors_of_texts_are_those_of_transformers(stack: Stack, embedder: Path
         assert math.hypot(*found) == pytest.approx(1)
 
 
+@of_own_system
 def test_a_named_prompt_goes_before_each_text(stack: Stack, embedder: Path) -> None:
     prompted = to_tokens(embedder, "Instruct: find it\nQuery: " + TEXTS[0])
     assert embed(stack, TEXTS[0], prompt_name="query") == embed(stack, prompted)
     assert embed(stack, TEXTS[0], prompt_name="document") == embed(stack, TEXTS[0])
 
 
+@of_own_system
 def test_tokens_and_base64_and_shorter_vectors(stack: Stack, embedder: Path) -> None:
     response = stack.post("/v1/embeddings", {"input": [[5, 6, 7], [8, 9]]}).json()
     assert response["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
@@ -91,6 +97,7 @@ def test_tokens_and_base64_and_shorter_vectors(stack: Stack, embedder: Path) -> 
     assert short == pytest.approx([value / length for value in whole[:8]], rel=1e-6)
 
 
+@of_own_system
 def test_a_vector_is_the_same_alone_and_in_company(stack: Stack) -> None:
     source = Random(3)
     prompts = [tokens(source, 90) for _ in range(24)]
@@ -100,6 +107,7 @@ def test_a_vector_is_the_same_alone_and_in_company(stack: Stack) -> None:
     assert embed(stack, prompts) == alone
 
 
+@of_own_system
 def test_grpc_has_the_same_vectors_and_errors(stack: Stack) -> None:
     inputs = [
         inference_pb2.Prompt(text=TEXTS[0]),
@@ -126,6 +134,7 @@ def test_grpc_has_the_same_vectors_and_errors(stack: Stack) -> None:
             )
 
 
+@of_own_system
 @pytest.mark.parametrize(
     ("body", "param", "why"),
     [
@@ -150,13 +159,37 @@ def test_wrong_input_names_its_field(
     assert why in message
 
 
+@of_own_system
 def test_the_longest_prompt_has_a_vector(stack: Stack) -> None:
     assert len(embed(stack, [3] * 600)[0]) == 48
 
 
+@of_own_system
 def test_a_model_for_vectors_answers_nothing(stack: Stack) -> None:
     param, message = refusal(stack, "/v1/completions", {"prompt": "x"})
     assert (param, "makes vectors" in message) == ("model", True)
+
+
+def test_a_model_that_answers_makes_vectors_with_a_setting(two_stages: Stack, model: Path) -> None:
+    texts = embed(two_stages, [TEXTS[0], TEXTS[1]])
+    (of_tokens,) = embed(two_stages, [5, 6, 7])
+    prompts = [to_tokens(model, TEXTS[0]), [5, 6, 7], to_tokens(model, TEXTS[1])]
+    for prompt, found in zip(prompts, (texts[0], of_tokens, texts[1]), strict=True):
+        expected = oracle_vector(model, prompt, "mean").tolist()
+        assert cosine(found, expected) >= 0.99999
+        assert math.hypot(*found) == pytest.approx(1)
+    with two_stages.inference() as stub:
+        request = inference_pb2.EmbedRequest(inputs=[inference_pb2.Prompt(text=TEXTS[0])])
+        assert list(stub.Embed(request).embeddings[0].values) == texts[0]
+    wrong: list[tuple[str, dict[str, Any], str]] = [
+        ("/v1/embeddings", {"input": ["good", ""]}, "input[1]"),
+        ("/v1/embeddings", {"input": [[1, 2], [5, 340]]}, "input[1]"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 7}, "dimensions"),
+        ("/v1/score", {"text_1": "x", "text_2": "y"}, "model"),
+        ("/v1/rerank", {"query": "x", "documents": ["y", ""]}, "documents[1]"),
+    ]
+    for path, body, param in wrong:
+        assert refusal(two_stages, path, body)[0] == param
 
 
 def test_a_model_that_answers_makes_no_vectors_by_itself(one_stage: Stack) -> None:

@@ -21,6 +21,8 @@ from tests.system.conftest import MODEL, write_model
 from tests.system.stack import Stack, serving
 from tests.system.test_embeddings import refusal
 
+pytestmark = pytest.mark.thorough
+
 QUERY = "the whale"
 DOCUMENTS = ["once upon a time", "hello wörld", "the lazy dog jumps", "a small whale there was"]
 
@@ -130,7 +132,6 @@ def with_answers(directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{}, {"stages": 2}, {"tp": 2}], ids=str)
 def test_scores_from_yes_and_no_are_those_of_the_models_logits(
     tmp_path: Path, options: dict[str, Any]
