@@ -21,8 +21,8 @@ DEMO = ROOT / "models" / "demo"
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Stack]:
-    """A stack as `make run` serves it, with room for few requests."""
-    with serving(DEMO, max_requests=3) as stack:
+    """A stack as `make run` serves it, with room for few requests, that also makes vectors."""
+    with serving(DEMO, max_requests=3, pooling="mean") as stack:
         yield stack
 
 
@@ -30,6 +30,17 @@ def demo() -> Iterator[Stack]:
 def client(demo: Stack) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{demo.http}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+def test_the_official_client_gets_vectors(client: openai.OpenAI) -> None:
+    texts, model = ["hello", "copy a file"], "demo"
+    packed = client.embeddings.create(model=model, input=texts)  # in base64, by default
+    plain = client.embeddings.create(model=model, input=texts, encoding_format="float")
+    assert [one.embedding for one in packed.data] == [one.embedding for one in plain.data]
+    assert packed.usage.prompt_tokens == packed.usage.total_tokens > 2
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model=model, input=["good", ""])
+    assert caught.value.param == "input[1]"
 
 
 @pytest.mark.thorough
