@@ -230,7 +230,7 @@ class Account:
         if limit is not None and n_answers > limit:
             self._refusals[Refusal.KEY_IN_FLIGHT] += 1
             raise errors.InvalidRequest(
-                "n" if len(request.prompts) == 1 else "prompt",
+                request.n_answers_field,
                 f"asks for {n_answers} answers at once; this API key allows {limit}",
             )
         return self._take(n_answers)

@@ -151,7 +151,13 @@ def test_protos_and_bodies_have_the_fields_of_the_definition() -> None:
     named = {field.name for field in dataclasses.fields(GenerationOptions)}
     spelled = {"max_tokens_field", "format_field", "format_schema", "logprobs_field"}
     counts = {"n_logprobs", "n_prompt_logprobs"}
-    derived = {"defaulted", "default_max_tokens", "is_receipt_optional", "wants_vector"}
+    derived = {
+        "defaulted",
+        "default_max_tokens",
+        "is_receipt_optional",
+        "wants_score",
+        "wants_vector",
+    }
     # A format becomes a grammar.
     in_other_words = {"format", "logprobs", "prompt_logprobs"}
     assert over_grpc == named - spelled - counts - derived | in_other_words

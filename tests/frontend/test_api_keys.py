@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -279,7 +280,14 @@ def test_answers_in_flight_are_limited_and_come_back_once() -> None:
     account.in_flight(answers(3))
 
 
-@pytest.mark.parametrize(("request_", "field"), [(answers(4), "n"), (answers(1, 4), "prompt")])
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (answers(4), "n"),
+        (answers(1, 4), "prompt"),
+        (replace(answers(1, 4), prompts_field="documents"), "documents"),
+    ],
+)
 def test_more_answers_than_can_ever_be_in_flight_are_a_mistake(
     request_: GenerationRequest, field: str
 ) -> None:

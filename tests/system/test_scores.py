@@ -144,8 +144,8 @@ def test_scores_from_yes_and_no_are_those_of_the_models_logits(
             body = {"query": QUERY, "documents": DOCUMENTS, "instruction": instruction}
             for one in answered(stack, "/v1/rerank", body)["results"]:
                 prompt = made.prompt(QUERY, DOCUMENTS[one["index"]], instruction)
-                assert (instruction or DEFAULT_INSTRUCTION) in str(prompt)
-                logits = oracle.logits(tokenizer.encode(str(prompt)).ids)[-1]
+                assert (instruction or DEFAULT_INSTRUCTION) in prompt.text
+                logits = oracle.logits(tokenizer.encode(prompt.text).ids)[-1]
                 yes, no = (logits[tokenizer.token_to_id(answer)] for answer in ("yes", "no"))
                 assert one["relevance_score"] == pytest.approx(
                     probability(float(yes - no)), abs=1e-4

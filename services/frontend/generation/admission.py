@@ -87,7 +87,7 @@ class Admission:
         if n_answers > self._max_in_flight:
             self.refusals[Refusal.IN_FLIGHT] += 1
             raise errors.InvalidRequest(
-                "n" if len(request.prompts) == 1 else "prompt",
+                request.n_answers_field,
                 f"asks for {n_answers} answers at once; {self._max_in_flight} can be in the making",
             )
         n_counted = min(n_answers, self.max_answers_at_once)

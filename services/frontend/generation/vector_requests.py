@@ -5,22 +5,27 @@ from collections.abc import Sequence
 from services.common import errors
 from services.common.priority import DEFAULT_PRIORITY
 from services.frontend.request.generation_request import (
+    MAX_ANSWERS,
     GenerationOptions,
     GenerationRequest,
     Prompt,
 )
+from services.frontend.request.text_parts import TextParts
 from services.frontend.text.pair_format import PairFormat
 
 
 def vector_options(
     *,
+    wants_score: bool = False,
     add_special_tokens: bool | None = None,
     priority: int | None = None,
     cache_salt: str | None = None,
 ) -> GenerationOptions:
-    """Returns the options of a request for vectors. None means the default."""
+    """Returns the options of a request for vectors, which are scores of pairs of texts if
+    `wants_score`. None means the default."""
     return GenerationOptions(
         wants_vector=True,
+        wants_score=wants_score,
         add_special_tokens=add_special_tokens,
         priority=DEFAULT_PRIORITY if priority is None else priority,
         cache_salt=cache_salt or "",
@@ -34,11 +39,15 @@ def embedding_request(
     request. The text `before` goes before each text.
 
     Raises:
-        InvalidRequest: an input is empty.
+        InvalidRequest: there are too many inputs, or one is empty.
     """
+    check_number(field, len(inputs))
     check_not_empty(field, inputs)
     return GenerationRequest(
-        prompts=tuple(before + each if isinstance(each, str) else each for each in inputs),
+        prompts=tuple(
+            TextParts((before, each)) if before and isinstance(each, str) else each
+            for each in inputs
+        ),
         options=options,
         model=model,
         prompts_field=field,
@@ -58,8 +67,9 @@ def score_request(
     the pairs or with their second texts.
 
     Raises:
-        InvalidRequest: a second text is empty.
+        InvalidRequest: there are too many pairs, or a second text is empty.
     """
+    check_number(field, len(pairs))
     check_not_empty(field, [second for _, second in pairs])
     return GenerationRequest(
         prompts=tuple(format.prompt(*pair, instruction) for pair in pairs),
@@ -67,6 +77,13 @@ def score_request(
         model=model,
         prompts_field=field,
     )
+
+
+def check_number(field: str, n_items: int) -> None:
+    """Raises InvalidRequest, which names the list `field`, if it has more items than a request may
+    have vectors. To be called before anything is made of each item."""
+    if n_items > MAX_ANSWERS:
+        raise errors.InvalidRequest(field, f"has {n_items} items; at most {MAX_ANSWERS} may be")
 
 
 def check_not_empty(field: str, prompts: Sequence[Prompt]) -> None:

@@ -4,18 +4,20 @@ from orcinus.v1 import inference_pb2
 
 from services.common import errors
 from services.frontend.generation.vector_requests import (
+    check_number,
     embedding_request,
     score_request,
     vector_options,
 )
 from services.frontend.grpc.requests import check_known, to_prompt
-from services.frontend.request.generation_request import (
-    MAX_ANSWERS,
-    GenerationRequest,
-    Prompt,
-)
+from services.frontend.request.generation_request import GenerationRequest, Prompt
 from services.frontend.request.vector_defaults import VectorDefaults
 from services.frontend.text.pair_format import PairFormat
+
+FLOAT_BYTES = 4
+
+FIELD_BYTES = 12
+"""Largest number of bytes of the tags and lengths of the fields around a vector."""
 
 
 def to_embedding_request(
@@ -28,7 +30,6 @@ def to_embedding_request(
         InvalidRequest: a field is missing, unknown or wrong.
     """
     check_known("request", message)
-    _check_number("inputs", len(message.inputs))
     name = message.prompt_name if message.HasField("prompt_name") else None
     adds = message.add_special_tokens if message.HasField("add_special_tokens") else None
     return embedding_request(
@@ -49,18 +50,23 @@ def to_score_request(message: inference_pb2.ScoreRequest, format: PairFormat) ->
         InvalidRequest: a field is missing, unknown or wrong.
     """
     check_known("request", message)
-    _check_number("pairs", len(message.pairs))
+    check_number("pairs", len(message.pairs))
     for index, pair in enumerate(message.pairs):
         if not pair.first:
             raise errors.InvalidRequest(f"pairs[{index}]", "must not be empty")
     return score_request(
         [(pair.first, pair.second) for pair in message.pairs],
-        vector_options(priority=message.priority, cache_salt=message.cache_salt),
+        vector_options(wants_score=True, priority=message.priority, cache_salt=message.cache_salt),
         format=format,
         instruction=message.instruction if message.HasField("instruction") else None,
         model=message.model,
         field="pairs",
     )
+
+
+def vector_message_bytes(n_values: int) -> int:
+    """Returns the number of bytes that a vector of `n_values` elements takes in a message."""
+    return FLOAT_BYTES * n_values + FIELD_BYTES
 
 
 def _to_input(index: int, prompt: inference_pb2.Prompt) -> Prompt:
@@ -71,8 +77,3 @@ def _to_input(index: int, prompt: inference_pb2.Prompt) -> Prompt:
         return to_prompt(prompt)
     except errors.InvalidRequest as error:
         raise error.renamed(field) from None
-
-
-def _check_number(field: str, n_items: int) -> None:
-    if n_items > MAX_ANSWERS:
-        raise errors.InvalidRequest(field, f"has {n_items} items; at most {MAX_ANSWERS} may be")

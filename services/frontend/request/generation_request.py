@@ -19,6 +19,7 @@ from services.frontend.request.json_schema.client_schema import ClientSchema
 from services.frontend.request.output_format import OutputFormat
 from services.frontend.request.resumption import SEED_FIELD, Resumption
 from services.frontend.request.text_pair import TextPair
+from services.frontend.request.text_parts import TextParts
 
 DEFAULT_MAX_TOKENS = 16
 """Default of `max_tokens` for text and token prompts, as in the OpenAI API."""
@@ -64,8 +65,8 @@ _N = WholeNumbers(1, MAX_N)
 _N_LOGPROBS = WholeNumbers(0, MAX_LOGPROBS)
 
 
-Prompt = str | tuple[int, ...] | Conversation | TextPair
-"""Type of a prompt: text, tokens, a conversation or two texts."""
+Prompt = str | tuple[int, ...] | Conversation | TextPair | TextParts
+"""Type of a prompt: text, tokens, a conversation, two texts or a text in parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +113,8 @@ class GenerationOptions:
     priority: int = DEFAULT_PRIORITY  # requests with a lower number begin earlier
     wants_vector: bool = False
     """Whether the request is for the vector of each prompt, instead of an answer to it."""
+    wants_score: bool = False
+    """Whether the vector must be the score of a pair of texts."""
     receipt: bool = False
     """Whether each answer has a receipt that says how the answer was made."""
     is_receipt_optional: bool = False
@@ -218,6 +221,11 @@ class GenerationRequest:
         return prompt_field(self.prompts[index])
 
     @property
+    def n_answers_field(self) -> str:
+        """Name of the field of the client's request that asks for so many answers."""
+        return self.prompts_field or ("n" if len(self.prompts) == 1 else "prompt")
+
+    @property
     def n_answers(self) -> int:
         """Number of answers to all prompts together."""
         return len(self.prompts) * self.options.n_generated
@@ -235,6 +243,8 @@ class GenerationRequest:
                     n_bytes += prompt.n_bytes
                 case TextPair():
                     n_bytes += getsizeof(prompt.first) + getsizeof(prompt.second)
+                case TextParts():
+                    n_bytes += sum(map(getsizeof, prompt.parts))
                 case tuple():
                     n_bytes += TOKEN_BYTES * len(prompt)
         if self.resumption is not None:
@@ -291,10 +301,8 @@ def n_characters(prompt: Prompt) -> int:
     match prompt:
         case str():
             return len(prompt)
-        case Conversation():
+        case Conversation() | TextPair() | TextParts():
             return prompt.n_characters
-        case TextPair():
-            return len(prompt.first) + len(prompt.second)
     return 0
 
 

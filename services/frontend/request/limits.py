@@ -44,13 +44,18 @@ class ModelLimits:
 
     def check_kind(self, options: GenerationOptions) -> None:
         """Raises InvalidRequest if the model does not do what is asked for: it makes no vectors, or
-        only makes vectors."""
+        only makes vectors, or these are no scores but embeddings, or the other way round."""
         pooling = self.pooling
         if options.wants_vector and pooling is None:
             raise errors.InvalidRequest(
                 "model",
                 "makes no vectors: neither its files nor the workers' setting `pooling` say how",
             )
+        if options.wants_vector and pooling is not None:
+            if options.wants_score and not pooling.makes_scores:
+                raise errors.InvalidRequest("model", "makes embeddings, and no scores of pairs")
+            if pooling.makes_scores and not options.wants_score:
+                raise errors.InvalidRequest("model", "makes scores of pairs, and no embeddings")
         if not options.wants_vector and pooling is not None and not pooling.generates:
             raise errors.InvalidRequest("model", "makes vectors, and generates no tokens")
 
@@ -151,10 +156,8 @@ class ModelLimits:
 
     @property
     def _context_words(self) -> str:
-        return (
-            f"this model's maximum context length is {self.pipeline.max_model_len} tokens, which "
-            "prompt and answer share"
-        )
+        words = f"this model's maximum context length is {self.pipeline.max_model_len} tokens"
+        return f"{words}, which prompt and answer share" if self.needs_room else words
 
     def check_prompt_logprobs(self, options: GenerationOptions, *, n_prompt: int) -> None:
         """Raises InvalidRequest if the client requests too many log-probabilities for a prompt of

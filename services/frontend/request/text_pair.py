@@ -12,6 +12,11 @@ class TextPair:
     second: str
 
     @property
+    def n_characters(self) -> int:
+        """Number of characters of both texts."""
+        return len(self.first) + len(self.second)
+
+    @property
     def text(self) -> str:
         """Both texts as one."""
         return self.first + self.second

@@ -50,8 +50,10 @@ class VectorDefaults:
         if default and default not in prompts:
             raise ValueError(f"{path}: default_prompt_name names none of the prompts")
         lengths = config.get("matryoshka_dimensions") or []
-        if not isinstance(lengths, list) or not _are(int, lengths):
-            raise ValueError(f"{directory / 'config.json'}: matryoshka_dimensions are no numbers")
+        if not isinstance(lengths, list) or not _are(int, lengths) or min(lengths, default=1) < 1:
+            raise ValueError(
+                f"{directory / 'config.json'}: matryoshka_dimensions are no positive numbers"
+            )
         return cls(
             prompts=prompts,
             default_prompt=default,

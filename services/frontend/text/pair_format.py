@@ -6,8 +6,8 @@ them. All others get the prompt of Qwen3-Reranker. The setting `pair_template` r
 
 import re
 
-from services.frontend.request.generation_request import Prompt
 from services.frontend.request.text_pair import TextPair
+from services.frontend.request.text_parts import TextParts
 
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 """The instruction of Qwen3-Reranker where the client gives none."""
@@ -20,7 +20,8 @@ QWEN3_RERANKER = (
 )
 """The prompt of Qwen3-Reranker, from its model card."""
 
-_FIELD = re.compile(r"\{(instruction|query|document)\}")
+_PLACE = re.compile(r"\{(instruction|query|document)\}")
+"""Pattern of a place. A template that is split at its places has their names between the texts."""
 
 
 class PairFormat:
@@ -29,15 +30,21 @@ class PairFormat:
     def __init__(self, template: str = "", *, has_classifier: bool = False) -> None:
         """`template` has `{query}`, `{document}` and perhaps `{instruction}`. When it is empty,
         `has_classifier` says whether the checkpoint has a classification head."""
-        self._template = template or ("" if has_classifier else QWEN3_RERANKER)
+        template = template or ("" if has_classifier else QWEN3_RERANKER)
+        self._pieces = _PLACE.split(template) if template else ()
 
-    def prompt(self, query: str, document: str, instruction: str | None = None) -> Prompt:
-        """Returns the prompt for a query and a document."""
-        if not self._template:
+    def prompt(
+        self, query: str, document: str, instruction: str | None = None
+    ) -> TextPair | TextParts:
+        """Returns the prompt for a query and a document. The prompts of one query share its
+        memory."""
+        if not self._pieces:
             return TextPair(query, document)
         given = {
             "instruction": DEFAULT_INSTRUCTION if instruction is None else instruction,
             "query": query,
             "document": document,
         }
-        return _FIELD.sub(lambda match: given[match[1]], self._template)
+        return TextParts(
+            tuple(given[one] if index % 2 else one for index, one in enumerate(self._pieces))
+        )

@@ -25,6 +25,7 @@ from services.frontend.request.limits import ModelLimits
 from services.frontend.request.memory_budget import Share
 from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.request.text_pair import TextPair
+from services.frontend.request.text_parts import TextParts
 from services.frontend.settings import FEWEST_CHARACTERS
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.template_sandbox import TooMuch, TooSlow
@@ -103,16 +104,19 @@ class PromptEncoder:
         The limits of the model are checked too, if they are known.
 
         Raises:
-            InvalidRequest: the prompts are too long.
+            InvalidRequest: a prompt is too long, or all prompts together are.
         """
-        n_left = self._limits.max_characters
+        most = n_left = self._limits.max_characters
         if limits is not None and request.options.wants_vector:
             limits = limits.of_prompts_alone()
         for index, prompt in enumerate(request.prompts):
             field = request.field_of(index)
             n_left -= n_characters(prompt)
             if n_left < 0:
-                raise self._too_long(field, self._limits.max_characters, limits)
+                is_long_alone = isinstance(prompt, str) and len(prompt) > most
+                if request.prompts_field and not is_long_alone:
+                    raise self._too_many_characters(request.prompts_field)
+                raise self._too_long(field, most, limits)
             if limits is not None and not isinstance(prompt, Conversation):
                 self._check_model_length(field, prompt, limits)
 
@@ -202,12 +206,12 @@ class PromptEncoder:
 
     async def _text(
         self,
-        prompt: str | Conversation | TextPair,
+        prompt: str | Conversation | TextPair | TextParts,
         limits: ModelLimits,
         share: Share,
         max_characters: int,
     ) -> str:
-        if isinstance(prompt, TextPair):
+        if isinstance(prompt, TextPair | TextParts):
             return prompt.text
         if isinstance(prompt, str):
             return prompt
@@ -269,15 +273,16 @@ class PromptEncoder:
             raise TooManyTokens(n_tokens)
 
     def _check_model_length(
-        self, field: str, prompt: str | tuple[int, ...] | TextPair, limits: ModelLimits
+        self, field: str, prompt: str | tuple[int, ...] | TextPair | TextParts, limits: ModelLimits
     ) -> None:
-        if isinstance(prompt, TextPair):
-            prompt = prompt.text
-        is_text = isinstance(prompt, str)
-        n_tokens = self._tokenizer.min_tokens(prompt) if isinstance(prompt, str) else len(prompt)
+        is_text = not isinstance(prompt, tuple)
+        n_tokens = len(prompt) if isinstance(prompt, tuple) else self._fewest_tokens(prompt)
         if limits.is_too_long(n_tokens):
             self._refusals[Refusal.PROMPT_TOO_LONG] += 1
             limits.check_length(field, n_tokens, is_least=is_text)
+
+    def _fewest_tokens(self, prompt: str | TextPair | TextParts) -> int:
+        return self._tokenizer.min_tokens(n_characters(prompt))
 
     async def _render(
         self, conversation: Conversation, limits: ModelLimits, share: Share, max_characters: int
@@ -313,6 +318,15 @@ class PromptEncoder:
             ) from error
         except TooMuch as error:
             raise self._too_long("messages", max_characters, limits) from error
+
+    def _too_many_characters(self, field: str) -> errors.InvalidRequest:
+        """Returns the error for a list of prompts that have too many characters together."""
+        self._refusals[Refusal.PROMPT_TOO_LONG] += 1
+        return errors.InvalidRequest(
+            field,
+            f"all texts together have more than {self._limits.max_characters} characters, with "
+            "what is repeated for each; send fewer at once",
+        )
 
     def _too_long(
         self, field: str, max_characters: int, limits: ModelLimits | None

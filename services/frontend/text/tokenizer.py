@@ -146,10 +146,10 @@ class Tokenizer:
                 raise ValueError(f"{path} is broken: {error}") from error
             raise
 
-    def min_tokens(self, text: str) -> int:
-        """Returns a lower bound on the number of tokens of a text, which follows from its length
-        alone. Returns 0 if no bound is known."""
-        return 0 if self._longest_token is None else -(-len(text) // self._longest_token)
+    def min_tokens(self, n_characters: int) -> int:
+        """Returns a lower bound on the number of tokens of a text of `n_characters` characters.
+        Returns 0 if no bound is known."""
+        return 0 if self._longest_token is None else -(-n_characters // self._longest_token)
 
     def to_tokens(
         self,

@@ -59,6 +59,7 @@ def test_vectors_are_cut_to_declared_lengths(
         ({"prompts": {"query": 3}}, None, "prompts are not texts"),
         ({"default_prompt_name": "query"}, None, "default_prompt_name"),
         (None, {"matryoshka_dimensions": ["8"]}, "matryoshka_dimensions"),
+        (None, {"matryoshka_dimensions": [8, 0]}, "matryoshka_dimensions"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, texts: Any, config: Any, message: str) -> None:

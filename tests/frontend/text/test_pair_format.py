@@ -8,12 +8,13 @@ from tests.frontend import checkpoints
 
 def test_texts_of_clients_are_no_places() -> None:
     format = PairFormat("{instruction}|{query}|{document}|{other}")
-    assert format.prompt("{document}", "{query}", "{query}") == "{query}|{document}|{query}|{other}"
+    prompt = format.prompt("{document}", "{query}", "{query}")
+    assert prompt.text == "{query}|{document}|{query}|{other}"
+    assert prompt.n_characters == len(prompt.text)
 
 
 def test_the_prompt_of_qwen3_reranker_has_its_instruction() -> None:
-    prompt = PairFormat().prompt("Q", "D")
-    assert isinstance(prompt, str)
+    prompt = PairFormat().prompt("Q", "D").text
     assert "<Instruct>: Given a web search query, retrieve" in prompt
     assert "\n<Query>: Q\n<Document>: D<|im_end|>" in prompt
     assert prompt.endswith("<think>\n\n</think>\n\n")

@@ -7,12 +7,18 @@ import pytest
 
 from services.common import errors
 from services.frontend.request.conversation import ChatMessage, Conversation
-from services.frontend.request.generation_request import GenerationRequest, Prompt, n_characters
+from services.frontend.request.generation_request import (
+    GenerationOptions,
+    GenerationRequest,
+    Prompt,
+    n_characters,
+)
 from services.frontend.request.limits import ModelLimits
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.request.text_pair import TextPair
+from services.frontend.request.text_parts import TextParts
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.prompt_encoder import INLINE_TURNS, PromptEncoder, TextLimits
 from services.frontend.text.text_threads import TextThreads
@@ -79,6 +85,21 @@ def test_characters_are_limited_without_any_work(prompts: tuple[Prompt, ...], fi
     assert caught.value.field == field
     assert encoder.refusals[Refusal.PROMPT_TOO_LONG] == 1
     encoder.encoder.check_length(GenerationRequest(prompts=("x" * 50, "x" * 50)), None)
+
+
+def test_a_list_of_texts_is_named_when_all_together_are_too_long() -> None:
+    encoder = Encoder(max_characters=100)
+    options = GenerationOptions(wants_vector=True)
+    for prompts, field in [
+        (("x" * 60, "y" * 60), "input"),
+        (("x", "y" * 101), "input[1]"),
+        ((TextParts(("x" * 101, "y")),), "input"),
+    ]:
+        request = GenerationRequest(prompts=prompts, options=options, prompts_field="input")
+        with pytest.raises(errors.InvalidRequest, match="more than 100 characters") as caught:
+            encoder.encoder.check_length(request, LIMITS)
+        assert caught.value.field == field
+        assert isinstance(caught.value, errors.ContextOverflow) == (field == "input[1]")
 
 
 async def test_text_that_must_have_too_many_tokens_is_not_made_into_tokens() -> None:

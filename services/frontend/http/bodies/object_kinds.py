@@ -22,6 +22,10 @@ class ExactModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class IndexedModel(ExactModel):
+    """Base class of bodies whose errors write a place in a list in brackets, as `documents[3]`."""
+
+
 def _refuse(name: str) -> str:
     raise ValueError(f"{name[:MAX_NAME_LENGTH]!r} is not supported")
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from services.common import errors
 from services.frontend.http.bodies.client_fields import CLIENT_FIELDS
-from services.frontend.http.bodies.object_kinds import LeftOutItem
+from services.frontend.http.bodies.object_kinds import IndexedModel, LeftOutItem
 from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH, explain
 from services.frontend.http.bodies.whole_numbers import MAX_READINGS, make_whole
 
@@ -54,7 +54,8 @@ def _read(kind: type[Body], value: dict[str, Any]) -> Body:
             return kind.model_validate(value, extra="allow")
         except ValidationError as error:
             if reading == MAX_READINGS or not make_whole(error, value):
-                raise explain(error, value) from None
+                has_brackets = issubclass(kind, IndexedModel)
+                raise explain(error, value, has_brackets=has_brackets) from None
     raise AssertionError("the last reading returns or raises")
 
 

@@ -1,6 +1,7 @@
 """Converts errors of pydantic to messages for clients. A message names the field and says what the
 value must be."""
 
+import re
 from typing import Any
 
 from pydantic import ValidationError
@@ -55,9 +56,15 @@ MISSING = ("missing", "value_error")
 field is missing, or a check of this server has failed."""
 
 
-def explain(error: ValidationError, body: object) -> errors.InvalidRequest:
+_INDEX = re.compile(r"\.(\d+)(?=\.|$)")
+
+
+def explain(
+    error: ValidationError, body: object, *, has_brackets: bool = False
+) -> errors.InvalidRequest:
     """Returns the first error of a body as an InvalidRequest. If the field allows several types,
-    the message names all types."""
+    the message names all types. A place in a list is written as `messages.3`, or as `documents[3]`
+    with `has_brackets`."""
     found = [
         (_json_path(item["loc"], body, is_missing=item["type"] in MISSING), item)
         for item in error.errors(include_url=False, include_input=False)
@@ -73,7 +80,8 @@ def explain(error: ValidationError, body: object) -> errors.InvalidRequest:
         message = f"must be {' or '.join(dict.fromkeys(kinds))}"
     else:
         message = _filled(SENTENCES.get(reasons[0]["type"], OTHER), reasons[0])
-    return errors.InvalidRequest(".".join(path), message)
+    field = ".".join(path)
+    return errors.InvalidRequest(_INDEX.sub(r"[\1]", field) if has_brackets else field, message)
 
 
 def _filled(words: str, item: ErrorDetails) -> str:

@@ -45,8 +45,17 @@ def prompts_of(value: object) -> tuple[Prompt, ...]:
     raise ValueError("must be a text, a list of texts, a list of tokens or a list of such lists")
 
 
+class OddPrompt(ValueError):
+    """One of several prompts is not of the kind of the first one."""
+
+    def __init__(self, index: int, rule: str) -> None:
+        super().__init__(f"item {index} {rule}")
+        self.index = index
+        self.rule = rule
+
+
 def _refuse_odd_one(items: list[Any]) -> None:
-    """Raises ValueError if the first item is a text or a list of tokens, but a later one is not of
+    """Raises OddPrompt if the first item is a text or a list of tokens, but a later one is not of
     its kind. The message names the later one."""
     if not items:
         return
@@ -57,7 +66,7 @@ def _refuse_odd_one(items: list[Any]) -> None:
         is_tokens = isinstance(item, list) and _are_tokens(item)
         if not (isinstance(item, str) if is_text else is_tokens):
             kind = "a text" if is_text else "a list of tokens"
-            raise ValueError(f"item {index} must be {kind}, as the first one")
+            raise OddPrompt(index, f"must be {kind}, as the first one")
 
 
 def _are_tokens(items: list[Any]) -> bool:

@@ -64,6 +64,7 @@ OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
     "n_logprobs",
     "n_prompt_logprobs",
     "logprobs_field",
+    "wants_score",
     "wants_vector",
 }
 """Names of the options of `GenerationOptions` for which the body has a field of an equal name.

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from services.frontend.generation.vector_requests import score_request, vector_options
-from services.frontend.http.bodies.object_kinds import ExactModel
+from services.frontend.http.bodies.accepted_values import only
+from services.frontend.http.bodies.object_kinds import IndexedModel
 from services.frontend.http.bodies.ranges import PRIORITY, SALT
 from services.frontend.request.generation_request import GenerationRequest
 from services.frontend.text.pair_format import PairFormat
 
 
-class PairsBody(ExactModel):
+class PairsBody(IndexedModel):
     """Fields of all bodies that ask for scores of pairs of texts."""
 
     model: str | None = None
@@ -22,6 +23,8 @@ class PairsBody(ExactModel):
     """Priority of the request, as for completions."""
     cache_salt: Annotated[str | None, SALT] = None
     """Salt of the prefix cache, as for completions."""
+    truncate_prompt_tokens: Annotated[int | None, only()] = None
+    """Not supported: must be null. A text that is too long is refused."""
     user: str | None = None
     """Does nothing."""
 
@@ -32,9 +35,11 @@ class PairsBody(ExactModel):
         `field` is the field with the second texts.
 
         Raises:
-            InvalidRequest: a second text is empty.
+            InvalidRequest: there are too many pairs, or a second text is empty.
         """
-        options = vector_options(priority=self.priority, cache_salt=self.cache_salt)
+        options = vector_options(
+            wants_score=True, priority=self.priority, cache_salt=self.cache_salt
+        )
         return score_request(
             pairs,
             options,

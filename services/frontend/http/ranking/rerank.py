@@ -8,6 +8,8 @@ from typing_extensions import TypedDict
 from services.common import errors
 from services.frontend.api_keys import Account
 from services.frontend.generation.scores import scores_of
+from services.frontend.generation.vector_requests import check_number
+from services.frontend.http.bodies.accepted_values import only
 from services.frontend.http.bodies.object_kinds import ExactModel
 from services.frontend.http.bodies.ranges import NOT_EMPTY, Within
 from services.frontend.http.protocol.answer_object import answer_object
@@ -32,6 +34,10 @@ class RerankBody(PairsBody):
     """The documents, as texts or as objects with a `text`."""
     top_n: Annotated[int | None, Within({"minimum": 1})] = None
     """Number of documents to return; by default all."""
+    max_tokens_per_doc: Annotated[int | None, only()] = None
+    """Not supported: must be null. A document that is too long is refused."""
+    truncation: Annotated[bool | None, only(False)] = None
+    """Not supported: must be false or null. A document that is too long is refused."""
     return_documents: bool | None = None
     """Whether to return also the texts of the documents, which is the default."""
 
@@ -41,7 +47,9 @@ class RerankBody(PairsBody):
         return [each if isinstance(each, str) else each.text for each in self.documents]
 
     def check(self) -> None:
-        """Raises InvalidRequest for an empty query, without documents, and for a wrong `top_n`."""
+        """Raises InvalidRequest for an empty query, without documents or with too many, and for a
+        wrong `top_n`."""
+        check_number("documents", len(self.documents))
         for field, value in (("query", self.query), ("documents", self.documents)):
             if not value:
                 raise errors.InvalidRequest(field, "must not be empty")

@@ -7,7 +7,7 @@ from typing_extensions import TypedDict
 from services.common import errors
 from services.frontend.api_keys import Account
 from services.frontend.generation.scores import scores_of
-from services.frontend.generation.vector_requests import check_not_empty
+from services.frontend.generation.vector_requests import check_not_empty, check_number
 from services.frontend.http.bodies.ranges import NOT_EMPTY
 from services.frontend.http.protocol.answer_object import answer_object
 from services.frontend.http.protocol.api import Api
@@ -31,10 +31,12 @@ class ScoreBody(PairsBody):
         """The pairs to score.
 
         Raises:
-            InvalidRequest: a text of `text_1` or a list is empty, or the lists do not match.
+            InvalidRequest: a list is too long, it or a text of `text_1` is empty, or the lists do
+            not match.
         """
         first, second = _listed(self.text_1), _listed(self.text_2)
         for field, texts in (("text_1", first), ("text_2", second)):
+            check_number(field, len(texts))
             if not texts:
                 raise errors.InvalidRequest(field, "must not be empty")
         check_not_empty("text_1", first)

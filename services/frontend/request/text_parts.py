@@ -1,0 +1,24 @@
+"""A text in parts, which are joined only when the text is tokenized.
+
+The prompts of a request may repeat a long part, such as the query that is compared with each of a
+thousand documents. In parts, all prompts share the memory of what they repeat.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TextParts:
+    """A text in parts."""
+
+    parts: tuple[str, ...]
+
+    @property
+    def n_characters(self) -> int:
+        """Number of characters of the text."""
+        return sum(map(len, self.parts))
+
+    @property
+    def text(self) -> str:
+        """The parts as one text."""
+        return "".join(self.parts)
