@@ -146,6 +146,13 @@ class FakeRequest:
         update = self._update([token_id])
         self._send(scheduler_pb2.ConnectResponse(tokens=[update], completed=[completion]))
 
+    def vector(self, values: bytes) -> None:
+        """The prompt has become a vector, and the request ends."""
+        update = scheduler_pb2.TokenUpdate(request_id=self.request_id, start=0, vector=values)
+        reason = scheduler_pb2.COMPLETION_REASON_LENGTH
+        completion = scheduler_pb2.Completion(request_id=self.request_id, reason=reason)
+        self._send(scheduler_pb2.ConnectResponse(tokens=[update], completed=[completion]))
+
     def suspend(self, n_losses: int) -> None:
         """The pipeline is lost, and the request waits for the next one."""
         suspension = scheduler_pb2.Suspension(request_id=self.request_id, n_losses=n_losses)

@@ -140,7 +140,7 @@ def test_grpc_has_the_same_vectors_and_errors(stack: Stack) -> None:
     [
         ({"input": ["good", ""]}, "input[1]", "empty"),
         ({"input": []}, "input", ""),
-        ({"input": ["good", 3]}, "input", "item 1"),
+        ({"input": ["good", 3]}, "input[1]", "a text"),
         ({"input": [[1, 2], [5, 340]]}, "input[1]", "from 0 to 339"),
         ({"input": [[1], [3] * 601]}, "input[1]", "600 at most"),
         ({"input": ["x", "the quick brown fox " * 400]}, "input[1]", "600 at most"),
@@ -185,8 +185,11 @@ def test_a_model_that_answers_makes_vectors_with_a_setting(two_stages: Stack, mo
         ("/v1/embeddings", {"input": ["good", ""]}, "input[1]"),
         ("/v1/embeddings", {"input": [[1, 2], [5, 340]]}, "input[1]"),
         ("/v1/embeddings", {"input": "x", "dimensions": 7}, "dimensions"),
+        ("/v1/embeddings", {"input": ["x " * 150] * 1024}, "input"),
+        ("/v1/embeddings", {"input": ["x"] * 1025}, "input"),
         ("/v1/score", {"text_1": "x", "text_2": "y"}, "model"),
         ("/v1/rerank", {"query": "x", "documents": ["y", ""]}, "documents[1]"),
+        ("/v1/rerank", {"query": "x" * 100_000, "documents": ["y"] * 1024}, "model"),
     ]
     for path, body, param in wrong:
         assert refusal(two_stages, path, body)[0] == param

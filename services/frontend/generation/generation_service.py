@@ -33,7 +33,7 @@ from services.frontend.generation.known_limits import KnownLimits
 from services.frontend.generation.model_profile import ModelProfile
 from services.frontend.generation.receipts import CallReceipts, MakeReceipts
 from services.frontend.generation.request_encoder import RequestEncoder
-from services.frontend.generation.request_memory import encoded_bytes
+from services.frontend.generation.request_memory import encoded_bytes, vector_bytes
 from services.frontend.generation.service_limits import ServiceLimits
 from services.frontend.generation.token_service import TokenService
 from services.frontend.link.known_pipeline import ModelState
@@ -231,7 +231,9 @@ class GenerationService:
             account = account or self._anybody
             if request.resumption is None:
                 self._scheduler.check_time(account.name, request.options.priority)
-            self._prompt_encoder.check_length(request, self._known_limits.last())
+            if (limits := self._known_limits.last()) is not None:
+                limits.check_kind(request.options)
+            self._prompt_encoder.check_length(request, limits)
             with self._admission.admitted(request, account) as resources:
                 generation = await by_deadline(
                     deadline, self._generation(request, until, resources, span, call)
@@ -270,6 +272,9 @@ class GenerationService:
         if make_receipts is None and request.options.receipt:
             request = replace(request, options=replace(request.options, receipt=False))
         request = with_bad_words(request, self.tokenizer)
+        if request.options.wants_vector and limits.pooling is not None:
+            # Before any work: a vector that has been made is never lost for lack of memory.
+            resources.share.grow(vector_bytes(request.n_answers, limits.pooling.n_values))
         prompts = await self._request_encoder.encode(request, limits, resources.share)
         n_at_once = self._admission.max_answers_at_once
         resources.share.grow(encoded_bytes(prompts, request.options, max_at_once=n_at_once))

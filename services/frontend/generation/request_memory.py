@@ -1,5 +1,5 @@
-"""The memory that a request takes in addition when its prompts have been encoded into tokens. The
-memory of the request itself was counted when the request arrived."""
+"""The memory that a request takes in addition: for its vectors, and when its prompts have been
+encoded into tokens. The memory of the request itself was counted when the request arrived."""
 
 from array import array
 from collections.abc import Sequence
@@ -11,6 +11,21 @@ from services.frontend.request.logprobs import LOGPROB_BYTES
 SUBMISSION_TOKEN_BYTES = 2 * array("I").itemsize
 """Bytes of memory that a prompt token takes in each submission that the scheduler has at a time:
 once in the submission, and once in the copy that is sent."""
+
+
+VECTOR_BYTES = 512
+"""Bytes of memory that a vector takes besides its numbers."""
+
+N_WRITTEN = 32
+"""Number of vectors in memory beside those of the call while one of them is written, as Python's
+numbers and as text."""
+
+
+def vector_bytes(n_vectors: int, n_values: int) -> int:
+    """Returns the approximate memory, in bytes, of the vectors of a request, which are written one
+    after the other."""
+    number_bytes = array("f").itemsize * n_values
+    return n_vectors * (VECTOR_BYTES + number_bytes) + N_WRITTEN * number_bytes
 
 
 def encoded_bytes(

@@ -1,8 +1,9 @@
-"""Runs a generation that is for vectors, and returns the vectors of its prompts in order."""
+"""Runs a generation that is for vectors, and yields the vectors of its prompts in order."""
 
+import asyncio
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from sys import byteorder
 from typing import TypeAlias
 
@@ -14,39 +15,39 @@ Vector: TypeAlias = "array[float]"
 """Type of a vector: an array of floats of 4 bytes."""
 
 
-async def vectors_of(generation: Generation) -> list[Vector]:
-    """Starts a generation, waits for it and returns the vector of each prompt.
+async def vectors_of(generation: Generation) -> AsyncIterator[Vector]:
+    """Starts a generation, waits until it is complete and yields the vector of each prompt. Other
+    tasks run after each vector, since there may be a thousand of thousands of numbers.
 
     Raises:
         OrcinusError: whatever `Generation.start` and `Generation.complete` raise.
         RequestFailed: a vector is missing.
     """
     await generation.start()
-    return [_parsed(piece.vector) for piece in await generation.complete()]
+    for piece in await generation.complete():
+        yield _parsed(piece.vector)
+        await asyncio.sleep(0)
 
 
 async def embeddings_of(
     generation: Generation, defaults: VectorDefaults, *, n_values: int | None
-) -> list[Vector]:
-    """Starts a generation, waits for it and returns the embedding of each prompt: its vector as
-    clients get it, cut to `n_values` elements. None means whole vectors.
+) -> AsyncIterator[Vector]:
+    """Starts a generation, waits until it is complete and yields the embedding of each prompt: its
+    vector as clients get it, cut to `n_values` elements. None means whole vectors.
 
     Raises:
-        InvalidRequest: the model makes no embeddings, or none of this length.
+        InvalidRequest: the model makes no embeddings of this length.
         OrcinusError: whatever `vectors_of` raises.
     """
     pooling = generation.pooling
-    if pooling is None or pooling.makes_scores:
-        raise errors.InvalidRequest("model", "makes scores of pairs of texts, and no embeddings")
-    n_values = pooling.n_values if n_values is None else n_values
-    defaults.check_length(n_values, whole=pooling.n_values)
-    return [
-        shortened(vector, n_values, is_normalised=pooling.is_normalised)
-        for vector in await vectors_of(generation)
-    ]
+    if pooling is not None and n_values is not None:
+        defaults.check_length(n_values, whole=pooling.n_values)
+    is_normalised = pooling is not None and pooling.is_normalised
+    async for vector in vectors_of(generation):
+        yield shortened(vector, n_values, is_normalised=is_normalised)
 
 
-def shortened(vector: Vector, n_values: int, *, is_normalised: bool) -> Vector:
+def shortened(vector: Vector, n_values: int | None, *, is_normalised: bool) -> Vector:
     """Returns the first `n_values` elements of a vector. If `is_normalised`, they are divided by
     their length; a vector of zeros stays as it is."""
     values = vector[:n_values]

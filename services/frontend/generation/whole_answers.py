@@ -15,14 +15,9 @@ OUTPUT_TOKEN_BYTES = 40
 """Bytes of memory that a token of an answer takes, if the client gets tokens."""
 
 
-VECTOR_FACTOR = 16
-"""Bytes of memory that each byte of a vector takes at most, most of them while its numbers are
-written as text."""
-
-
 class WholeAnswers:
     """Joins the pieces of each answer. The memory of the pieces is counted in the call's share of
-    the memory budget."""
+    the memory budget. The memory of vectors has been counted before (`vector_bytes`)."""
 
     def __init__(self, options: GenerationOptions, share: Share, *, n_answers: int) -> None:
         self._options = options
@@ -34,8 +29,6 @@ class WholeAnswers:
         it."""
         pieces = self._answers[piece.index]
         pieces.append(piece)
-        if piece.vector is not None:
-            self._share.grow(VECTOR_FACTOR * len(piece.vector))
         if len(pieces) == MAX_PIECES:
             n_before = _n_bytes(pieces[0])
             pieces[:] = [self._joined(pieces)]

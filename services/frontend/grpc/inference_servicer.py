@@ -18,12 +18,17 @@ from services.frontend.api_keys import Account, ApiKeys
 from services.frontend.generation.generation_service import GenerationService
 from services.frontend.generation.scores import scores_of
 from services.frontend.generation.token_service import DETOKENIZED_FIELD
+from services.frontend.generation.vector_requests import check_number
 from services.frontend.generation.vectors import embeddings_of
 from services.frontend.grpc import reflection
 from services.frontend.grpc.answers import AnswerMessages, usage_message
 from services.frontend.grpc.requests import check_stream, to_prompt, to_request, to_resumed
 from services.frontend.grpc.transfers import Transfers
-from services.frontend.grpc.vector_messages import to_embedding_request, to_score_request
+from services.frontend.grpc.vector_messages import (
+    to_embedding_request,
+    to_score_request,
+    vector_message_bytes,
+)
 from services.frontend.models.served_models import ServedModels
 from services.frontend.request.generation_request import GenerationRequest
 from services.frontend.request.logprobs import MANY_LOGPROBS
@@ -114,18 +119,24 @@ class InferenceServicer:
         account = self._api_keys.account_of(_authorization(context))
         self._models.check_room(account)
         service = self._models.select(message.model, account).service
+        check_number("inputs", len(message.inputs))
         for index, prompt in enumerate(message.inputs):
             self._check_n_tokens(service, f"inputs[{index}]", prompt.token_ids.ids)
         request = to_embedding_request(message, service.vectors)
         n_values = message.dimensions if message.HasField("dimensions") else None
         async with self._models.prepare(request, account) as generation:
-            vectors = await embeddings_of(generation, service.vectors, n_values=n_values)
-            return inference_pb2.EmbedResponse(
-                request_id=generation.request_id,
-                model=generation.model,
-                embeddings=[inference_pb2.Embedding(values=vector) for vector in vectors],
-                usage=usage_message(generation.usage),
+            if generation.pooling is not None:
+                whole = generation.pooling.n_values
+                n_each = whole if n_values is None else min(n_values, whole)
+                n_bytes = self._check_vectors(len(request.prompts), n_each)
+                generation.keep(2 * n_bytes)  # in the message, and as it is sent
+            response = inference_pb2.EmbedResponse(
+                request_id=generation.request_id, model=generation.model
             )
+            async for vector in embeddings_of(generation, service.vectors, n_values=n_values):
+                response.embeddings.add(values=vector)
+            response.usage.CopyFrom(usage_message(generation.usage))
+            return response
 
     async def Score(
         self, message: inference_pb2.ScoreRequest, context: Context
@@ -195,8 +206,20 @@ class InferenceServicer:
                 self._refusals[Refusal.PROMPT_TOO_LONG] += 1
                 raise errors.TooLarge(
                     field,
-                    f"has {n_tokens} tokens; prompt and answer may have {max_tokens} together",
+                    f"has {n_tokens} tokens; the model can read {max_tokens}",
                 )
+
+    def _check_vectors(self, n_vectors: int, n_values: int) -> int:
+        """Returns the number of bytes of vectors in a message. Raises InvalidRequest if the message
+        would be larger than clients receive."""
+        n_bytes = n_vectors * vector_message_bytes(n_values)
+        if n_bytes > self._max_body_bytes:
+            raise errors.InvalidRequest(
+                "inputs",
+                f"their vectors take {n_bytes} bytes, and a message may have "
+                f"{self._max_body_bytes}; send fewer at once",
+            )
+        return n_bytes
 
     def _check_size(self, message: Any) -> None:
         if message.ByteSize() > self._max_body_bytes:

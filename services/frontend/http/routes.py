@@ -14,7 +14,7 @@ from services.frontend.http.docs import handlers
 from services.frontend.http.openai.answer import ChatChunk, ChatCompletion, Completion
 from services.frontend.http.openai.chat_request import ChatBody
 from services.frontend.http.openai.completion_request import CompletionBody
-from services.frontend.http.openai.embeddings import create_embeddings
+from services.frontend.http.openai.embeddings import Embeddings, create_embeddings
 from services.frontend.http.openai.models import list_models, retrieve_model
 from services.frontend.http.openai.tokens import detokenize, tokenize
 from services.frontend.http.operations import metrics, pipeline_page, probes, receipt_keys
@@ -26,6 +26,7 @@ from services.frontend.http.protocol.route import (
     get,
     get_openly,
     post,
+    post_in_parts,
     probe,
 )
 from services.frontend.http.ranking.rerank import rerank
@@ -74,10 +75,10 @@ _OPENAI = (
         chunk=ChatChunk,
         parameters=(RESUMING,),
     ),
-    post(
+    post_in_parts(
         "/v1/embeddings",
         create_embeddings,
-        checks_room=True,
+        Embeddings,
         description="Makes vectors of texts or tokens.",
     ),
     post("/tokenize", tokenize, description="Makes tokens of a text or a conversation."),

@@ -1,33 +1,43 @@
 """POST /v1/embeddings, in the form of OpenAI: the body, the answer and the handler."""
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import PlainValidator
 from typing_extensions import TypedDict
 
+from services.common import errors
 from services.frontend.api_keys import Account
 from services.frontend.generation.vector_requests import embedding_request, vector_options
 from services.frontend.generation.vectors import Vector, embeddings_of, little_endian
-from services.frontend.http.bodies.object_kinds import ExactModel
+from services.frontend.http.bodies.accepted_values import only
+from services.frontend.http.bodies.object_kinds import IndexedModel
 from services.frontend.http.bodies.ranges import PRIORITY, SALT, Within
-from services.frontend.http.openai.completion_request import PromptOrPrompts, prompts_of
+from services.frontend.http.openai.completion_request import OddPrompt, PromptOrPrompts, prompts_of
 from services.frontend.http.protocol.answer_object import answer_object
 from services.frontend.http.protocol.api import Api
+from services.frontend.http.protocol.json_text import to_json
 from services.frontend.http.protocol.prompt_usage import PromptUsage, usage_of
 from services.frontend.request.generation_request import GenerationRequest, Prompt
 
 Encoding = Literal["float", "base64"]
 
 
-class EmbeddingsBody(ExactModel):
+def _inputs_of(value: object) -> tuple[Prompt, ...]:
+    try:
+        return prompts_of(value)
+    except OddPrompt as odd:
+        raise errors.InvalidRequest(f"input[{odd.index}]", odd.rule) from None
+
+
+class EmbeddingsBody(IndexedModel):
     """The body of POST /v1/embeddings."""
 
     model: str | None = None
     """Name of the model; may be left out if the caller may use only one."""
     input: Annotated[
-        tuple[Prompt, ...], PlainValidator(prompts_of, json_schema_input_type=PromptOrPrompts)
+        tuple[Prompt, ...], PlainValidator(_inputs_of, json_schema_input_type=PromptOrPrompts)
     ]
     """The text or texts, or their tokens. Each has a vector of its own."""
     dimensions: Annotated[int | None, Within({"minimum": 1})] = None
@@ -47,6 +57,8 @@ class EmbeddingsBody(ExactModel):
     """Priority of the request, as for completions."""
     cache_salt: Annotated[str | None, SALT] = None
     """Salt of the prefix cache, as for completions."""
+    truncate_prompt_tokens: Annotated[int | None, only()] = None
+    """Not supported: must be null. A text that is too long is refused."""
     user: str | None = None
     """Does nothing."""
 
@@ -93,21 +105,24 @@ class Embeddings(TypedDict):
     """Numbers of tokens."""
 
 
-async def create_embeddings(api: Api, body: EmbeddingsBody, account: Account) -> Embeddings:
-    """Returns the vectors of texts or tokens."""
+async def create_embeddings(
+    api: Api, body: EmbeddingsBody, account: Account
+) -> AsyncGenerator[bytes, None]:
+    """Yields the vectors of texts or tokens as parts of the JSON of `Embeddings`, one part for each
+    vector."""
     defaults = api.models.select(body.model or "", account).service.vectors
     request = body.to_request(defaults.text_before(body.prompt_name))
     async with api.models.prepare(request, account) as generation:
-        made = await embeddings_of(generation, defaults, n_values=body.dimensions)
-    return {
-        "object": "list",
-        "data": [
-            {"object": "embedding", "index": i, "embedding": _encoded(one, body.encoding_format)}
-            for i, one in enumerate(made)
-        ],
-        "model": generation.model,
-        "usage": usage_of(generation),
-    }
+        index, before = 0, b'{"object":"list","data":['
+        async for vector in embeddings_of(generation, defaults, n_values=body.dimensions):
+            yield before + to_json(_entry(index, vector, body.encoding_format))
+            index, before = index + 1, b","
+        end = to_json({"model": generation.model, "usage": usage_of(generation)})
+        yield b"]," + end.removeprefix(b"{")
+
+
+def _entry(index: int, vector: Vector, encoding: Encoding | None) -> Embedding:
+    return {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding)}
 
 
 def _encoded(vector: Vector, encoding: Encoding | None) -> Sequence[float] | str:

@@ -1,11 +1,11 @@
 """A row of the table of routes: the path, the handler, and a description for clients.
 
-The functions `get`, `get_openly`, `probe`, `post` and `generate` make rows. The types of the body
-and of the answer come from the signature of the handler, which mypy checks. The app, the OpenAPI
-document and the reference in `docs/api.md` are made from the rows.
+The functions `get`, `get_openly`, `probe`, `post`, `post_in_parts` and `generate` make rows. The
+types of the body and of the answer come from the signature of the handler, which mypy checks. The
+app, the OpenAPI document and the reference in `docs/api.md` are made from the rows.
 """
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Required, TypedDict, TypeVar, Unpack, get_args, get_type_hints
@@ -22,6 +22,7 @@ from services.frontend.http.protocol.errors import Dialect, json_response
 from services.frontend.http.protocol.generating import stream_reply, whole_reply
 from services.frontend.http.protocol.json_text import to_json
 from services.frontend.http.transport.event_stream import LAST_EVENT_ID, while_connected
+from services.frontend.http.transport.json_parts import JsonParts
 from services.frontend.http.transport.media_types import JSON
 from services.frontend.http.transport.request_headers import headers_of
 
@@ -158,6 +159,26 @@ def post(
         asked = await api.read(request, body, account)
         answered = await while_connected(request.receive, handler(api, asked, account))
         return Response(to_json(answered), media_type=JSON)
+
+    return Route(method="POST", path=path, handler=handle, body=body, answer=answer, **fields)
+
+
+def post_in_parts(
+    path: str,
+    handler: Callable[[Api, Body, Account], AsyncGenerator[bytes, None]],
+    answer: type[Mapping[str, Any]],
+    **fields: Unpack[RouteFields],
+) -> Route:
+    """Returns the route of a POST request whose answer the model makes and the handler yields as
+    parts of its JSON. The request is refused if there is no room for another one that
+    generates."""
+    fields.setdefault("name", _name(handler))
+    _, body, _, _ = get_type_hints(handler).values()
+
+    async def handle(api: Api, request: Request) -> Response:
+        account = api.admit_generation(request)
+        asked = await api.read(request, body, account)
+        return JsonParts(handler(api, asked, account))
 
     return Route(method="POST", path=path, handler=handle, body=body, answer=answer, **fields)
 

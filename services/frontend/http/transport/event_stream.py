@@ -49,6 +49,20 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
         watching.cancel()
 
 
+async def send_while_connected(
+    scope: Scope, receive: Receive, sending: Coroutine[Any, Any, None]
+) -> None:
+    """Awaits the sending of an answer, and cancels it once the client has disconnected. The body of
+    the request must have been read before."""
+    chunks = ChunkWriter.of(scope)
+    with suppress(errors.RequestCancelled):  # the client has disconnected
+        if chunks is None:
+            await while_connected(receive, sending)
+        else:
+            chunks.flow.resume_reading()  # paused by a long body; a lost client must be noticed
+            await _until(chunks.gone, sending)
+
+
 async def _until(gone: asyncio.Future[None], work: Coroutine[Any, Any, Result]) -> Result:
     """Awaits the work as `while_connected` does. The future `gone` is done once the client has
     disconnected."""
@@ -102,14 +116,8 @@ class EventStream(Response):
         self._comment_s = comment_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        chunks = ChunkWriter.of(scope)
-        sending = self._send_all(send, chunks)
-        with suppress(errors.RequestCancelled):  # the client has disconnected
-            if chunks is None:
-                await while_connected(receive, sending)
-            else:
-                chunks.flow.resume_reading()  # paused by a long body; a lost client must be noticed
-                await _until(chunks.gone, sending)
+        sending = self._send_all(send, ChunkWriter.of(scope))
+        await send_while_connected(scope, receive, sending)
 
     async def _send_all(self, send: Send, chunks: ChunkWriter | None) -> None:
         output = EventOutput(send, self.raw_headers, comment_s=self._comment_s, chunks=chunks)
