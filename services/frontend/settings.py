@@ -146,10 +146,11 @@ class FrontendSettings(ServerSettings):
     template. With `none`, reasoning is part of the content. `NAME=FORMAT` is for one of several
     models."""
 
-    pair_template: str = ""
+    pair_template: ByModel[str] = (("", ""),)
     """Prompt of models that score pairs, with the places `{query}`, `{document}` and
     `{instruction}` for the texts of `/v1/score` and `/v1/rerank`. When empty, checkpoints with a
-    classification head get the two texts as a pair, and others the prompt of Qwen3-Reranker."""
+    classification head get the two texts as a pair, and others the prompt of Qwen3-Reranker.
+    `NAME=PROMPT` is for one of several models."""
 
     additional_properties: Literal["declared", "allowed"] = "declared"
     """Which members an object may have if its JSON schema has `properties` and does not say whether
@@ -308,7 +309,7 @@ class FrontendSettings(ServerSettings):
                 names=(name,) if name else self.served_model_name,
                 tool_parser=value_for(name, self.tool_parser) or "auto",
                 reasoning_parser=value_for(name, self.reasoning_parser) or "auto",
-                pair_template=self.pair_template,
+                pair_template=value_for(name, self.pair_template) or "",
             )
             for name, path in self.model
         )
@@ -320,7 +321,7 @@ class FrontendSettings(ServerSettings):
             raise ValueError("model: several models need a name each: NAME=DIRECTORY")
         if names and self.served_model_name:
             raise ValueError("served_model_name: not together with a NAME in `model`")
-        for setting in ("scheduler", "tool_parser", "reasoning_parser"):
+        for setting in ("scheduler", "tool_parser", "reasoning_parser", "pair_template"):
             for name in names_in(getattr(self, setting)):
                 if name not in names:
                     raise ValueError(f"{setting}: `model` has no model named {name}")
@@ -331,9 +332,10 @@ class FrontendSettings(ServerSettings):
 
     @model_validator(mode="after")
     def _check_pair_template(self) -> Self:
-        for place in ("{query}", "{document}") if self.pair_template else ():
-            if place not in self.pair_template:
-                raise ValueError(f"pair_template: has no place {place}")
+        for _, template in self.pair_template:
+            for place in ("{query}", "{document}") if template else ():
+                if place not in template:
+                    raise ValueError(f"pair_template: has no place {place}")
         return self
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.common.address import Address
+from services.common.by_model import value_for
 from services.common.cpus import usable_cpus
 from services.local.child import STOP_TIMEOUT_S
 from services.local.settings import LocalSettings
@@ -33,11 +34,12 @@ def of_worker(
     """
     model, number = divmod(index, settings.n_workers_each)
     n_threads, cpus = share_cpus(settings, usable_cpus(), sorted(os.sched_getaffinity(0)))
+    name, path = settings.model[model]
     return {
-        "model": settings.model[model][1],
+        "model": path,
         "adapters": ",".join(f"{name}={path.absolute()}" for name, path in settings.adapters)
         or None,
-        "pooling": settings.pooling or None,
+        "pooling": value_for(name, settings.pooling) or None,
         "address": free_address(host),
         "data-host": host,
         "stage-index": number if settings.has_fixed_stages else None,

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ByteSize, Field, model_validator
 from pydantic_settings import NoDecode
 
 from services.common.address import LOCALHOST
-from services.common.by_model import ByModel, names_in
+from services.common.by_model import ByModel, for_all, names_in
 from services.common.cpus import usable_cpus
 from services.common.gguf.header import model_name
 from services.common.pooling import PoolingSetting
@@ -38,17 +38,18 @@ class LocalSettings(ServiceSettings):
     model: ByModel[Path]
     """Directory of the checkpoint, with config.json, weights and a tokenizer, or a GGUF file. To
     serve several models, give `NAME=DIRECTORY` for each. NAME is the name of the model in the API.
-    Each model has workers and a scheduler of its own, and all settings but this one apply to every
-    model."""
+    Each model has workers and a scheduler of its own. All other settings apply to every model, but
+    for those that take `NAME=VALUE`, too."""
 
     adapters: ByModel[Path] = ()
     """Adapters (LoRA) of the model in PEFT's format, `NAME=DIRECTORY` for each, separated by commas
     or given one by one. Requests select an adapter with its name as the model. Only if one model is
     served."""
 
-    pooling: PoolingSetting = ""
-    """How models that also answer make vectors of texts: `last`, `mean` or `cls`; or `yes-no`, for
-    scores as of Qwen3-Reranker. When empty, the files of each checkpoint decide."""
+    pooling: ByModel[PoolingSetting] = for_all("")
+    """How a model that also answers makes vectors of texts: `last`, `mean` or `cls`; or `yes-no`,
+    for scores as of Qwen3-Reranker. When empty, the checkpoint's files decide. `NAME=KIND` is for
+    one of several models."""
 
     served_model_name: ModelNames = ()
     """Names of the model in the API, separated by commas or given one by one. The default is the
@@ -274,6 +275,13 @@ class LocalSettings(ServiceSettings):
             raise ValueError("model: several models need a name each: NAME=DIRECTORY")
         if names and self.served_model_name:
             raise ValueError("served_model_name: not together with a NAME in `model`")
+        return self
+
+    @model_validator(mode="after")
+    def _check_pooling(self) -> Self:
+        for name in names_in(self.pooling):
+            if name not in names_in(self.model):
+                raise ValueError(f"pooling: `model` has no model named {name}")
         return self
 
     @model_validator(mode="after")

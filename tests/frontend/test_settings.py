@@ -100,6 +100,9 @@ def test_each_model_has_its_own_settings() -> None:
         (("a",), Path("/a"), "h:1", "hermes", "auto"),
         (("b",), Path("/b"), "h:2", "none", "auto"),
     ]
+    template = "Query={query}, and {document}"
+    of_pairs = FrontendSettings.load("frontend", [*TWO, f"--pair-template=b={template}"])
+    assert [model.pair_template for model in of_pairs.models] == ["", template]
     one = FrontendSettings.load("frontend", ["--model=/a", "--scheduler=h:1"])
     assert [model.names for model in one.models] == [()]
     assert sum(settings.memory_parts().values()) > sum(one.memory_parts().values())
@@ -111,6 +114,11 @@ def test_each_model_has_its_own_settings() -> None:
         (["--model=a=/a,b=/b", "--scheduler=h:1"], "scheduler: the model a has no address"),
         ([*TWO, "--scheduler=c=h:3"], "scheduler: `model` has no model named c"),
         ([*TWO, "--tool-parser=c=none"], "tool_parser: `model` has no model named c"),
+        (
+            [*TWO, "--pair-template=c={query}{document}"],
+            "pair_template: `model` has no model",
+        ),
+        ([*TWO, "--pair-template=b={query}"], "pair_template: has no place {document}"),
         ([*TWO, "--served-model-name=x"], "served_model_name: not together with a NAME"),
         ([*TWO, "--model=/c"], "model: several models need a name each"),
         ([*TWO, "--model=a=/c"], "model: has several values for the model a"),

@@ -180,6 +180,17 @@ async def test_each_of_several_models_has_workers_of_its_own() -> None:
     assert shape_of(settings) == "2 stages each"
 
 
+async def test_each_of_several_models_pools_in_its_own_way() -> None:
+    arguments = ["--model=a=/a", "--model=b=/b", "--model=c=/c", "--spares=0"]
+    for pooling, expected in (
+        ("b=yes-no", [None, "yes-no", None]),
+        ("mean,b=cls", ["mean", "cls", "mean"]),
+    ):
+        settings = LocalSettings.load("local", [*arguments, f"--pooling={pooling}"])
+        launcher = Launcher(settings)
+        assert [launcher.worker_options(index)["pooling"] for index in range(3)] == expected
+
+
 async def test_the_frontend_is_told_the_scheduler_of_each_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +225,7 @@ def test_the_example_for_several_models_names_one(capsys: pytest.CaptureFixture[
     [
         (["--model=a=/a", "--model=/b"], "model: several models need a name each"),
         (["--model=a=/a", "--served-model-name=x"], "served_model_name: not together"),
+        (["--model=a=/a", "--pooling=b=mean"], "pooling: `model` has no model named b"),
     ],
 )
 def test_models_without_a_name_each_are_refused(arguments: list[str], reason: str) -> None:

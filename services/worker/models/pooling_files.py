@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from services.common.tokenizer_files.find import read_tokenizer, tokenizer_file
 from services.worker.models.config import JsonObject, UnsupportedModel
 
 MODULES = "modules.json"
+
+TEXTS = "sentence_bert_config.json"
+"""Name of the file that says how texts are made into tokens."""
 
 CLASSIFIER = "ForSequenceClassification"
 """End of the architecture of a checkpoint with a classification head."""
@@ -42,13 +46,20 @@ def read_pooling(
     """Returns how the hidden states of a checkpoint become vectors. Returns None if neither its
     files nor the setting say so. `config` is the content of `config.json`.
 
-    Raises UnsupportedModel for a file that cannot be read, and for pooling that is not served.
+    Raises UnsupportedModel for a file that cannot be read, for pooling that is not served, and for
+    a setting that contradicts the files.
     """
     architecture = str((config.get("architectures") or [""])[0])
     if architecture.endswith(CLASSIFIER):
         if setting:
             raise UnsupportedModel(f"pooling: {setting} of a checkpoint with a classification head")
         return _classification(config)
+    path = model / MODULES
+    modules = _modules_in(path)
+    if modules is not None and (setting != "yes-no" or "Pooling" in dict(modules)):
+        return _of_modules(path, modules, setting, hidden_size)
+    if not setting:
+        return None
     if setting == "yes-no":
         return Pooling(
             kind="last",
@@ -58,26 +69,54 @@ def read_pooling(
             answer_token_ids=_answer_tokens(model),
             generates=True,
         )
-    if setting:
-        return Pooling(kind=setting, n_values=hidden_size, is_normalised=True, generates=True)
-    path = model / MODULES
+    return Pooling(kind=setting, n_values=hidden_size, is_normalised=True, generates=True)
+
+
+_Modules = Sequence[tuple[str, str]]
+"""Type of the modules of a checkpoint: the kind and the folder of each."""
+
+
+def _modules_in(path: Path) -> _Modules | None:
+    """Returns the modules in `modules.json`, in order. Returns None if there is no such file."""
     if not path.is_file():
         return None
-    return _of_modules(path, hidden_size)
-
-
-def _of_modules(path: Path, hidden_size: int) -> Pooling:
     modules = _read_json(path)
     if not isinstance(modules, list) or not all(isinstance(one, dict) for one in modules):
         raise UnsupportedModel(f"{path} is not a list of modules")
-    kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
+    return [
+        (str(module.get("type", "")).rsplit(".", 1)[-1], str(module.get("path", "")))
+        for module in modules
+    ]
+
+
+def _of_modules(
+    path: Path, modules: _Modules, setting: PoolingSetting, hidden_size: int
+) -> Pooling:
+    """Returns how the modules in `modules.json` make vectors. Raises UnsupportedModel if they are
+    not served, or if the setting contradicts them."""
+    if not setting:
+        return _served(path, modules, hidden_size)
+    try:
+        pooling = _served(path, modules, hidden_size)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"pooling: {setting} contradicts the checkpoint: {error}") from error
+    if setting != pooling.kind:
+        raise UnsupportedModel(f"pooling: {setting} contradicts {path}: pooling {pooling.kind}")
+    return replace(pooling, generates=True)
+
+
+def _served(path: Path, modules: _Modules, hidden_size: int) -> Pooling:
+    kinds = [kind for kind, _ in modules]
     after = kinds[1:]
     if kinds[:1] != ["Transformer"] or after not in (["Pooling"], ["Pooling", "Normalize"]):
         raise UnsupportedModel(
-            f"{path}: the modules {', '.join(kinds)} are not served, only Transformer, Pooling and "
-            "Normalize"
+            f"{path}: the modules {', '.join(kinds)} are not served, only Transformer, Pooling "
+            "and Normalize"
         )
-    kind = _kind_of(path.parent / str(modules[1].get("path", "")) / "config.json", hidden_size)
+    texts = _read_json(path.parent / TEXTS) if (path.parent / TEXTS).is_file() else {}
+    if isinstance(texts, Mapping) and texts.get("do_lower_case"):
+        raise UnsupportedModel(f"{path.parent / TEXTS}: do_lower_case is not served")
+    kind = _kind_of(path.parent / modules[1][1] / "config.json", hidden_size)
     return Pooling(kind=kind, n_values=hidden_size, is_normalised="Normalize" in after)
 
 
@@ -106,7 +145,10 @@ def _modes_of(path: Path, config: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _classification(config: JsonObject) -> Pooling:
-    n_labels = len(config.get("id2label") or ()) or config.get("num_labels", 2)
+    labels = config.get("id2label") or {}
+    if not isinstance(labels, Mapping):
+        raise UnsupportedModel("config.json: id2label is not an object")
+    n_labels = len(labels) or config.get("num_labels", 2)
     if n_labels != 1:
         raise UnsupportedModel(f"config.json: {n_labels} labels are not served, only one is")
     settings = config.get("sentence_transformers") or {}

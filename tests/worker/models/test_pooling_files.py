@@ -52,6 +52,20 @@ def test_a_setting_pools_a_model_that_answers(tmp_path: Path) -> None:
     assert read == Pooling(kind="mean", n_values=48, is_normalised=True, generates=True)
 
 
+def test_a_setting_agrees_with_the_files(tmp_path: Path) -> None:
+    write_pooling(tmp_path, "last", size=48, normalises=False)
+    read = pooling(tmp_path, "last")
+    assert read == Pooling(kind="last", n_values=48, is_normalised=False, generates=True)
+    others: tuple[PoolingSetting, ...] = ("mean", "cls", "yes-no")
+    for other in others:
+        with pytest.raises(UnsupportedModel, match=rf"pooling: {other} .*modules\.json.* last"):
+            pooling(tmp_path, other)
+    dense = [{"type": f"m.{name}"} for name in ("Transformer", "Pooling", "Dense")]
+    (tmp_path / "modules.json").write_text(json.dumps(dense))
+    with pytest.raises(UnsupportedModel, match=r"pooling: last .*modules\.json.* Dense"):
+        pooling(tmp_path, "last")
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -94,6 +108,16 @@ def test_other_modules_are_refused(tmp_path: Path, modules: list[str], message: 
         pooling(tmp_path)
 
 
+def test_texts_in_lower_case_are_refused(tmp_path: Path) -> None:
+    write_pooling(tmp_path, "last", size=48)
+    file = tmp_path / "sentence_bert_config.json"
+    file.write_text(json.dumps({"max_seq_length": 512, "do_lower_case": False}))
+    assert pooling(tmp_path) is not None
+    change(file, do_lower_case=True)
+    with pytest.raises(UnsupportedModel, match="do_lower_case"):
+        pooling(tmp_path)
+
+
 @pytest.mark.parametrize("content", ["{}", "[1]", "nonsense"])
 def test_a_broken_list_of_modules_is_refused(tmp_path: Path, content: str) -> None:
     write_pooling(tmp_path, "last", size=48)
@@ -105,10 +129,10 @@ def test_a_broken_list_of_modules_is_refused(tmp_path: Path, content: str) -> No
 def test_a_model_without_head_needs_pooling(tmp_path: Path) -> None:
     write_embedder(tmp_path, LlamaConfig(**SMALL), "last")
     assert open_checkpoint(tmp_path).pooling is not None
+    (tmp_path / "modules.json").unlink()
     named = open_checkpoint(tmp_path, pooling="mean").pooling
     assert named is not None
     assert not named.generates
-    (tmp_path / "modules.json").unlink()
     with pytest.raises(UnsupportedModel, match="'LlamaModel' has no head"):
         open_checkpoint(tmp_path)
 
@@ -132,6 +156,10 @@ def test_classification_heads_have_one_label_and_an_activation(tmp_path: Path) -
     change(tmp_path / "config.json", id2label={"0": "a", "1": "b"})
     with pytest.raises(UnsupportedModel, match="2 labels"):
         open_checkpoint(tmp_path)
+    change(tmp_path / "config.json", id2label=1)
+    with pytest.raises(UnsupportedModel, match="id2label"):
+        open_checkpoint(tmp_path)
+    change(tmp_path / "config.json", id2label={"0": "a", "1": "b"})
     with pytest.raises(UnsupportedModel, match="pooling: last"):
         open_checkpoint(tmp_path, pooling="last")
 
