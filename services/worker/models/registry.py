@@ -12,7 +12,11 @@ from kernels import ops_for
 from kernels.packing.linear import can_compute
 from kernels.weights.linear import Activations, Quantization
 from services.common.pooling import Pooling
-from services.worker.models.adapters.adapted_tensors import AdaptedTensors, ModulePlaces
+from services.worker.models.adapters.adapted_tensors import (
+    AdaptedTensors,
+    ModulePlaces,
+    check_head,
+)
 from services.worker.models.adapters.adapter import Adapter
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
@@ -207,6 +211,8 @@ def build_stage(
         )
     if adapters:
         places = _module_places(family, config, place)
+        if pooling is not None and pooling.head == "yes-no":
+            check_head(adapters, places)
         source = AdaptedTensors(source, adapters, places, dtype=dtype, device=device)
     stage = read(source=source)
     stage.adapters = [adapter.digest for adapter in adapters]

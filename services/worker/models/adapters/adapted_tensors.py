@@ -67,6 +67,13 @@ class _Product:
     order: Tensor | None
 
 
+def check_head(adapters: Sequence[Adapter], places: ModulePlaces) -> None:
+    """Raises AdapterError, which names the adapter, if one changes the head."""
+    for adapter in adapters:
+        if places.head in _by_name(adapter.modules):
+            raise adapter.error(f"scores of `yes-no` are not served with a change of {places.head}")
+
+
 class AdaptedTensors(TensorSource):
     """A source that returns the tensors of another source, and adds adapters to the products with
     them."""

@@ -24,9 +24,12 @@ from kernels import TORCH, native_ops
 from kernels.forms.adapter_rows import NO_ADAPTER, AdapterRows
 from kernels.steps import AddLowRank
 from kernels.weights.linear import Quantization
+from services.common.pooling import Pooling
 from services.worker.models.adapters.adapted_tensors import ModulePlaces
 from services.worker.models.adapters.adapter import Adapter
 from services.worker.models.adapters.adapter_config import AdapterError
+from services.worker.models.config_file import read_config
+from services.worker.models.registry import build_stage
 from tests.adapters import merge, sizes_of, write_adapter
 from tests.checkpoints import SMALL, Oracle, write_family_checkpoint
 from tests.worker.pipeline import Pipeline, Span, load, needs_int8
@@ -309,6 +312,31 @@ def test_modules_that_do_not_fit_are_refused(
     adapter = adapter_of(tmp_path / "adapter")
     with pytest.raises(AdapterError, match=message):
         Pipeline(tmp_path / "base", n_stages=2, adapters=[adapter])
+
+
+@pytest.mark.parametrize("family", ["llama", "tied head"])
+def test_scores_of_yes_and_no_need_the_head_as_it_is(tmp_path: Path, family: str) -> None:
+    config, targets = FAMILIES[family]
+    write_family_checkpoint(tmp_path / "base", config)
+    write_adapter(tmp_path / "adapter", Oracle(tmp_path / "base").model, targets)
+    with pytest.raises(AdapterError, match=r"adapter an-adapter: .*yes-no.* lm_head"):
+        build_stage(
+            read_config(tmp_path / "base"),
+            None,
+            stage_index=0,
+            n_stages=2,
+            tp_rank=0,
+            tp_size=1,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            on_progress=lambda n_done, n_total: None,
+            quantization="none",
+            activations="rounded",
+            adapters=[adapter_of(tmp_path / "adapter")],
+            pooling=Pooling(
+                kind="last", n_values=1, head="yes-no", answer_token_ids=(3, 4), generates=True
+            ),
+        )
 
 
 def test_a_layer_with_too_many_digits_is_on_no_stage() -> None:
