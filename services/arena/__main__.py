@@ -79,6 +79,8 @@ def _recorded(options: argparse.Namespace, entrants: Sequence[Entrant]) -> list[
     """Returns the results for a recording: what the recorded policy did in the real system, and
     what this policy and the entrants do in virtual time."""
     history = recorded.read(options.recording)
+    if history.n_vectors:
+        _say(f"left out: {history.n_vectors} requests for vectors")
     own = history.entrant
     name = history.traffic.name
     results = [Result(name, own.name, "recorded", history.figures)]

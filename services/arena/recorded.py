@@ -10,6 +10,9 @@ tokens, which is enough for a prefix cache to find equal prompts. If a prompt re
 answer, the cache finds only the part before that answer, since a simulation has no output tokens. A
 recording without decisions, such as one that a page has made, has no prompts, and is run without a
 prefix cache.
+
+Requests for vectors are left out, since a simulation has only answers. The iterations that computed
+their prompts count for the model of costs.
 """
 
 from array import array
@@ -60,6 +63,8 @@ class Recorded:
     setup: Setup
     entrant: Entrant
     """The policy and the order of the recorded scheduler."""
+    n_vectors: int
+    """Number of requests for vectors, which are left out."""
     figures: Figures
     """The throughput and latencies of the recorded system."""
 
@@ -96,7 +101,7 @@ class _Reader:
                 event["number"],
                 event["t"],
                 event["n_prompt_tokens"],
-                event["max_new_tokens"],
+                event.get("max_new_tokens", 0),  # none for a vector
                 event.get("account", ""),
             )
 
@@ -119,7 +124,7 @@ class _Reader:
 
 
 def read(path: Path) -> Recorded:
-    """Reads a recording. Leaves out requests that got no token.
+    """Reads a recording. Leaves out requests for vectors, and those that got no token.
 
     Raises:
         OSError: the file cannot be read.
@@ -131,7 +136,11 @@ def read(path: Path) -> Recorded:
         with path.open("rb") as file:
             for _, event in objects_of(file):
                 reader.take(event)
-        answered = [one for one in reader.requests.values() if one.token_times_s]
+        asked = [one for one in reader.requests.values() if one.max_new_tokens]
+        n_vectors = len(reader.requests) - len(asked)
+        answered = [one for one in asked if one.token_times_s]
+        if n_vectors and not asked:
+            raise ValueError("all its requests are for vectors, which are left out")
         if not answered or not reader.epochs:
             raise ValueError("no request of it got a token")
         epoch = reader.epochs[0]
@@ -143,6 +152,7 @@ def read(path: Path) -> Recorded:
         Traffic(path.stem, _arrivals(answered, reader)),
         setup,
         entrant,
+        n_vectors,
         _figures(answered, reader.n_preemptions),
     )
 

@@ -19,21 +19,25 @@ from tests.scheduler.watching.test_replaying import lines_of
 PAGES = Path(__file__).parents[2] / "services" / "frontend" / "page" / "recordings"
 
 
-def recording(path: Path, **settings: Any) -> Path:
-    """Writes a recording of a few requests of two clients, half of which have equal prompts."""
+def recording(path: Path, *, n_answers: int = 6, n_vectors: int = 0, **settings: Any) -> Path:
+    """Writes a recording of a few requests of two clients, half of which have equal prompts, and of
+    requests for vectors."""
 
     async def play() -> Watcher:
         pipeline = Play(SchedulerSettings(n_stages=1, max_batch_size=3, **settings))
         accounts = [AccountUse(AccountLimits(weight=w), name=f"key {w:g}") for w in (1.0, 3.0)]
         with pipeline.watching.watch(has_decisions=True) as watcher:
             pipeline.open()
-            for index in range(6):
+            for index in range(n_answers):
                 pipeline.submit(
                     str(index),
                     prompt=[7] * 40 if index % 2 else [index] * 40,
                     max_new_tokens=3 + index,
                     account=accounts[index % 2],
                 )
+                pipeline.run()
+            for index in range(n_vectors):
+                pipeline.submit(f"vector {index}", prompt=[index] * 20, max_new_tokens=0)
                 pipeline.run()
             while pipeline.pool.n_running or pipeline.pool.n_waiting:
                 pipeline.run()
@@ -60,6 +64,19 @@ def test_requests_machine_and_settings_come_from_the_recording(tmp_path: Path) -
     assert prompts[0] != prompts[2]
     for policy in (found.entrant, type(found.entrant)("orca", "fcfs")):
         assert run(policy, setup, arrivals).n_requests == 6
+
+
+def test_requests_for_vectors_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = recording(tmp_path / "a.jsonl", n_vectors=3)
+    found = recorded.read(path)
+    assert (found.n_vectors, found.figures.n_requests, len(found.traffic.arrivals)) == (3, 6, 6)
+    assert main(["fair", "--recording", str(path), "--json"]) == 0
+    assert "left out: 3 requests for vectors" in capsys.readouterr().err
+    path = recording(tmp_path / "b.jsonl", n_answers=0, n_vectors=2)
+    with pytest.raises(ValueError, match="all its requests are for vectors"):
+        recorded.read(path)
 
 
 def test_a_recording_is_compared_with_other_policies(
