@@ -75,13 +75,11 @@ class Mean:
         return range(n_tokens)
 
     def add(self, kept: Tensor | None, states: Tensor) -> Tensor:
-        for start in range(0, len(states), ROWS_AT_ONCE):
-            some = states[start : start + ROWS_AT_ONCE]
-            rows = some.double() if kept is None else torch.cat((kept[None], some.double()))
-            kept = rows.cumsum(0)[-1]  # one row after the other, unlike `sum`
-        if kept is None:
-            raise ValueError("no states to add")
-        return kept
+        total = states.new_zeros(states.shape[1], dtype=torch.float64) if kept is None else kept
+        for some in states.split(ROWS_AT_ONCE):
+            rows = torch.cat((total[None], some.double()))
+            total = rows.cumsum(0)[-1]  # one row after the other, unlike `sum`
+        return total
 
     def end(self, kept: Tensor, n_prompt: int) -> Tensor:
         return kept / n_prompt
@@ -98,6 +96,7 @@ _POOLING: Mapping[PoolingKind, StatePooling] = {
 class _PooledRequest:
     """A request that asks for a vector, and the state that stands for its tokens so far."""
 
+    pooling: StatePooling
     n_prompt: int
     kept: Tensor | None = None  # [hidden_size]
 
@@ -155,7 +154,9 @@ class PooledRequests:
             raise PlanError(f"admitted row {admission.row} wants a vector, which the model lacks")
         if admission.stored_token_ids and self._pooling.needs_all_states:
             raise PlanError(f"admitted row {admission.row} has stored tokens without states")
-        self._requests[admission.row] = _PooledRequest(admission.n_prompt_tokens)
+        self._requests[admission.row] = _PooledRequest(
+            _POOLING[self._pooling.kind], admission.n_prompt_tokens
+        )
 
     def release(self, row: int) -> None:
         """Removes the request of a row."""
@@ -171,9 +172,8 @@ class PooledRequests:
         `first_tokens` [n_spans] are the indices in the batch at which spans begin. The tensor is
         readable after `uploads` has been flushed.
         """
-        if self._pooling is None or not self._requests:
+        if not self._requests:
             return None
-        kind = _POOLING[self._pooling.kind]
         found: list[PooledSpan] = []
         places: list[Ints] = []
         columns = zip(
@@ -186,7 +186,7 @@ class PooledRequests:
             request = self._requests.get(row)
             if request is None:
                 continue
-            needed = kind.needed(start, n_tokens, request.n_prompt)
+            needed = request.pooling.needed(start, n_tokens, request.n_prompt)
             ends_prompt = start + n_tokens == request.n_prompt
             if needed or ends_prompt:
                 found.append(PooledSpan(span, row, len(needed), ends_prompt))
@@ -196,14 +196,16 @@ class PooledRequests:
     def pool(self, wanted: WantedStates, states: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Adds the normalised states [n, hidden_size] of the tokens in `wanted` to their requests.
         Yields, for each prompt that ends, the index of its span and the state [hidden_size] that
-        stands for it."""
-        if self._pooling is None:
-            return
-        kind, end = _POOLING[self._pooling.kind], 0
+        stands for it. Raises PlanError if a prompt ends without a state, since the plan has left
+        out tokens of it."""
+        end = 0
         for span in wanted.spans:
             request = self._requests[span.row]
             rows, end = slice(end, end + span.n_tokens), end + span.n_tokens
             if span.n_tokens:
-                request.kept = kind.add(request.kept, states[rows])
-            if span.ends_prompt and request.kept is not None:
-                yield span.span, kind.end(request.kept, request.n_prompt)
+                request.kept = request.pooling.add(request.kept, states[rows])
+            if not span.ends_prompt:
+                continue
+            if request.kept is None:
+                raise PlanError(f"row {span.row} has no state for its vector")
+            yield span.span, request.pooling.end(request.kept, request.n_prompt)
