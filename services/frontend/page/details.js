@@ -1,7 +1,7 @@
 import { colourOf } from "./colours.js";
 import { pipelineOf } from "./events.js";
 import { html } from "/page/vendor/lit-html.js";
-import { pipelinesOf } from "./view.js";
+import { pipelinesOf, wantsVector } from "./view.js";
 import { KIND_WORDS, TURN_WORDS, count, duration, plural } from "./words.js";
 
 /** @import {View, Request} from "./view.js" */
@@ -62,10 +62,12 @@ export function spanWords(iteration, i) {
 /** @param {Request} request */
 function requestWords(request) {
   const cached = request.n_cached_tokens ? `, ${count(request.n_cached_tokens)} of them cached` : "";
+  const generated = wantsVector(request)
+    ? "for a vector"
+    : `${count(request.n_generated_tokens)} of at most ${count(request.max_new_tokens)} generated`;
   return html`<div class="quiet">${request.request_id ? html`<span class="mono">${request.request_id}</span>, ` : ""}
     ${TURN_WORDS[request.turn]}${request.reason ? ` (${request.reason})` : ""}:
-    ${plural(request.n_prompt_tokens, "prompt token")}${cached}, ${count(request.n_generated_tokens)} of at most
-    ${count(request.max_new_tokens)} generated${movesWords(request)}</div>`;
+    ${plural(request.n_prompt_tokens, "prompt token")}${cached}, ${generated}${movesWords(request)}</div>`;
 }
 
 /**

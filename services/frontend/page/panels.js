@@ -1,6 +1,7 @@
 import { spanWords, tag } from "./details.js";
 import { pipelineOf } from "./events.js";
 import { html, svg } from "/page/vendor/lit-html.js";
+import { wantsVector } from "./view.js";
 import { TURN_WORDS, count, duration, plural } from "./words.js";
 
 /** @import {View, Request} from "./view.js" */
@@ -135,7 +136,7 @@ function poolRow(number, request, areSeveral) {
   if (!request) return html`<tr><td>${tag(number)}</td><td colspan="6"></td></tr>`;
   return html`<tr><td>${tag(number)}</td><td>${TURN_WORDS[request.turn]}${areSeveral && request.turn === "admitted" ? ` in pipeline ${request.pipeline}` : ""}</td>
     <td class="number">${count(request.n_prompt_tokens)}${request.n_cached_tokens ? ` (${count(request.n_cached_tokens)} cached)` : ""}</td>
-    <td class="number">${count(request.n_generated_tokens)} / ${count(request.max_new_tokens)}</td>
+    <td class="number">${wantsVector(request) ? "vector" : `${count(request.n_generated_tokens)} / ${count(request.max_new_tokens)}`}</td>
     <td class="number">${request.priority}</td><td>${request.account || "–"}</td>
     <td class="mono">${request.request_id}</td></tr>`;
 }

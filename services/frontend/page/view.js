@@ -181,6 +181,15 @@ export function pipelinesOf(request) {
 }
 
 /**
+ * Returns whether a request is for the vector of its prompt, and gets no tokens.
+ *
+ * @param {Request} request
+ */
+export function wantsVector(request) {
+  return request.n_prompt_tokens > 0 && !request.max_new_tokens;
+}
+
+/**
  * Returns the time at which a request entered its present state.
  *
  * @param {Request} request
