@@ -90,11 +90,12 @@ def test_characters_are_limited_without_any_work(prompts: tuple[Prompt, ...], fi
 def test_a_list_of_texts_is_named_when_all_together_are_too_long() -> None:
     encoder = Encoder(max_characters=100)
     options = GenerationOptions(wants_vector=True)
-    for prompts, field in [
+    cases: list[tuple[tuple[Prompt, ...], str]] = [
         (("x" * 60, "y" * 60), "input"),
         (("x", "y" * 101), "input[1]"),
         ((TextParts(("x" * 101, "y")),), "input"),
-    ]:
+    ]
+    for prompts, field in cases:
         request = GenerationRequest(prompts=prompts, options=options, prompts_field="input")
         with pytest.raises(errors.InvalidRequest, match="more than 100 characters") as caught:
             encoder.encoder.check_length(request, LIMITS)
