@@ -146,7 +146,7 @@ class FrontendSettings(ServerSettings):
     template. With `none`, reasoning is part of the content. `NAME=FORMAT` is for one of several
     models."""
 
-    pair_template: ByModel[str] = (("", ""),)
+    pair_template: ByModel[str] = ()
     """Prompt of models that score pairs, with the places `{query}`, `{document}` and
     `{instruction}` for the texts of `/v1/score` and `/v1/rerank`. When empty, checkpoints with a
     classification head get the two texts as a pair, and others the prompt of Qwen3-Reranker.

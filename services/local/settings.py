@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ByteSize, Field, model_validator
 from pydantic_settings import NoDecode
 
 from services.common.address import LOCALHOST
-from services.common.by_model import ByModel, for_all, names_in
+from services.common.by_model import ByModel, names_in
 from services.common.cpus import usable_cpus
 from services.common.gguf.header import model_name
 from services.common.pooling import PoolingSetting
@@ -46,7 +46,7 @@ class LocalSettings(ServiceSettings):
     or given one by one. Requests select an adapter with its name as the model. Only if one model is
     served."""
 
-    pooling: ByModel[PoolingSetting] = for_all("")
+    pooling: ByModel[PoolingSetting] = ()
     """How a model that also answers makes vectors of texts: `last`, `mean` or `cls`; or `yes-no`,
     for scores as of Qwen3-Reranker. When empty, the checkpoint's files decide. `NAME=KIND` is for
     one of several models."""
