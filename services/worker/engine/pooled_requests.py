@@ -76,7 +76,7 @@ class Mean:
 
     def add(self, kept: Tensor | None, states: Tensor) -> Tensor:
         total = states.new_zeros(states.shape[1], dtype=torch.float64) if kept is None else kept
-        for some in states.split(ROWS_AT_ONCE):
+        for some in torch.split(states, ROWS_AT_ONCE):
             rows = torch.cat((total[None], some.double()))
             total = rows.cumsum(0)[-1]  # one row after the other, unlike `sum`
         return total

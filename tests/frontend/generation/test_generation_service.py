@@ -19,6 +19,7 @@ from services.frontend.generation.outlet import Outlet
 from services.frontend.request.conversation import ChatMessage, Conversation
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
+from services.frontend.request.text_pair import TextPair
 from services.frontend.text.text_threads import INLINE_CHARACTERS
 from services.frontend.text.tokenizer import Tokenizer
 from tests.fake_scheduler import FakeRequest, FakeScheduler
@@ -38,7 +39,7 @@ class Watched(Tokenizer):
         self.n_ticks = 0
         self.noted: list[tuple[int, int]] = []
 
-    def to_tokens(self, text: str, **options: Any) -> tuple[int, ...]:
+    def to_tokens(self, text: str | TextPair, **options: Any) -> tuple[int, ...]:
         before = self.n_ticks
         token_ids = super().to_tokens(text, **options)
         self.noted.append((before, self.n_ticks))
