@@ -141,7 +141,10 @@ def read_until(terminal: int, text: str, deadline: float) -> str:
         left = deadline - time.monotonic()
         assert left > 0, shown
         if select.select([terminal], [], [], left)[0]:
-            shown += os.read(terminal, 4096).decode(errors="replace")
+            try:
+                shown += os.read(terminal, 4096).decode(errors="replace")
+            except OSError as error:  # Linux: no process has the other end open any more
+                raise AssertionError(f"the process has ended; it showed {shown!r}") from error
     return shown
 
 
