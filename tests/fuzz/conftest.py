@@ -105,12 +105,18 @@ def _not_ended(scheduler: Samples) -> float:
 
 @pytest.fixture(scope="session")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """A system whose model is small and short, so that most of the time goes into inputs."""
+    """A system whose model is small and short, so that most of the time goes into inputs. It makes
+    vectors, too."""
     model = write_model(
         tmp_path_factory.mktemp("model"), num_hidden_layers=1, max_position_embeddings=64
     )
     with serving(
-        model, dtype="float32", max_batch_size=256, metrics=True, log_level="ERROR"
+        model,
+        dtype="float32",
+        pooling="mean",
+        max_batch_size=256,
+        metrics=True,
+        log_level="ERROR",
     ) as stack:
         yield System(stack)
 
