@@ -137,7 +137,12 @@ def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:
     among which the policy divides the requests."""
     return policy_of(
         settings.policy,
-        PolicyOptions(settings.max_batch_size, settings.max_batch_tokens, n_shares),
+        PolicyOptions(
+            settings.max_batch_size,
+            settings.max_batch_tokens,
+            n_shares,
+            vector_share=settings.vector_share,
+        ),
     )
 
 

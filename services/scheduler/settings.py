@@ -168,6 +168,12 @@ class SchedulerSettings(ServerSettings):
     slow, a smaller number gives a steadier pace. Must be at least `max_batch_size` with `chunked`
     and `sarathi`."""
 
+    vector_share: float = Field(default=0.25, gt=0)
+    """Time that prompts of vectors may add to an iteration while answers run in the same pipeline,
+    divided by the time of an iteration without prompts, with the policy `chunked`. A larger number
+    makes vectors sooner, and the gaps of running streams longer. Without answers, prompts of
+    vectors fill batches up to `max_batch_tokens`."""
+
     speculative_tokens: int = Field(default=8, ge=0, le=64)
     """Largest number of draft tokens of a request in one iteration. To draft, the scheduler looks
     for an earlier occurrence of the request's last tokens and takes the tokens that followed there.

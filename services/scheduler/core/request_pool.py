@@ -64,6 +64,8 @@ class RequestPool:
         """The grammars that the ranks of this pipeline have compiled, and the requests that wait
         for a grammar."""
         self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT
+        self.n_running_vectors = 0
+        """Number of the admitted requests that want vectors."""
         self._ready = ReadyRequests()  # the admitted requests that can run
         self.prefills = Prefills()  # the admitted requests with prompt tokens to select
         self.wake: Callable[[], None] = lambda: None
@@ -105,6 +107,11 @@ class RequestPool:
     def n_running(self) -> int:
         """Number of requests that the pipeline has admitted and that have not ended."""
         return len(self._admitted)
+
+    @property
+    def n_waiting_vectors(self) -> int:
+        """Number of the waiting requests that want vectors."""
+        return self.shared.n_waiting_vectors
 
     @property
     def running(self) -> Collection[Request]:
@@ -217,6 +224,7 @@ class RequestPool:
                 self._suspects.admit(request)
                 self.grammars.admit(request)
                 self._admitted[request] = None
+                self.n_running_vectors += request.wants_vector
                 self._ready.add(request)
             request.state = _RUNNING
         self.prefills.settle(requests)
@@ -239,9 +247,7 @@ class RequestPool:
             self._suspects.remove(request)
             self.waiting.remove(request)
         else:
-            del self._admitted[request]
-            self.prefills.discard(request)
-            self.hold_back(request)
+            self._leave(request)
         request.state = RequestState.FINISHED
         self.shared.count(request, -1)
         if not self.shared.n_tokens:
@@ -272,9 +278,7 @@ class RequestPool:
         """Makes admitted requests wait again at their places in the order. No batch in flight of
         this pipeline may contain these requests."""
         for request in requests:
-            self.hold_back(request)
-            del self._admitted[request]
-            self.prefills.discard(request)
+            self._leave(request)
             self.grammars.preempt(request)
         self._restore(requests)
         self.shared.wake_others(self)
@@ -285,6 +289,7 @@ class RequestPool:
         begun = list(self._admitted)
         self.is_late = False
         self._admitted.clear()
+        self.n_running_vectors = 0
         self.prefills = Prefills()
         self._ready.replace([])
         self._restore(begun)
@@ -292,6 +297,13 @@ class RequestPool:
         self.grammars.reset(self.order)
         self.shared.wake_others(self)
         return begun
+
+    def _leave(self, request: Request) -> None:
+        """Removes a request from the admitted ones."""
+        del self._admitted[request]
+        self.n_running_vectors -= request.wants_vector
+        self.prefills.discard(request)
+        self.hold_back(request)
 
     def _restore(self, begun: Sequence[Request]) -> None:
         for request in begun:

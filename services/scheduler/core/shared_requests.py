@@ -36,6 +36,11 @@ class PoolView(Protocol):
         ...
 
     @property
+    def n_running_vectors(self) -> int:
+        """Number of the running requests that want vectors."""
+        ...
+
+    @property
     def grammars(self) -> GrammarGate:
         """The grammars that the ranks of the pipeline have compiled."""
         ...
@@ -65,11 +70,20 @@ class SharedRequests:
         """The pool as each pipeline sees it."""
         self.n_requests = 0
         """Number of requests in the pool."""
+        self.n_vectors = 0
+        """Number of requests in the pool that want vectors."""
         self.n_tokens = 0
         """Sum of the lengths, in tokens, with which the requests in the pool count against the
         limit of the pool (`pool_tokens`)."""
         self.n_arrived = 0
         """Number of requests that have ever come into the pool."""
+
+    @property
+    def n_waiting_vectors(self) -> int:
+        """Number of the waiting requests that want vectors."""
+        if not self.n_vectors:
+            return 0
+        return self.n_vectors - sum([pool.n_running_vectors for pool in self.pools])
 
     def open(self, pool: Hashable, room: Room, blocks: Blocks) -> None:
         """Lets the pipeline of `pool` admit requests from now on. `room` and `blocks` are its room
@@ -129,6 +143,7 @@ class SharedRequests:
         """Adds a request and its tokens to the counts of the pool and of its account, or subtracts
         them with the sign -1."""
         self.n_requests += sign
+        self.n_vectors += sign * request.wants_vector
         self.n_tokens += sign * pool_tokens(request)
         if request.account is not None:
             request.account.n_tokens += sign * request.max_sequence_len

@@ -41,6 +41,7 @@ class CoreFacts(BaseModel):
     max_batch_size: int
     max_batch_tokens: int | None
     n_shares: int
+    vector_share: float | None = None
     pipeline_depth: int
     token_hand_off: bool
     n_blocks: int = Field(le=2**24)
@@ -79,6 +80,7 @@ def facts_of(scheduler: Scheduler, *, is_first: bool, pipeline: int = 0) -> Core
         max_batch_size=policy_options.max_batch_size,
         max_batch_tokens=policy_options.max_batch_tokens,
         n_shares=policy_options.n_shares,
+        vector_share=policy_options.vector_share,
         pipeline_depth=scheduler.pipeline_depth,
         token_hand_off=scheduler.token_hand_off,
         n_blocks=kv_manager.n_blocks,
@@ -106,7 +108,12 @@ def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
     drafts = facts.drafts
     policy = policy_of(
         facts.policy,
-        PolicyOptions(facts.max_batch_size, facts.max_batch_tokens, facts.n_shares),
+        PolicyOptions(
+            facts.max_batch_size,
+            facts.max_batch_tokens,
+            facts.n_shares,
+            vector_share=facts.vector_share,
+        ),
     )
     drafter = None
     if drafts is not None:

@@ -56,6 +56,16 @@ class PoolView(Protocol):
         """Number of requests that the pipeline has admitted and that have not ended."""
         ...
 
+    @property
+    def n_waiting_vectors(self) -> int:
+        """Number of the waiting requests that want vectors."""
+        ...
+
+    @property
+    def n_running_vectors(self) -> int:
+        """Number of the running requests that want vectors."""
+        ...
+
     def candidates(self) -> Iterator[Request]:
         """Yields the requests that can be in the next batch: the running ones first, in the order
         of their places, and then the waiting ones in the order in which they are to be
@@ -113,6 +123,9 @@ class PolicyOptions:
     predictor: LengthPredictor | None = field(default=None, compare=False)
     """Predictor of the lengths of outputs. With None, a policy that needs one learns lengths from
     the requests that have ended."""
+    vector_share: float | None = None
+    """Time that prompts of vectors may add to an iteration beside answers, divided by the time of
+    an iteration without prompts; None where there is no limit."""
 
 
 class Policy(ABC):

@@ -10,7 +10,8 @@ Policies of installed packages are always checked, and the arena checks all. Aft
 - A running request keeps its reservation. A waiting one has the reservation that the memory has
   made for it in this selection, and no reservation is made for a request that is not in the batch.
 - The memory has reserved no more than there is, and exactly what these reservations take.
-- With `keeps_order`, the admitted requests are the first waiting requests in the order.
+- With `keeps_order`, the admitted requests are the first waiting requests in the order. Requests
+  for vectors may be passed over.
 - The policy has changed no request, apart from single tokens, which are not compared.
 """
 
@@ -91,6 +92,14 @@ class _SeenPool:
     @property
     def n_running(self) -> int:
         return self._pool.n_running
+
+    @property
+    def n_waiting_vectors(self) -> int:
+        return self._pool.n_waiting_vectors
+
+    @property
+    def n_running_vectors(self) -> int:
+        return self._pool.n_running_vectors
 
     def candidates(self) -> Iterator[Request]:
         before: set[Request] = set()
@@ -226,7 +235,11 @@ def _check_memory(chosen: Sequence[Selection], memory: _SeenMemory) -> None:
 
 def _check_order(chosen: Sequence[Selection], seen: _SeenPool) -> None:
     admitted = {one.request for one in chosen if one.request.reservation is None}
-    waiting = (one for one, (facts, _) in seen.offered.items() if facts.reservation is None)
+    waiting = (
+        one
+        for one, (facts, _) in seen.offered.items()
+        if facts.reservation is None and (one in admitted or not one.wants_vector)
+    )
     for request in islice(waiting, len(admitted)):
         if request not in admitted:
             raise BrokenRule(

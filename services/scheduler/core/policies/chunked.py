@@ -10,12 +10,14 @@ Prompts that arrive together begin in groups (`prompt_groups.py`), so that on av
 tokens come sooner. A pipeline of several stages is only as fast as its largest batch, so `n_shares`
 batches in flight share the running requests evenly. The order may limit the tokens of clients with
 many requests (`fair_batch.py`); their prompts then do not block the prompts of other clients.
+Prompts of vectors have a share of the tokens beside answers (`vector_share.py`).
 """
 
 from collections.abc import Sequence
 from typing import ClassVar, Self
 
 from services.scheduler.core.admission.prompt_groups import PromptGroups
+from services.scheduler.core.admission.vector_share import VectorShare
 from services.scheduler.core.policies import (
     MemoryView,
     Policy,
@@ -33,13 +35,23 @@ class ChunkedPolicy(Policy):
     name: ClassVar[str] = "chunked"
     takes_drafts: ClassVar[bool] = True
 
-    def __init__(self, *, max_batch_size: int, max_batch_tokens: int, n_shares: int = 1) -> None:
-        super().__init__(PolicyOptions(max_batch_size, max_batch_tokens, n_shares))
+    def __init__(
+        self,
+        *,
+        max_batch_size: int,
+        max_batch_tokens: int,
+        n_shares: int = 1,
+        vector_share: float | None = None,
+    ) -> None:
+        super().__init__(
+            PolicyOptions(max_batch_size, max_batch_tokens, n_shares, vector_share=vector_share)
+        )
         if max_batch_tokens < max_batch_size:
             # Decodes alone could fill the budget, and prompts would starve.
             raise ValueError(f"max_batch_tokens: {max_batch_tokens} is less than {max_batch_size}")
         self.max_tokens = self.max_span_tokens = self.max_batch_tokens = max_batch_tokens
         self.n_shares = n_shares
+        self._vectors = VectorShare(vector_share)
         self.prompt_groups: PromptGroups = PromptGroups(
             max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens, n_shares=n_shares
         )
@@ -51,7 +63,12 @@ class ChunkedPolicy(Policy):
         size, n_tokens = options.max_batch_size, options.max_batch_tokens
         if n_tokens is None:
             raise ValueError("the policy `chunked` needs max_batch_tokens")
-        return cls(max_batch_size=size, max_batch_tokens=n_tokens, n_shares=options.n_shares)
+        return cls(
+            max_batch_size=size,
+            max_batch_tokens=n_tokens,
+            n_shares=options.n_shares,
+            vector_share=options.vector_share,
+        )
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
         """Returns the requests of the next batch. Requests are taken in the order of the pool, each
@@ -61,7 +78,8 @@ class ChunkedPolicy(Policy):
         n_decodes_free = -(-pool.n_running // self.n_shares)
         n_places = self.max_batch_size
         n_waiting, n_prompts, n_prompt_tokens = pool.n_waiting, 0, 0
-        limits, candidates = pool.batch_limits(), pool.candidates()
+        limits = self._vectors.limits(pool, self.prompt_groups.overhead_tokens)
+        candidates = pool.candidates()
         max_running = self.max_batch_size * self.n_shares
         for request in limits.riders(candidates, max_running) if limits else candidates:
             if not n_places or not n_free:
@@ -98,4 +116,8 @@ class ChunkedPolicy(Policy):
         batch."""
         if len(ready) >= self.max_batch_size:
             return True
-        return sum([request.n_unscheduled for request in ready]) >= self.max_batch_tokens
+        n_answers = sum([one.n_unscheduled for one in ready if not one.wants_vector])
+        n_vectors = sum([one.n_unscheduled for one in ready if one.wants_vector])
+        if n_answers:
+            n_vectors = min(n_vectors, self._vectors.n_tokens(self.prompt_groups.overhead_tokens))
+        return n_answers + n_vectors >= self.max_batch_tokens
