@@ -48,7 +48,7 @@ UNITS: Mapping[str, str] = {
     r"max_headers": "headers",
     r"max_in_flight|max_answers_at_once": "answers",
     r"max_viewers": "streams",
-    r"_fraction": "share",
+    r"_fraction|_share": "share",
     r"_fd": "descriptor",
     r"seed": "number",
 }

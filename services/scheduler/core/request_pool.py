@@ -119,12 +119,6 @@ class RequestPool:
         return self._admitted.keys()
 
     @property
-    def ready(self) -> Sequence[Request]:
-        """Snapshot of the admitted requests that can be in the next iteration, sorted by
-        `Order.rank`."""
-        return tuple(sorted(self._ready, key=self.order.rank))
-
-    @property
     def ready_by_place(self) -> Sequence[Request]:
         """Snapshot of the admitted requests that can be in the next iteration, by their places."""
         return tuple(self._ready.by_place)

@@ -59,7 +59,7 @@ class ForMemory:
             if self._can_run(request):
                 self._pool.let_run(request)
         held: list[Request] = []
-        for request in self._pool.ready:
+        for request in sorted(self._pool.ready_by_place, key=self._pool.order.rank):
             if request.state is RequestState.INITIATION or request is self._victim:
                 continue  # preempted, or about to be, for an earlier request
             # A request takes no memory while an earlier request waits for memory.
