@@ -108,6 +108,7 @@ def test_several_models_are_served_under_their_names(
 
 
 @pytest.mark.system
+@pytest.mark.thorough
 def test_a_chat_with_a_model_takes_its_system_along(environment: dict[str, str]) -> None:
     arguments = ("chat", str(DEMO), "--max-tokens=4", "--max-batch-size=2")
     chatting = subprocess.Popen(

@@ -343,6 +343,7 @@ def test_messages_show_no_password_of_an_endpoint(environment: pytest.MonkeyPatc
     assert Bucket("models").endpoint == "https://storage"
 
 
+@pytest.mark.thorough
 def test_the_command_says_it_in_one_line(hub: FakeHub, ca: str, tmp_path: Path) -> None:
     def fetch(**variables: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(

@@ -158,6 +158,7 @@ def test_lost_connections_are_gone_on_from(hub: FakeHub, tmp_path: Path) -> None
     assert max(begin for _, begin in hub.ranges) >= 2 << 20
 
 
+@pytest.mark.thorough
 def test_processes_at_once_fetch_it_once(hub: FakeHub, tmp_path: Path) -> None:
     environment = hub.environment(tmp_path / "home")
     running = [subprocess.Popen(command(tmp_path / "m"), env=environment) for _ in range(3)]

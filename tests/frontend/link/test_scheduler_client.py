@@ -169,6 +169,7 @@ async def test_cancelling_what_has_ended_says_nothing() -> None:
         assert scheduler.cancellations == []
 
 
+@pytest.mark.thorough
 async def test_scheduler_that_does_not_keep_up_gets_cancellations_and_no_more_requests() -> None:
     scheduler = FakeScheduler(keeps_quiet)
     async with connected(scheduler) as client:

@@ -558,6 +558,7 @@ async def test_client_that_reads_nothing_and_goes_away_cancels(site: Site) -> No
         await request.cancelled.wait()
 
 
+@pytest.mark.thorough
 async def test_the_official_client_works(site: Site) -> None:
     said = site.tokens("hi 世")
 

@@ -98,6 +98,7 @@ def test_at_ten_times_the_load_nothing_is_idle_and_nearly_all_are_on_time(
     ],
     ids=lambda value: value.__name__ if callable(value) else str(value),
 )
+@pytest.mark.thorough
 def test_several_pipelines_are_as_good_as_one_at_its_part_of_the_load(
     make: Make, slowness: tuple[float, ...]
 ) -> None:
