@@ -40,6 +40,7 @@ from services.scheduler.cluster.term import ElectedTerm, Term, Unopposed
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.order.registry import ORDERS
 from services.scheduler.core.policies.checked import BrokenRule
+from services.scheduler.core.policies.registry import POLICIES
 from services.scheduler.leader import HandOver, Leader
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.metrics import SchedulerMetrics
@@ -88,7 +89,9 @@ class SchedulerProcess:
                 iterations_per_s=settings.traced_iterations_per_s,
             )
         self._control = AdmissionControl(
-            goal_s=settings.first_token_goal_s, is_fair=ORDERS[settings.order].heeds_clients
+            goal_s=settings.first_token_goal_s,
+            is_fair=ORDERS[settings.order].heeds_clients,
+            vectors_yield=POLICIES[settings.policy].limits_vectors,
         )
         self._pace = Pace(self._control, settings)
         traced = () if self._traces is None else (self._traces.requests,)

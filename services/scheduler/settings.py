@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from services.common.address import parse
 from services.common.memory_limit import MIB, PROCESS
 from services.common.settings import HostPort, ServerSettings
+from services.scheduler.core.admission.vector_gate import MAX_SHARE
 from services.scheduler.core.order.registry import OrderName
 from services.scheduler.core.policies.registry import PolicyName
 
@@ -168,11 +169,11 @@ class SchedulerSettings(ServerSettings):
     slow, a smaller number gives a steadier pace. Must be at least `max_batch_size` with `chunked`
     and `sarathi`."""
 
-    vector_share: float = Field(default=0.25, gt=0)
+    vector_share: float = Field(default=0.25, gt=0, le=MAX_SHARE)
     """Time that prompts of vectors may add to an iteration while answers run in the same pipeline,
     divided by the time of an iteration without prompts, with the policy `chunked`. A larger number
-    makes vectors sooner, and the gaps of running streams longer. Without answers, prompts of
-    vectors fill batches up to `max_batch_tokens`."""
+    makes vectors sooner, and the gaps of running streams longer; with the largest, vectors are not
+    limited. Without answers, prompts of vectors fill batches up to `max_batch_tokens`."""
 
     speculative_tokens: int = Field(default=8, ge=0, le=64)
     """Largest number of draft tokens of a request in one iteration. To draft, the scheduler looks

@@ -21,8 +21,8 @@ from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.grammar_gate import DueGrammar, GrammarGate
 from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
 from services.scheduler.core.admission.suspects import Suspects
+from services.scheduler.core.admission.vector_gate import VectorGate
 from services.scheduler.core.order.order import BatchLimits, Order
-from services.scheduler.core.pool_tokens import pool_tokens
 from services.scheduler.core.prefills import Prefills
 from services.scheduler.core.ready_requests import ReadyRequests
 from services.scheduler.core.request import Request, RequestState
@@ -66,6 +66,7 @@ class RequestPool:
         self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT
         self.n_running_vectors = 0
         """Number of the admitted requests that want vectors."""
+        self._vectors = VectorGate()
         self._ready = ReadyRequests()  # the admitted requests that can run
         self.prefills = Prefills()  # the admitted requests with prompt tokens to select
         self.wake: Callable[[], None] = lambda: None
@@ -109,9 +110,16 @@ class RequestPool:
         return len(self._admitted)
 
     @property
-    def n_waiting_vectors(self) -> int:
-        """Number of the waiting requests that want vectors."""
-        return self.shared.n_waiting_vectors
+    def n_waiting_answers(self) -> int:
+        """Number of the waiting requests that do not want vectors."""
+        return len(self.order) - self.shared.n_waiting_vectors
+
+    @property
+    def has_both_kinds(self) -> bool:
+        """Whether there are requests for vectors beside other requests, running in this pipeline or
+        waiting. False while a suspect waits for its trial or is on trial."""
+        n_vectors = self.n_running_vectors + self.shared.n_waiting_vectors
+        return 0 < n_vectors < len(self._admitted) + len(self.order) and not self.has_trials
 
     @property
     def running(self) -> Collection[Request]:
@@ -124,18 +132,9 @@ class RequestPool:
         return tuple(self._ready.by_place)
 
     @property
-    def last(self) -> Request:
-        """Admitted request that would be preempted first. At least one request must be admitted."""
-        return max(self._admitted, key=self.order.rank)
-
-    @property
     def has_trials(self) -> bool:
         """Whether a suspect waits for its trial, or is on trial in this pipeline."""
         return self._suspects.are_in(self._admitted)
-
-    def fits_ever(self, request: Request) -> bool:
-        """Returns whether an empty pool could take the request in."""
-        return pool_tokens(request) <= self.max_tokens
 
     def add(self, request: Request) -> None:
         """Adds a request to the pool.
@@ -163,7 +162,7 @@ class RequestPool:
         """Yields the requests that can be in the next iteration of this pipeline, in order. Leaves
         out waiting requests that another pipeline admits sooner. The pool must not change
         meanwhile."""
-        passing = self.grammars.passing(self.selectable())
+        passing = self._vectors.passing(self.grammars.passing(self.selectable()))
         return self.shared.placement.passing(self, passing)
 
     def may_admit(self, request: Request) -> bool:
@@ -191,12 +190,15 @@ class RequestPool:
         may_wait = self._suspects.may_be_admitted(self._admitted)
         return self.grammars.next_due(self.order.line_up((), may_wait))
 
-    def batch_limits(self) -> BatchLimits | None:
-        """Returns the number of tokens that each client may have in the next batch. Returns None if
-        the order limits no client, or while a suspect waits for its trial or is on trial."""
-        if self.has_trials:
-            return None
-        return self.order.batch_limits(self._admitted, self._ready.by_place, pipeline=self.number)
+    def batch_limits(self, vector_tokens: int | None = None) -> BatchLimits | None:
+        """Returns the limits on the tokens of clients, and of all vectors together, in the next
+        batch. Returns None if neither is limited. The order limits no client while a suspect waits
+        for its trial or is on trial."""
+        ready, of_order = self._ready.by_place, None
+        if not self.has_trials:
+            of_order = self.order.batch_limits(self._admitted, ready, pipeline=self.number)
+        only_vectors_wait = vector_tokens is not None and not self.n_waiting_answers
+        return self._vectors.limits(vector_tokens, of_order, only_vectors_wait=only_vectors_wait)
 
     def mark_running(
         self, requests: Sequence[Request], *, can_run: Callable[[Request], bool]

@@ -81,8 +81,6 @@ class SharedRequests:
     @property
     def n_waiting_vectors(self) -> int:
         """Number of the waiting requests that want vectors."""
-        if not self.n_vectors:
-            return 0
         return self.n_vectors - sum([pool.n_running_vectors for pool in self.pools])
 
     def open(self, pool: Hashable, room: Room, blocks: Blocks) -> None:

@@ -190,7 +190,13 @@ class Site:
             first = request.n_prompt_tokens
             expected = [token_at(request, first + i) for i in range(len(output))]
             assert output == expected == request.generated_token_ids.tolist()
+        vectors = [one for one in self.requests_left if one.wants_vector]
+        assert self.pool.shared.n_vectors == len(vectors)
+        assert self.pool.n_waiting_answers == len(
+            [one for one in self.pool.order if not one.wants_vector]
+        )
         for line in self.lines:
+            assert line.pool.n_running_vectors == len(line.pool.running & set(vectors))
             ready = [one.request_id for one in line.pool.ready_by_place]
             assert len(ready) == len(set(ready))
             for batch in line.in_flight:
@@ -249,6 +255,7 @@ def _token(span: Span) -> int:
 POLICIES: list[Callable[[], Policy]] = [
     lambda: OrcaPolicy(max_batch_size=MAX_BATCH_SIZE),
     lambda: ChunkedPolicy(max_batch_size=MAX_BATCH_SIZE, max_batch_tokens=5),
+    lambda: ChunkedPolicy(max_batch_size=MAX_BATCH_SIZE, max_batch_tokens=5, vector_share=0.02),
 ]
 
 
@@ -282,7 +289,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(
         n_prompt=st.integers(1, 20),
-        n_new=st.integers(1, 8),
+        n_new=st.integers(0, 8),
         client=st.integers(0, 1),
         time_s=st.floats(0, 2),
     )

@@ -82,22 +82,25 @@ class AdmissionControl:
         *,
         goal_s: float | None,
         is_fair: bool,
+        vectors_yield: bool = False,
     ) -> None:
         """`goal_s` is the time in seconds within which requests should have their first tokens.
         With None, only the deadlines of requests count. `is_fair` says whether the waiting requests
-        are ordered by priorities and clients."""
+        are ordered by priorities and clients, and `vectors_yield` whether answers come before
+        vectors."""
         self.goal_s = goal_s
         self.allowance_s = 0.0 if goal_s is None else FIRST_ALLOWANCE * goal_s
         """The allowance: seconds that are added to each forecast."""
         self.expected = ExpectedOutput()
         """Learned lengths of the outputs of requests."""
-        self.backlog = Backlog(self.expected, is_fair=is_fair)
+        self.backlog = Backlog(self.expected, is_fair=is_fair, vectors_yield=vectors_yield)
         """The work that waits; the pool keeps the backlog up to date."""
         self.forecasts = Forecasts(self.expected)
         """Learned speeds of the pipelines, and the forecasts that follow from them."""
         # For each request, the time at which its forecast was made, and the forecast in seconds.
         self._foretold: dict[Request, tuple[float, float]] = {}
         self._look_at = 0.0
+        self._vectors_yield = vectors_yield
 
     def open(self, machine: Machine) -> Forecast:
         """Adds a pipeline whose speed is not known yet, and returns the pipeline's forecast. Drops
@@ -203,5 +206,6 @@ class AdmissionControl:
                 if now + SURELY * wait_s > request.deadline:
                     result.append(request)
                     continue
-            before = before.plus(own)
+            if not (self._vectors_yield and request.wants_vector):
+                before = before.plus(own)
         return result

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from services.common.errors import InvalidRequest
 from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.pool_tokens import pool_tokens
 from services.scheduler.core.request import Request
 
 
@@ -12,9 +13,6 @@ class PoolLimits(Protocol):
 
     max_tokens: int
     """Largest number of tokens that the sequences of all requests may reach together."""
-
-    def fits_ever(self, request: Request) -> bool:
-        """Returns whether an empty pool could take the request in."""
 
 
 def check_feasible(request: Request, kv_manager: KVManager, pool: PoolLimits) -> None:
@@ -34,7 +32,7 @@ def check_feasible(request: Request, kv_manager: KVManager, pool: PoolLimits) ->
             f"need more than the {kv_manager.max_sequence_len} K/V slots that one request "
             "can have",
         )
-    if not pool.fits_ever(request):
+    if pool_tokens(request) > pool.max_tokens:
         raise InvalidRequest(
             "max_tokens",
             f"{request.n_prompt_tokens} prompt tokens, {request.max_new_tokens} new ones and "

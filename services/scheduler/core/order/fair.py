@@ -123,11 +123,13 @@ class Fair(Order):
         return next(self._in_turn(), None)
 
     def first_to_call(self, running: Collection[Request]) -> Request | None:
-        """Returns the first waiting request that has never run, among clients that may have another
-        request in a batch. Returns None if there is no such request."""
-        if self.batch is None:
-            return self.first_in_turn
-        return next(self._in_turn(self.batch.room(running).may_begin), None)
+        """Returns the first waiting request that has never run and wants no vector, among clients
+        that may have another request in a batch. Returns None if there is no such request."""
+        first = self.first_in_turn
+        if self.batch is None and (first is None or not first.wants_vector):
+            return first
+        may_begin = any_client if self.batch is None else self.batch.room(running).may_begin
+        return next((one for one in self._in_turn(may_begin) if not one.wants_vector), None)
 
     @property
     def first_preempted(self) -> Request | None:

@@ -57,13 +57,14 @@ class PoolView(Protocol):
         ...
 
     @property
-    def n_waiting_vectors(self) -> int:
-        """Number of the waiting requests that want vectors."""
+    def n_waiting_answers(self) -> int:
+        """Number of the waiting requests that do not want vectors."""
         ...
 
     @property
-    def n_running_vectors(self) -> int:
-        """Number of the running requests that want vectors."""
+    def has_both_kinds(self) -> bool:
+        """Whether there are requests for vectors beside other requests, running in this pipeline or
+        waiting, so that the vectors should be limited."""
         ...
 
     def candidates(self) -> Iterator[Request]:
@@ -72,9 +73,10 @@ class PoolView(Protocol):
         admitted."""
         ...
 
-    def batch_limits(self) -> BatchLimits | None:
-        """Returns the limits on the tokens of clients in the next batch. Returns None if no client
-        is limited."""
+    def batch_limits(self, vector_tokens: int | None = None) -> BatchLimits | None:
+        """Returns the limits on the tokens of clients and of vectors in the next batch. Returns
+        None if neither is limited. `vector_tokens` is the limit on the tokens of all prompts of
+        vectors together; None if there is none. Must be called before `candidates`."""
         ...
 
 
@@ -140,6 +142,8 @@ class Policy(ABC):
     keeps_order: ClassVar[bool] = True
     """Whether waiting requests are admitted only in the order of the pool, so that none overtakes
     an earlier one. This promise is checked."""
+    limits_vectors: ClassVar[bool] = False
+    """Whether the policy limits prompts of vectors beside answers, by `vector_share`."""
     max_span_tokens: int | None = None
     """Largest number of tokens of one request in a batch. None if there is no limit, so that a
     whole prompt is one span."""

@@ -10,8 +10,7 @@ Policies of installed packages are always checked, and the arena checks all. Aft
 - A running request keeps its reservation. A waiting one has the reservation that the memory has
   made for it in this selection, and no reservation is made for a request that is not in the batch.
 - The memory has reserved no more than there is, and exactly what these reservations take.
-- With `keeps_order`, the admitted requests are the first waiting requests in the order. Requests
-  for vectors may be passed over.
+- With `keeps_order`, the admitted requests are the first waiting requests in the order.
 - The policy has changed no request, apart from single tokens, which are not compared.
 """
 
@@ -94,12 +93,12 @@ class _SeenPool:
         return self._pool.n_running
 
     @property
-    def n_waiting_vectors(self) -> int:
-        return self._pool.n_waiting_vectors
+    def n_waiting_answers(self) -> int:
+        return self._pool.n_waiting_answers
 
     @property
-    def n_running_vectors(self) -> int:
-        return self._pool.n_running_vectors
+    def has_both_kinds(self) -> bool:
+        return self._pool.has_both_kinds
 
     def candidates(self) -> Iterator[Request]:
         before: set[Request] = set()
@@ -110,8 +109,8 @@ class _SeenPool:
             self.offered.setdefault(request, (_Facts.of(request), request.n_scheduled))
             yield request
 
-    def batch_limits(self) -> BatchLimits | None:
-        limits = self._pool.batch_limits()
+    def batch_limits(self, vector_tokens: int | None = None) -> BatchLimits | None:
+        limits = self._pool.batch_limits(vector_tokens)
         self.has_limits = limits is not None
         return limits
 
@@ -235,11 +234,7 @@ def _check_memory(chosen: Sequence[Selection], memory: _SeenMemory) -> None:
 
 def _check_order(chosen: Sequence[Selection], seen: _SeenPool) -> None:
     admitted = {one.request for one in chosen if one.request.reservation is None}
-    waiting = (
-        one
-        for one, (facts, _) in seen.offered.items()
-        if facts.reservation is None and (one in admitted or not one.wants_vector)
-    )
+    waiting = (one for one, (facts, _) in seen.offered.items() if facts.reservation is None)
     for request in islice(waiting, len(admitted)):
         if request not in admitted:
             raise BrokenRule(

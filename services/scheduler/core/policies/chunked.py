@@ -10,14 +10,14 @@ Prompts that arrive together begin in groups (`prompt_groups.py`), so that on av
 tokens come sooner. A pipeline of several stages is only as fast as its largest batch, so `n_shares`
 batches in flight share the running requests evenly. The order may limit the tokens of clients with
 many requests (`fair_batch.py`); their prompts then do not block the prompts of other clients.
-Prompts of vectors have a share of the tokens beside answers (`vector_share.py`).
+Prompts of vectors have a share of the tokens beside answers (`vector_gate.py`).
 """
 
 from collections.abc import Sequence
 from typing import ClassVar, Self
 
 from services.scheduler.core.admission.prompt_groups import PromptGroups
-from services.scheduler.core.admission.vector_share import VectorShare
+from services.scheduler.core.admission.vector_gate import MAX_SHARE, share_tokens
 from services.scheduler.core.policies import (
     MemoryView,
     Policy,
@@ -34,6 +34,7 @@ class ChunkedPolicy(Policy):
 
     name: ClassVar[str] = "chunked"
     takes_drafts: ClassVar[bool] = True
+    limits_vectors: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -51,7 +52,9 @@ class ChunkedPolicy(Policy):
             raise ValueError(f"max_batch_tokens: {max_batch_tokens} is less than {max_batch_size}")
         self.max_tokens = self.max_span_tokens = self.max_batch_tokens = max_batch_tokens
         self.n_shares = n_shares
-        self._vectors = VectorShare(vector_share)
+        if vector_share is not None and not 0.0 < vector_share <= MAX_SHARE:
+            raise ValueError(f"vector_share: {vector_share} is not above 0 and at most {MAX_SHARE}")
+        self._vector_share = vector_share
         self.prompt_groups: PromptGroups = PromptGroups(
             max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens, n_shares=n_shares
         )
@@ -77,9 +80,9 @@ class ChunkedPolicy(Policy):
         n_free = self.max_batch_tokens
         n_decodes_free = -(-pool.n_running // self.n_shares)
         n_places = self.max_batch_size
-        n_waiting, n_prompts, n_prompt_tokens = pool.n_waiting, 0, 0
-        limits = self._vectors.limits(pool, self.prompt_groups.overhead_tokens)
-        candidates = pool.candidates()
+        n_prompts, n_prompt_tokens = 0, 0
+        vector_tokens, n_waiting = self._vector_tokens(pool)
+        limits, candidates = pool.batch_limits(vector_tokens), pool.candidates()
         max_running = self.max_batch_size * self.n_shares
         for request in limits.riders(candidates, max_running) if limits else candidates:
             if not n_places or not n_free:
@@ -104,7 +107,7 @@ class ChunkedPolicy(Policy):
                 n_tokens = limits.take(request, n_tokens)
             n_free -= n_tokens
             n_places -= 1
-            if not is_decode:
+            if not is_decode and (vector_tokens is None or not request.wants_vector):
                 n_prompts += 1
                 n_prompt_tokens += n_tokens
                 n_waiting -= request.reservation is None
@@ -118,6 +121,17 @@ class ChunkedPolicy(Policy):
             return True
         n_answers = sum([one.n_unscheduled for one in ready if not one.wants_vector])
         n_vectors = sum([one.n_unscheduled for one in ready if one.wants_vector])
-        if n_answers:
-            n_vectors = min(n_vectors, self._vectors.n_tokens(self.prompt_groups.overhead_tokens))
+        if n_answers and self._vector_share is not None:
+            n_vectors = min(n_vectors, self._share_tokens(self._vector_share))
         return n_answers + n_vectors >= self.max_batch_tokens
+
+    def _vector_tokens(self, pool: PoolView) -> tuple[int | None, int]:
+        """Returns the limit on the tokens of prompts of vectors in the next batch, or None if there
+        is none, and the number of waiting requests that begin in groups: with a limit, vectors do
+        not."""
+        if self._vector_share is None or not pool.has_both_kinds:
+            return None, pool.n_waiting
+        return self._share_tokens(self._vector_share), pool.n_waiting_answers
+
+    def _share_tokens(self, share: float) -> int:
+        return share_tokens(self.prompt_groups.overhead_tokens, share)

@@ -17,10 +17,10 @@ other client is preempted:
   served more than the client of the called request, by at least the charge for these tokens.
 
 This preemption lets no request wait for ever, and repeats no work without end. Only a request that
-has never run is called, and one iteration calls at most one request. So places are swapped at most
-as often as requests are admitted, and for each called request only as many requests are preempted
-as make room. A preempted request comes before the requests of its client that have never run. It
-comes before all other requests as soon as their clients have their shares.
+has never run and wants no vector is called, and one iteration calls at most one request. So places
+are swapped at most as often as requests are admitted, and for each called request only as many
+requests are preempted as make room. A preempted request comes before the requests of its client
+that have never run. It comes before all other requests as soon as their clients have their shares.
 """
 
 from collections import Counter
@@ -73,7 +73,8 @@ class ForFairness:
             self._stop()
         else:
             self._order.call(None)  # a call of another pipeline, whose selection is over
-        if not self._order.has_rivals or self._kv_manager.is_owing or self._pool.has_trials:
+        has_rivals = self._order.has_rivals and self._pool.n_waiting_answers > 0
+        if not has_rivals or self._kv_manager.is_owing or self._pool.has_trials:
             return
         first = self._order.first_to_call(self._pool.running)
         if first is None:

@@ -123,7 +123,7 @@ class ForMemory:
         while not kv_manager.grow(reservation, wanted):
             if self._victim is not None or self._leaving:
                 return False
-            last = self._pool.last
+            last = max(self._pool.running, key=self._pool.order.rank)
             if last.n_in_flight:
                 self._victim = last
                 self._pool.hold_back(last)
