@@ -196,7 +196,7 @@ class Site:
             [one for one in self.pool.order if not one.wants_vector]
         )
         for line in self.lines:
-            assert line.pool.n_running_vectors == len(line.pool.running & set(vectors))
+            assert line.pool.n_running_vectors == len(set(line.pool.running) & set(vectors))
             ready = [one.request_id for one in line.pool.ready_by_place]
             assert len(ready) == len(set(ready))
             for batch in line.in_flight:

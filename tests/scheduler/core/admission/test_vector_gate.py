@@ -145,7 +145,7 @@ def test_streams_go_on_beside_a_vector_of_another_client() -> None:
     scheduler = core(order=order)
     accounts = {name: AccountUse(AccountLimits(), name=name) for name in "ab"}
     submit(scheduler, [300], max_new_tokens=0, account=accounts["a"])
-    streams = submit(scheduler, [3] * 7, max_new_tokens=200, account=accounts["a"])
+    streams = submit(scheduler, [3] * 7, max_new_tokens=150, account=accounts["a"])
     while not all(one.generated_token_ids for one in streams):
         step(scheduler)
     (vector,) = submit(scheduler, [10], max_new_tokens=0, account=accounts["b"])
@@ -229,7 +229,7 @@ def test_an_answer_is_called_though_a_vector_of_its_client_waits_before_it() -> 
     order = Fair.of(OrderOptions(), lambda: 0.0)
     scheduler = core(order=order)
     accounts = {name: AccountUse(AccountLimits(), name=name) for name in "ab"}
-    streams = submit(scheduler, [3] * 8, max_new_tokens=200, account=accounts["a"])
+    streams = submit(scheduler, [3] * 8, max_new_tokens=150, account=accounts["a"])
     while not all(one.generated_token_ids for one in streams):
         step(scheduler)
     (vector,) = submit(scheduler, [10], max_new_tokens=0, account=accounts["b"])
