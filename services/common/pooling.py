@@ -7,7 +7,8 @@ pipeline what it makes of a prompt.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from typing import Literal
 
 TRAIT = "pooling"
@@ -60,9 +61,15 @@ class Pooling:
 
 
 def pooling_in(traits: Mapping[str, str]) -> Pooling | None:
-    """Returns how the workers with these traits pool. Returns None if they make no vectors."""
+    """Returns how the workers with these traits pool. Returns None if they make no vectors, or if
+    they are of a later version that pools in a way which is not known here."""
     value = traits.get(TRAIT)
-    if value is None:
+    return None if value is None else _parsed(value)
+
+
+@lru_cache(maxsize=64)  # it is needed for each request
+def _parsed(value: str) -> Pooling | None:
+    record = json.loads(value)
+    if not record.keys() <= {field.name for field in fields(Pooling)}:
         return None
-    fields = json.loads(value)
-    return Pooling(**{**fields, "answer_token_ids": tuple(fields["answer_token_ids"])})
+    return Pooling(**{**record, "answer_token_ids": tuple(record["answer_token_ids"])})

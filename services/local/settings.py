@@ -38,8 +38,8 @@ class LocalSettings(ServiceSettings):
     model: ByModel[Path]
     """Directory of the checkpoint, with config.json, weights and a tokenizer, or a GGUF file. To
     serve several models, give `NAME=DIRECTORY` for each. NAME is the name of the model in the API.
-    Each model has workers and a scheduler of its own. All other settings apply to every model, but
-    for those that take `NAME=VALUE`, too."""
+    Each model has workers and a scheduler of its own. Other settings apply to all models, unless
+    `NAME=VALUE` gives a model its own."""
 
     adapters: ByModel[Path] = ()
     """Adapters (LoRA) of the model in PEFT's format, `NAME=DIRECTORY` for each, separated by commas

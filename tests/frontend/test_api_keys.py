@@ -25,6 +25,7 @@ from services.frontend.api_keys import (
     hash_of,
 )
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
+from services.frontend.request.texts_field import TextsField
 from tests.limits import HANG_S
 
 
@@ -285,7 +286,7 @@ def test_answers_in_flight_are_limited_and_come_back_once() -> None:
     [
         (answers(4), "n"),
         (answers(1, 4), "prompt"),
-        (replace(answers(1, 4), prompts_field="documents"), "documents"),
+        (replace(answers(1, 4), texts_field=TextsField("documents")), "documents"),
     ],
 )
 def test_more_answers_than_can_ever_be_in_flight_are_a_mistake(

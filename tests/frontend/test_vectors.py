@@ -15,6 +15,7 @@ from orcinus.v1 import inference_pb2, scheduler_pb2
 from services.common.pooling import Pooling
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.vectors import vectors_of
+from services.frontend.http.ranking.score import ScoreBody
 from tests.fake_scheduler import PIPELINE, FakeRequest, FakeScheduler
 from tests.frontend.conftest import Site, running, soon
 
@@ -86,6 +87,12 @@ async def test_a_list_without_room_is_refused_before_it_is_submitted(site: Site)
         ("/v1/rerank", {"query": "x", "documents": ["y", 3]}, "documents[1]"),
         ("/v1/rerank", {"query": "x", "documents": [{"t": "y"}]}, "documents[0].text"),
         ("/v1/score", {"text_1": "x", "text_2": ["y", None]}, "text_2[1]"),
+        ("/v1/embeddings", {"input": ""}, "input"),
+        ("/v1/embeddings", {"input": [5, 99_999_999]}, "input"),
+        ("/v1/embeddings", {"input": [[5], [99_999_999]]}, "input[1]"),
+        ("/v1/score", {"text_1": ["x", ""], "text_2": "y"}, "text_1[1]"),
+        ("/v1/score", {"text_1": "x", "text_2": ""}, "text_2"),
+        ("/v1/rerank", {"query": "x", "documents": ["y", ""]}, "documents[1]"),
     ],
 )
 async def test_wrong_requests_name_their_own_fields(
@@ -96,6 +103,57 @@ async def test_wrong_requests_name_their_own_fields(
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
     assert len(site.scheduler.requests) == n_before
+
+
+@pytest.mark.parametrize("n_values", [0, N_VALUES - 1])
+async def test_an_error_is_answered_before_any_vector_is_sent(site: Site, n_values: int) -> None:
+    async def fails(request: FakeRequest) -> None:
+        request.accept()
+        is_first = request.submission.prompt_token_ids[0] == 5
+        request.vector(bytes(4 * (N_VALUES if is_first else n_values)))
+
+    site.scheduler.behaviour = fails
+    try:
+        response = await embed(site, [[5], [6]])
+    finally:
+        site.scheduler.behaviour = makes_vectors
+    assert response.status_code == 500
+    assert "vector" in response.json()["error"]["message"]
+    assert (await embed(site, [[5], [6]])).status_code == 200
+
+
+async def test_the_scores_of_several_texts_beside_one_are_named_by_the_several() -> None:
+    assert ScoreBody(text_1=["a", "b"], text_2="q").field.item(1) == "text_1[1]"
+    assert ScoreBody(text_1="q", text_2=["a", "b"]).field.item(1) == "text_2[1]"
+    assert ScoreBody(text_1="q", text_2="a").field.item(0) == "text_2"
+
+
+async def test_fields_that_are_not_known_are_refused(site: Site) -> None:
+    unknown = bytes([0xF2, 0x3F, 1, 0x78])  # field 1022 with a text of one character
+    prompt = inference_pb2.Prompt(text="x").SerializeToString() + unknown
+    pair = inference_pb2.TextPair(first="x", second="y").SerializeToString() + unknown
+    for method, request, field in (
+        (
+            "Embed",
+            inference_pb2.EmbedRequest(inputs=[_parsed(inference_pb2.Prompt, prompt)]),
+            "inputs",
+        ),
+        (
+            "Score",
+            inference_pb2.ScoreRequest(pairs=[_parsed(inference_pb2.TextPair, pair)]),
+            "pairs",
+        ),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await soon(site.inference._unary(method, inference_pb2.EmbedResponse)(request))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert str(caught.value.details()).startswith(f"{field}[0]")
+
+
+def _parsed(kind: Any, data: bytes) -> Any:
+    message = kind()
+    message.ParseFromString(data)
+    return message
 
 
 async def test_vectors_that_fit_into_no_message_are_refused_before_they_are_made(
@@ -118,6 +176,8 @@ async def test_vectors_that_fit_into_no_message_are_refused_before_they_are_made
 
 class Complete:
     """A generation whose vectors are there."""
+
+    pooling = Pooling(kind="last", n_values=1)
 
     async def start(self) -> None:
         pass

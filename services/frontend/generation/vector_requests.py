@@ -11,6 +11,7 @@ from services.frontend.request.generation_request import (
     Prompt,
 )
 from services.frontend.request.text_parts import TextParts
+from services.frontend.request.texts_field import TextsField
 from services.frontend.text.pair_format import PairFormat
 
 
@@ -33,15 +34,20 @@ def vector_options(
 
 
 def embedding_request(
-    inputs: Sequence[Prompt], options: GenerationOptions, *, before: str, model: str, field: str
+    inputs: Sequence[Prompt],
+    options: GenerationOptions,
+    *,
+    before: str,
+    model: str,
+    field: TextsField,
 ) -> GenerationRequest:
-    """Returns the request for the vectors of `inputs`, which are the list `field` of the client's
+    """Returns the request for the vectors of `inputs`, which are in `field` of the client's
     request. The text `before` goes before each text.
 
     Raises:
         InvalidRequest: there are too many inputs, or one is empty.
     """
-    check_number(field, len(inputs))
+    check_number(field.name, len(inputs))
     check_not_empty(field, inputs)
     return GenerationRequest(
         prompts=tuple(
@@ -50,7 +56,7 @@ def embedding_request(
         ),
         options=options,
         model=model,
-        prompts_field=field,
+        texts_field=field,
     )
 
 
@@ -61,21 +67,20 @@ def score_request(
     format: PairFormat,
     instruction: str | None,
     model: str,
-    field: str,
+    field: TextsField,
 ) -> GenerationRequest:
-    """Returns the request for the scores of pairs. `field` is the list of the client's request with
-    the pairs or with their second texts.
+    """Returns the request for the scores of pairs of texts, none of which may be empty. `field` is
+    the field of the client's request that has the pairs, or a text of each.
 
     Raises:
-        InvalidRequest: there are too many pairs, or a second text is empty.
+        InvalidRequest: there are too many pairs.
     """
-    check_number(field, len(pairs))
-    check_not_empty(field, [second for _, second in pairs])
+    check_number(field.name, len(pairs))
     return GenerationRequest(
         prompts=tuple(format.prompt(*pair, instruction) for pair in pairs),
         options=options,
         model=model,
-        prompts_field=field,
+        texts_field=field,
     )
 
 
@@ -86,8 +91,8 @@ def check_number(field: str, n_items: int) -> None:
         raise errors.InvalidRequest(field, f"has {n_items} items; at most {MAX_ANSWERS} may be")
 
 
-def check_not_empty(field: str, prompts: Sequence[Prompt]) -> None:
-    """Raises InvalidRequest, which names the list `field` and the index, if a prompt is empty."""
+def check_not_empty(field: TextsField, prompts: Sequence[Prompt]) -> None:
+    """Raises InvalidRequest, which names the prompt by its field, if a prompt is empty."""
     for index, prompt in enumerate(prompts):
         if not prompt:
-            raise errors.InvalidRequest(f"{field}[{index}]", "must not be empty")
+            raise errors.InvalidRequest(field.item(index), "must not be empty")

@@ -8,8 +8,12 @@ from sys import byteorder
 from typing import TypeAlias
 
 from services.common import errors
+from services.common.pooling import Pooling
 from services.frontend.generation.generation import Generation
 from services.frontend.request.vector_defaults import VectorDefaults
+
+FLOAT_BYTES = 4
+"""Size of an element of a vector in messages."""
 
 Vector: TypeAlias = "array[float]"
 """Type of a vector: an array of floats of 4 bytes."""
@@ -21,11 +25,13 @@ async def vectors_of(generation: Generation) -> AsyncIterator[Vector]:
 
     Raises:
         OrcinusError: whatever `Generation.start` and `Generation.complete` raise.
-        RequestFailed: a vector is missing.
+        RequestFailed: a vector is missing, or has a wrong length.
     """
     await generation.start()
-    for piece in await generation.complete():
-        yield _parsed(piece.vector)
+    pieces = await generation.complete()
+    # All are checked before the first is yielded, since that one may be sent at once.
+    for data in [_checked(piece.vector, generation.pooling) for piece in pieces]:
+        yield _parsed(data)
         await asyncio.sleep(0)
 
 
@@ -70,9 +76,15 @@ def little_endian(values: Sequence[float]) -> bytes:
     return packed.tobytes()
 
 
-def _parsed(data: bytes | None) -> Vector:
+def _checked(data: bytes | None, pooling: Pooling | None) -> bytes:
     if not data:
         raise errors.RequestFailed("the scheduler ended the request without its vector")
+    if pooling is not None and len(data) != FLOAT_BYTES * pooling.n_values:
+        raise errors.RequestFailed(f"a vector has {len(data)} bytes, not {pooling.n_values} floats")
+    return data
+
+
+def _parsed(data: bytes) -> Vector:
     values = array("f")
     values.frombytes(data)
     if byteorder == "big":

@@ -9,12 +9,12 @@ from services.frontend.generation.vector_requests import (
     score_request,
     vector_options,
 )
+from services.frontend.generation.vectors import FLOAT_BYTES
 from services.frontend.grpc.requests import check_known, to_prompt
 from services.frontend.request.generation_request import GenerationRequest, Prompt
+from services.frontend.request.texts_field import TextsField
 from services.frontend.request.vector_defaults import VectorDefaults
 from services.frontend.text.pair_format import PairFormat
-
-FLOAT_BYTES = 4
 
 FIELD_BYTES = 12
 """Largest number of bytes of the tags and lengths of the fields around a vector."""
@@ -39,7 +39,7 @@ def to_embedding_request(
         ),
         before=defaults.text_before(name),
         model=message.model,
-        field="inputs",
+        field=TextsField("inputs"),
     )
 
 
@@ -52,7 +52,8 @@ def to_score_request(message: inference_pb2.ScoreRequest, format: PairFormat) ->
     check_known("request", message)
     check_number("pairs", len(message.pairs))
     for index, pair in enumerate(message.pairs):
-        if not pair.first:
+        check_known(f"pairs[{index}]", pair)
+        if not (pair.first and pair.second):
             raise errors.InvalidRequest(f"pairs[{index}]", "must not be empty")
     return score_request(
         [(pair.first, pair.second) for pair in message.pairs],
@@ -60,7 +61,7 @@ def to_score_request(message: inference_pb2.ScoreRequest, format: PairFormat) ->
         format=format,
         instruction=message.instruction if message.HasField("instruction") else None,
         model=message.model,
-        field="pairs",
+        field=TextsField("pairs"),
     )
 
 
@@ -71,6 +72,7 @@ def vector_message_bytes(n_values: int) -> int:
 
 def _to_input(index: int, prompt: inference_pb2.Prompt) -> Prompt:
     field = f"inputs[{index}]"
+    check_known(field, prompt)
     if prompt.HasField("conversation"):
         raise errors.InvalidRequest(field, "must be a text or tokens, and no conversation")
     try:

@@ -20,6 +20,7 @@ from services.frontend.request.output_format import OutputFormat
 from services.frontend.request.resumption import SEED_FIELD, Resumption
 from services.frontend.request.text_pair import TextPair
 from services.frontend.request.text_parts import TextParts
+from services.frontend.request.texts_field import TextsField
 
 DEFAULT_MAX_TOKENS = 16
 """Default of `max_tokens` for text and token prompts, as in the OpenAI API."""
@@ -210,20 +211,26 @@ class GenerationRequest:
     options: GenerationOptions = dataclasses.field(default_factory=GenerationOptions)
     model: str = ""
     resumption: Resumption | None = None
-    prompts_field: str = ""
-    """Field of the client's request that has the prompts as a list. If it is empty, the name of the
-    field follows from the prompt (`prompt_field`)."""
+    texts_field: TextsField | None = None
+    """Field of the client's request that has the prompts for vectors. If it is None, the name of
+    the field follows from the prompt (`prompt_field`)."""
 
     def field_of(self, index: int) -> str:
         """Returns the name of a prompt in the client's request."""
-        if self.prompts_field:
-            return f"{self.prompts_field}[{index}]"
+        if self.texts_field is not None:
+            return self.texts_field.item(index)
         return prompt_field(self.prompts[index])
+
+    @property
+    def _list_field(self) -> str:
+        return "prompt" if self.texts_field is None else self.texts_field.name
 
     @property
     def n_answers_field(self) -> str:
         """Name of the field of the client's request that asks for so many answers."""
-        return self.prompts_field or ("n" if len(self.prompts) == 1 else "prompt")
+        if self.texts_field is not None:
+            return self.texts_field.name
+        return "n" if len(self.prompts) == 1 else "prompt"
 
     @property
     def n_answers(self) -> int:
@@ -276,7 +283,7 @@ class GenerationRequest:
         """
         self.options.check()
         if not self.prompts:
-            raise errors.InvalidRequest(self.prompts_field or "prompt", "must not be empty")
+            raise errors.InvalidRequest(self._list_field, "must not be empty")
         for prompt in self.prompts:
             if isinstance(prompt, Conversation):
                 prompt.check()
@@ -284,7 +291,7 @@ class GenerationRequest:
                     MAX_TOKENS.check(self.options.max_tokens_field, self.options.max_tokens)
         if self.n_answers > MAX_ANSWERS:
             raise errors.InvalidRequest(
-                self.prompts_field or "prompt",
+                self._list_field,
                 f"asks for more than {MAX_ANSWERS} answers at once",
             )
         if self.resumption is not None:

@@ -113,9 +113,8 @@ class PromptEncoder:
             field = request.field_of(index)
             n_left -= n_characters(prompt)
             if n_left < 0:
-                is_long_alone = isinstance(prompt, str) and len(prompt) > most
-                if request.prompts_field and not is_long_alone:
-                    raise self._too_many_characters(request.prompts_field)
+                if request.texts_field is not None and n_characters(prompt) <= most:
+                    raise self._too_many_characters(request.texts_field.name)
                 raise self._too_long(field, most, limits)
             if limits is not None and not isinstance(prompt, Conversation):
                 self._check_model_length(field, prompt, limits)

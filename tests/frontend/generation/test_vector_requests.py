@@ -12,6 +12,7 @@ from services.frontend.generation.vector_requests import (
 )
 from services.frontend.request.generation_request import GenerationRequest
 from services.frontend.request.refusals import Refusals
+from services.frontend.request.texts_field import TextsField
 from services.frontend.text.pair_format import PairFormat
 from services.frontend.text.prompt_encoder import PromptEncoder, TextLimits
 from services.frontend.text.text_threads import TextThreads
@@ -30,13 +31,15 @@ def reranking(
         format=PairFormat(template),
         instruction=instruction,
         model="",
-        field="documents",
+        field=TextsField("documents"),
     )
 
 
 def embedding(n_inputs: int, *, before: str) -> GenerationRequest:
     options = vector_options()
-    return embedding_request(["d"] * n_inputs, options, before=before, model="", field="input")
+    return embedding_request(
+        ["d"] * n_inputs, options, before=before, model="", field=TextsField("input")
+    )
 
 
 @pytest.mark.parametrize("kind", ["query", "instruction", "template", "prompt_name"])

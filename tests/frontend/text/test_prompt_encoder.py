@@ -19,6 +19,7 @@ from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.request.text_pair import TextPair
 from services.frontend.request.text_parts import TextParts
+from services.frontend.request.texts_field import TextsField
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.prompt_encoder import INLINE_TURNS, PromptEncoder, TextLimits
 from services.frontend.text.text_threads import TextThreads
@@ -93,14 +94,16 @@ def test_a_list_of_texts_is_named_when_all_together_are_too_long() -> None:
     cases: list[tuple[tuple[Prompt, ...], str]] = [
         (("x" * 60, "y" * 60), "input"),
         (("x", "y" * 101), "input[1]"),
-        ((TextParts(("x" * 101, "y")),), "input"),
+        ((TextParts(("x" * 101, "y")),), "input[0]"),
     ]
     for prompts, field in cases:
-        request = GenerationRequest(prompts=prompts, options=options, prompts_field="input")
+        request = GenerationRequest(
+            prompts=prompts, options=options, texts_field=TextsField("input")
+        )
         with pytest.raises(errors.InvalidRequest, match="more than 100 characters") as caught:
             encoder.encoder.check_length(request, LIMITS)
         assert caught.value.field == field
-        assert isinstance(caught.value, errors.ContextOverflow) == (field == "input[1]")
+        assert isinstance(caught.value, errors.ContextOverflow) == (field != "input")
 
 
 async def test_text_that_must_have_too_many_tokens_is_not_made_into_tokens() -> None:

@@ -2,7 +2,7 @@
 
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import PlainValidator
 from typing_extensions import TypedDict
@@ -20,15 +20,31 @@ from services.frontend.http.protocol.api import Api
 from services.frontend.http.protocol.json_text import to_json
 from services.frontend.http.protocol.prompt_usage import PromptUsage, usage_of
 from services.frontend.request.generation_request import GenerationRequest, Prompt
+from services.frontend.request.texts_field import TextsField
 
 Encoding = Literal["float", "base64"]
 
 
-def _inputs_of(value: object) -> tuple[Prompt, ...]:
-    try:
-        return prompts_of(value)
-    except OddPrompt as odd:
-        raise errors.InvalidRequest(f"input[{odd.index}]", odd.rule) from None
+class Inputs(NamedTuple):
+    """The texts or tokens of a body, and the field that has them."""
+
+    prompts: tuple[Prompt, ...]
+    field: TextsField
+
+    @classmethod
+    def of(cls, value: object) -> Self:
+        """Returns the inputs in the value of the field `input`.
+
+        Raises:
+            InvalidRequest: one of several is not of the kind of the first one.
+            ValueError: the value is no text, no tokens and no list of such.
+        """
+        try:
+            prompts = prompts_of(value)
+        except OddPrompt as odd:
+            raise errors.InvalidRequest(TextsField("input").item(odd.index), odd.rule) from None
+        is_list = isinstance(value, list) and isinstance(value[0], str | list)
+        return cls(prompts, TextsField("input", is_single=not is_list))
 
 
 class EmbeddingsBody(IndexedModel):
@@ -36,9 +52,7 @@ class EmbeddingsBody(IndexedModel):
 
     model: str | None = None
     """Name of the model; may be left out if the caller may use only one."""
-    input: Annotated[
-        tuple[Prompt, ...], PlainValidator(_inputs_of, json_schema_input_type=PromptOrPrompts)
-    ]
+    input: Annotated[Inputs, PlainValidator(Inputs.of, json_schema_input_type=PromptOrPrompts)]
     """The text or texts, or their tokens. Each has a vector of its own."""
     dimensions: Annotated[int | None, Within({"minimum": 1})] = None
     """Number of elements of each vector, where the model declares shorter vectors (Matryoshka). By
@@ -75,7 +89,11 @@ class EmbeddingsBody(IndexedModel):
             cache_salt=self.cache_salt,
         )
         return embedding_request(
-            self.input, options, before=before, model=self.model or "", field="input"
+            self.input.prompts,
+            options,
+            before=before,
+            model=self.model or "",
+            field=self.input.field,
         )
 
 

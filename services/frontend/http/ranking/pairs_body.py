@@ -8,6 +8,7 @@ from services.frontend.http.bodies.accepted_values import only
 from services.frontend.http.bodies.object_kinds import IndexedModel
 from services.frontend.http.bodies.ranges import PRIORITY, SALT
 from services.frontend.request.generation_request import GenerationRequest
+from services.frontend.request.texts_field import TextsField
 from services.frontend.text.pair_format import PairFormat
 
 
@@ -29,13 +30,13 @@ class PairsBody(IndexedModel):
     """Does nothing."""
 
     def to_request(
-        self, pairs: Sequence[tuple[str, str]], format: PairFormat, *, field: str
+        self, pairs: Sequence[tuple[str, str]], format: PairFormat, *, field: TextsField
     ) -> GenerationRequest:
         """Returns the request for the scores of pairs, in the form that all protocols share.
-        `field` is the field with the second texts.
+        `field` is the field that has a text of each pair.
 
         Raises:
-            InvalidRequest: there are too many pairs, or a second text is empty.
+            InvalidRequest: there are too many pairs.
         """
         options = vector_options(
             wants_score=True, priority=self.priority, cache_salt=self.cache_salt

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 from services.common import errors
 from services.frontend.api_keys import Account
 from services.frontend.generation.scores import scores_of
-from services.frontend.generation.vector_requests import check_number
+from services.frontend.generation.vector_requests import check_not_empty, check_number
 from services.frontend.http.bodies.accepted_values import only
 from services.frontend.http.bodies.object_kinds import ExactModel
 from services.frontend.http.bodies.ranges import NOT_EMPTY, Within
@@ -16,6 +16,9 @@ from services.frontend.http.protocol.answer_object import answer_object
 from services.frontend.http.protocol.api import Api
 from services.frontend.http.protocol.prompt_usage import PromptUsage, usage_of
 from services.frontend.http.ranking.pairs_body import PairsBody
+from services.frontend.request.texts_field import TextsField
+
+DOCUMENTS = TextsField("documents")
 
 
 class TextDocument(ExactModel):
@@ -47,12 +50,13 @@ class RerankBody(PairsBody):
         return [each if isinstance(each, str) else each.text for each in self.documents]
 
     def check(self) -> None:
-        """Raises InvalidRequest for an empty query, without documents or with too many, and for a
-        wrong `top_n`."""
+        """Raises InvalidRequest for an empty query, without documents or with too many, for an
+        empty document, and for a wrong `top_n`."""
         check_number("documents", len(self.documents))
         for field, value in (("query", self.query), ("documents", self.documents)):
             if not value:
                 raise errors.InvalidRequest(field, "must not be empty")
+        check_not_empty(DOCUMENTS, self.texts)
         if self.top_n is not None and self.top_n < 1:
             raise errors.InvalidRequest("top_n", "must be at least 1")
 
@@ -96,7 +100,7 @@ async def rerank(api: Api, body: RerankBody, account: Account) -> Ranking:
     body.check()
     texts = body.texts
     pairs = api.models.select(body.model or "", account).service.pairs
-    request = body.to_request([(body.query, text) for text in texts], pairs, field="documents")
+    request = body.to_request([(body.query, text) for text in texts], pairs, field=DOCUMENTS)
     async with api.models.prepare(request, account) as generation:
         scores = await scores_of(generation)
     order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]

@@ -13,6 +13,7 @@ from services.frontend.http.protocol.answer_object import answer_object
 from services.frontend.http.protocol.api import Api
 from services.frontend.http.protocol.prompt_usage import PromptUsage, usage_of
 from services.frontend.http.ranking.pairs_body import PairsBody
+from services.frontend.request.texts_field import TextsField
 
 Texts = str | Annotated[list[str], NOT_EMPTY]
 
@@ -27,19 +28,25 @@ class ScoreBody(PairsBody):
     """The second text or texts of pairs, such as documents."""
 
     @property
+    def field(self) -> TextsField:
+        """The field that has a text of each pair: the one with the longer list."""
+        fields = (TextsField("text_2", isinstance(self.text_2, str)), TextsField("text_1"))
+        return fields[len(_listed(self.text_1)) > len(_listed(self.text_2))]
+
+    @property
     def pairs(self) -> list[tuple[str, str]]:
         """The pairs to score.
 
         Raises:
-            InvalidRequest: a list is too long, it or a text of `text_1` is empty, or the lists do
-            not match.
+            InvalidRequest: a list is too long, it or a text is empty, or the lists do not match.
         """
         first, second = _listed(self.text_1), _listed(self.text_2)
-        for field, texts in (("text_1", first), ("text_2", second)):
-            check_number(field, len(texts))
+        for name, given in (("text_1", self.text_1), ("text_2", self.text_2)):
+            field, texts = TextsField(name, isinstance(given, str)), _listed(given)
+            check_number(name, len(texts))
             if not texts:
-                raise errors.InvalidRequest(field, "must not be empty")
-        check_not_empty("text_1", first)
+                raise errors.InvalidRequest(name, "must not be empty")
+            check_not_empty(field, texts)
         if len(first) != len(second) and 1 not in (len(first), len(second)):
             raise errors.InvalidRequest(
                 "text_2", f"has {len(second)} texts where text_1 has {len(first)}"
@@ -80,7 +87,7 @@ class Scores(TypedDict):
 async def create_scores(api: Api, body: ScoreBody, account: Account) -> Scores:
     """Returns the scores of pairs of texts."""
     pairs = api.models.select(body.model or "", account).service.pairs
-    request = body.to_request(body.pairs, pairs, field="text_2")
+    request = body.to_request(body.pairs, pairs, field=body.field)
     async with api.models.prepare(request, account) as generation:
         scores = await scores_of(generation)
     return {

@@ -1,0 +1,16 @@
+"""The field of a client's request that has the texts of a request for vectors."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TextsField:
+    """A field with a list of texts, or with one text."""
+
+    name: str
+    is_single: bool = False
+    """Whether the field has one text, and no list."""
+
+    def item(self, index: int) -> str:
+        """Returns the name by which an error refers to the text with an index."""
+        return self.name if self.is_single else f"{self.name}[{index}]"
