@@ -68,6 +68,7 @@ class PlanAttention(Protocol):
         key_caches: Sequence[Tensor],
         n_heads: int,
         windows: Sequence[int | None] = ...,
+        is_causal: bool = ...,
         uploads: Uploads,
         has_fixed_shape: bool = ...,
     ) -> AttentionPlan:
@@ -83,6 +84,7 @@ class PlanAttention(Protocol):
             n_heads: the number of query heads of this rank.
             windows: the different windows of the layers (see `AttentionForm`); by default no layer
                 has a window.
+            is_causal: `AttentionForm.is_causal` of all layers, by default true.
             uploads: receives the tensors of the plan. The caller must flush `uploads` before
                 `attention` reads the tensors.
             has_fixed_shape: whether the shapes of the plan may depend only on the shape of
@@ -110,7 +112,8 @@ class ComputeAttention(Protocol):
         The caches [n_blocks, block_size, n_kv_heads, head_dim] are the dense storage of one layer.
         The keys and values of the batch itself are already stored there. If values are the first
         elements of keys, `value_cache` is `key_cache[..., :value_dim]`. The window of `form` must
-        be one of the `windows` of the plan. The default form is the plain formula.
+        be one of the `windows` of the plan, and its direction that of the plan. The default form is
+        the plain formula.
 
         `sinks` [n_heads] are float32 and dense. The sink of a head is a further score in the
         softmax of each query of the head, whatever the window. A sink has no value: it only takes

@@ -40,7 +40,7 @@ class NativeAttention:
             "attention",
             "element queries query_stride keys values out starts n_tokens blocks n_spans "
             "n_columns n_kv_heads group_size head_dim value_dim block_size window scale soft_cap "
-            "sinks",
+            "sinks is_causal",
         )
 
     def attention(
@@ -85,5 +85,6 @@ class NativeAttention:
             head_dim**-0.5 if form.scale is None else form.scale,
             form.soft_cap or 0.0,
             None if sinks is None else sinks.data_ptr(),
+            form.is_causal,
         )
         return out

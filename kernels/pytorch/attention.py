@@ -53,11 +53,12 @@ def plan_attention(
     key_caches: Sequence[Tensor],
     n_heads: int,
     windows: Sequence[int | None] = (None,),
+    is_causal: bool = True,
     uploads: Uploads,
     has_fixed_shape: bool = False,
 ) -> AttentionSpans:
     """Makes the attention plan of a batch, as `kernels.ops.PlanAttention` describes. The plan can
-    be used by layers of any window and any heads.
+    be used by layers of any window, any direction and any heads.
 
     The plan may keep the arguments' arrays without a copy, so the caller must not write to the
     arrays before the last layer has run. `has_fixed_shape` has no effect: the shapes of the
@@ -117,9 +118,10 @@ def _attend_span(
     blocks = table[first_block : first_block - (-n_keys // block_size)]
     keys, values = (_gather(cache, blocks, n_keys) for cache in (key_cache, value_cache))
     is_cut = form.window is not None and form.window < n_keys
-    is_causal = n_tokens > 1 and start == 0 and not is_cut
+    hides_later = n_tokens > 1 and form.is_causal
+    is_causal = hides_later and start == 0 and not is_cut
     mask = None
-    if is_cut or (n_tokens > 1 and not is_causal):
+    if is_cut or (hides_later and not is_causal):
         mask = _mask(start, n_keys, form.window, q.device)
     if n_tokens == 1:
         # The query heads that share a K/V head take the place of several queries of one head.

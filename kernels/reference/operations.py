@@ -74,9 +74,10 @@ def attention(
     scale: float | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
+    is_causal: bool = True,
 ) -> Tensor:
     """Returns the attention of all spans, [n_tokens, n_heads, value_dim]. `q` is [n_tokens,
-    n_heads, head_dim].
+    n_heads, head_dim]. Unless `is_causal`, a query also sees the later tokens of its span.
 
     The sink of a head, an entry of `sinks` [n_heads], is the score of one additional key whose
     value is zero.
@@ -95,7 +96,7 @@ def attention(
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         query_position = torch.arange(start, n_keys)[:, None]
-        is_hidden = torch.arange(n_keys) > query_position  # [n_queries, n_keys]
+        is_hidden = (torch.arange(n_keys) > query_position) & is_causal  # [n_queries, n_keys]
         if window is not None:
             is_hidden |= torch.arange(n_keys) <= query_position - window
         scores = scores.masked_fill(is_hidden, -torch.inf)

@@ -235,9 +235,12 @@ def attention(
     Raises:
         TypeError: `plan` is of another type.
         ValueError: the strides of the two caches differ, so that `value_cache` neither has the
-            layout of `key_cache` nor is a part of it.
+            layout of `key_cache` nor is a part of it; or the plan is for attention in the other
+            direction.
     """
     items = items_for(plan, key_cache)
+    if items.is_causal != form.is_causal:
+        raise ValueError(f"is_causal is {items.is_causal} in the plan, {form.is_causal} in a layer")
     n_tokens, n_heads, head_dim = q.shape
     if q.stride()[1:] != (head_dim, 1):
         q = q.contiguous()  # only the stride of tokens is free

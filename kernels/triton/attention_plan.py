@@ -38,7 +38,7 @@ class Column(IntEnum):
 
     ROW = 0  # row of q that holds the first query
     N_QUERIES = 1  # number of queries; 0 in an unused item
-    POSITION = 2  # position of the first query in its sequence
+    POSITION = 2  # position from which the first query sees keys: its own, or the span's last
     KEY_BEGIN = 3  # position of the first key
     KEY_END = 4  # position after the last key
     SPAN = 5  # row of the block tables
@@ -106,6 +106,7 @@ class AttentionItems(AttentionPlan):
     group_size: int  # number of query heads of a program
     small: Tiles
     large: Tiles | None  # None if the batch has only small tiles
+    is_causal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,7 @@ def plan_attention(
     key_caches: Sequence[Tensor],
     n_heads: int,
     windows: Sequence[int | None] = (None,),
+    is_causal: bool = True,
     uploads: Uploads,
     has_fixed_shape: bool = False,
 ) -> AttentionPlan:
@@ -154,6 +156,7 @@ def plan_attention(
             block_tables=block_tables,
             block_size=block_size,
             windows=windows,
+            is_causal=is_causal,
             cut=cut,
             uploads=uploads,
             has_fixed_shape=has_fixed_shape,
@@ -204,6 +207,7 @@ def cut_batch(
     block_tables: Ints,
     block_size: int,
     windows: Sequence[int | None],
+    is_causal: bool = True,
     cut: Cut,
     uploads: Uploads,
     has_fixed_shape: bool,
@@ -214,7 +218,7 @@ def cut_batch(
     n_columns = block_tables.shape[1]
     if not has_fixed_shape:
         n_columns = -(-int((start_positions + n_tokens).max()) // block_size)
-    tables = _tables(start_positions, n_tokens, widest, cut)
+    tables = _tables(start_positions, n_tokens, widest, cut, is_causal=is_causal)
     if has_fixed_shape:
         tables = _with_fixed_shape(tables, len(n_tokens), n_columns * block_size, cut)
     return AttentionItems(
@@ -225,11 +229,17 @@ def cut_batch(
         group_size=cut.group_size,
         small=cut.small,
         large=cut.large if tables.has_large else None,
+        is_causal=is_causal,
     )
 
 
-def _tables(starts: Ints, n_tokens: Ints, widest: int | None, cut: Cut) -> _Tables:
+def _tables(
+    starts: Ints, n_tokens: Ints, widest: int | None, cut: Cut, *, is_causal: bool
+) -> _Tables:
     tiles, is_large = _tiles(starts, n_tokens, cut)
+    if not is_causal:
+        ends = (starts + n_tokens)[tiles[:, Column.SPAN]]
+        tiles[:, Column.POSITION], tiles[:, Column.KEY_END] = ends - 1, ends
     if widest is not None:
         first_seen = np.maximum(tiles[:, Column.POSITION] - (widest - 1), 0)
         tiles[:, Column.KEY_BEGIN] = first_seen // _PART_STEP * _PART_STEP

@@ -96,6 +96,7 @@ class PagedBatch:
             key_caches=[each.to(self.on.device) for each in key_caches or [self.key_cache]],
             n_heads=self.q.shape[1],
             windows=self.windows,
+            is_causal=self.form.is_causal,
             uploads=uploads,
         )
         uploads.flush()
@@ -122,6 +123,7 @@ class PagedBatch:
             scale=self.form.scale,
             soft_cap=self.form.soft_cap,
             sinks=self.sinks,
+            is_causal=self.form.is_causal,
         )
 
 
@@ -166,6 +168,8 @@ FORMS = {
     "scale": AttentionForm(scale=0.5),
     "soft cap": AttentionForm(soft_cap=0.8),
     "all": AttentionForm(window=6, scale=0.7, soft_cap=1.5),
+    "both directions": AttentionForm(is_causal=False),
+    "capped in both directions": AttentionForm(scale=0.7, soft_cap=1.5, is_causal=False),
 }
 
 
@@ -192,6 +196,34 @@ def test_forms_of_attention(
     on: Implementation,
 ) -> None:
     assert_as_reference(PagedBatch(spans, dtype=dtype, on=on, form=form))
+
+
+def test_attention_in_both_directions_has_no_window() -> None:
+    with pytest.raises(ValueError, match="no window"):
+        AttentionForm(window=3, is_causal=False)
+
+
+@pytest.mark.parametrize("on", NATIVE)
+@pytest.mark.parametrize("n_threads", [1, 3, 16])
+def test_a_text_in_both_directions_is_attended_to_alike_in_any_company(
+    n_threads: int, on: Implementation
+) -> None:
+    form = AttentionForm(is_causal=False)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        alone = PagedBatch([(0, 700)], on=on, form=form)
+        torch.set_num_threads(n_threads)
+        others = PagedBatch([(0, 90), (0, 700), (0, 3)], on=on, form=form)
+        of_alone = slice(90, 790)
+        others.q[of_alone], others.k[of_alone], others.v[of_alone] = alone.q, alone.k, alone.v
+        others._store(torch.Generator().manual_seed(1))
+        together = others.attention()[of_alone]
+        torch.set_num_threads(2)
+        assert torch.equal(together, alone.attention())
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(together, alone.reference(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("on", COMPILED)

@@ -170,6 +170,7 @@ struct Batch {
   float scale;
   float soft_cap;  // 0: none
   const float* sinks;  // [n_heads], scores without keys; null: none
+  bool is_causal;      // false: a query sees all tokens of its span
 
   // What scores are multiplied by before 2 is raised to them.
   float exponent() const { return soft_cap > 0 ? kLog2E : scale * kLog2E; }
@@ -183,7 +184,7 @@ constexpr int64_t segment_of(int64_t key) { return key / kSegmentKeys; }
 struct Piece {
   int64_t span;
   int64_t first_token;  // in the batch
-  int64_t first_position;
+  int64_t first_position;  // where the first query sees from; the next one sees a key more
   int64_t n_queries;
   int64_t first_kv_head;
   int64_t n_kv_heads;
@@ -769,10 +770,13 @@ std::vector<Piece> divide(const Batch<T>& batch, int n_threads) {
       const int64_t n = std::min(n_queries, end_token - token);
       const int64_t first_seen = batch.window ? std::max<int64_t>(position + 1 - batch.window, 0) : 0;
       const int64_t first_key = first_seen / kTileKeys * kTileKeys;
-      const int64_t end_key = position + n;
+      // A query that sees the whole span is at its end, as far as keys are concerned.
+      const int64_t seen_from =
+          batch.is_causal ? position : batch.starts[span] + batch.n_tokens[span] - 1;
+      const int64_t end_key = batch.is_causal ? position + n : seen_from + 1;
       // Packing a tile costs about as much as eight rows over it.
       const int64_t cost = (end_key - first_key) * (n * batch.group_size + 8);
-      whole.push_back({span, token, position, n, 0, batch.n_kv_heads, first_key, end_key, cost});
+      whole.push_back({span, token, seen_from, n, 0, batch.n_kv_heads, first_key, end_key, cost});
       total += cost * batch.n_kv_heads;
       token += n;
       position += n;
@@ -883,7 +887,7 @@ ORCINUS_EXPORT(orcinus::Status, attention, int64_t element, const void* queries,
                const int64_t* starts, const int64_t* n_tokens, const int64_t* blocks,
                int64_t n_spans, int64_t n_columns, int64_t n_kv_heads, int64_t group_size,
                int64_t head_dim, int64_t value_dim, int64_t block_size, int64_t window, float scale,
-               float soft_cap, const float* sinks) {
+               float soft_cap, const float* sinks, int64_t is_causal) {
   using namespace orcinus;
   return status_of([&] {
     with_element(element, [&](auto type) {
@@ -891,7 +895,7 @@ ORCINUS_EXPORT(orcinus::Status, attention, int64_t element, const void* queries,
       attention(Batch<T>{static_cast<const T*>(queries), query_stride, static_cast<const T*>(keys),
                          static_cast<const T*>(values), static_cast<T*>(out), starts, n_tokens,
                          blocks, n_spans, n_columns, n_kv_heads, group_size, head_dim, value_dim,
-                         block_size, window, scale, soft_cap, sinks});
+                         block_size, window, scale, soft_cap, sinks, is_causal != 0});
     });
   });
 }

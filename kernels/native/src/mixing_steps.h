@@ -67,7 +67,8 @@ struct AttentionForm {
   int64_t window;  // 0: none
   float scale;     // 0: 1 / sqrt(head_dim)
   float soft_cap;  // 0: none
-  ORCINUS_FIELDS(AttentionForm, window, scale, soft_cap)
+  int64_t is_causal;
+  ORCINUS_FIELDS(AttentionForm, window, scale, soft_cap, is_causal)
 };
 
 struct Attend {
@@ -95,7 +96,7 @@ struct Attend {
                             batch.blocks[kv.group], batch.n_spans, batch.n_columns,
                             heads.n_kv_heads, heads.n_heads / heads.n_kv_heads, heads.head_dim,
                             value_dim, kv.block_size, form.window, scale, form.soft_cap,
-                            static_cast<const float*>(sinks.data)));
+                            static_cast<const float*>(sinks.data), form.is_causal));
   }
 };
 

@@ -66,7 +66,8 @@ orcinus::Status orcinus_attention(int64_t element, const void* queries, int64_t 
                                   const int64_t* blocks, int64_t n_spans, int64_t n_columns,
                                   int64_t n_kv_heads, int64_t group_size, int64_t head_dim,
                                   int64_t value_dim, int64_t block_size, int64_t window,
-                                  float scale, float soft_cap, const float* sinks);
+                                  float scale, float soft_cap, const float* sinks,
+                                  int64_t is_causal);
 
 void orcinus_layer_norm(int64_t element, const void* x, int64_t weight_element, const void* weight,
                         const void* bias, void* out, int64_t n_outer, int64_t outer_stride,
