@@ -64,10 +64,17 @@ def write_checkpoint(
 
 
 def write_family_checkpoint(
-    directory: Path, config: PreTrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32
+    directory: Path,
+    config: PreTrainedConfig,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    kind: Any = None,
 ) -> Path:
-    """Writes a random model of any family, in the family's own words, and returns `directory`."""
-    return _write(directory, _auto_class(config).from_config, config, seed, dtype, "1GB")
+    """Writes a random model of any family, in the family's own words, and returns `directory`. The
+    model is of the automatic class `kind`, by default one that continues a text."""
+    kind = kind or _auto_class(config)
+    return _write(directory, kind.from_config, config, seed, dtype, "1GB")
 
 
 def _write(
@@ -80,7 +87,9 @@ def _write(
 ) -> Path:
     """Writes a checkpoint to a directory. A checkpoint that this process has written before is kept
     in memory, since making random weights takes long."""
-    what = (type(config), config.to_json_string(use_diff=False), seed, dtype, max_shard_size)
+    kind = getattr(make, "__qualname__", "")
+    whole = f"{getattr(make, '__self__', kind)} {config.to_json_string(use_diff=False)}"
+    what = (type(config), whole, seed, dtype, max_shard_size)
     if what not in _written:
         with torch.random.fork_rng():
             torch.manual_seed(seed)

@@ -16,6 +16,8 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from tests.checkpoints import write_family_checkpoint
+
 _MODES = {
     "last": "pooling_mode_lasttoken",
     "mean": "pooling_mode_mean_tokens",
@@ -77,6 +79,19 @@ def write_reranker(
     return directory
 
 
+def write_encoder(directory: Path, config: PreTrainedConfig, kind: str, **options: Any) -> Path:
+    """Writes a random encoder whose norms and biases are random, too, and returns `directory`."""
+    write_family_checkpoint(directory, config, kind=AutoModel, **options)
+    write_pooling(directory, kind, size=config.hidden_size)
+    return directory
+
+
+def write_cross_encoder(directory: Path, config: PreTrainedConfig) -> Path:
+    """Writes a random encoder with a classification head, and returns `directory`."""
+    config.num_labels = 1
+    return write_family_checkpoint(directory, config, kind=AutoModelForSequenceClassification)
+
+
 def oracle_vector(directory: Path, token_ids: Sequence[int], kind: str) -> Tensor:
     """The vector of a prompt by `transformers`, in float32 and of any length."""
     model = AutoModel.from_pretrained(directory, dtype=torch.float32)
@@ -87,12 +102,15 @@ def oracle_vector(directory: Path, token_ids: Sequence[int], kind: str) -> Tenso
     return states[-1 if kind == "last" else 0]
 
 
-def oracle_score(directory: Path, token_ids: Sequence[int]) -> float:
+def oracle_score(
+    directory: Path, token_ids: Sequence[int], token_types: Sequence[int] | None = None
+) -> float:
     """The logit of a model with a classification head by `transformers`, in float32."""
     kind = AutoModelForSequenceClassification
     model = kind.from_pretrained(directory, dtype=torch.float32)
+    types = {} if token_types is None else {"token_type_ids": torch.tensor([token_types])}
     with torch.inference_mode():
-        return float(model(torch.tensor([token_ids])).logits[0, 0])
+        return float(model(torch.tensor([token_ids]), **types).logits[0, 0])
 
 
 def cosine(one: Sequence[float], other: Sequence[float]) -> float:

@@ -43,6 +43,12 @@ class Pooling:
     """With the head `yes-no`, the tokens that stand for yes and for no."""
     generates: bool = False
     """Whether the model also generates tokens."""
+    runs_whole: bool = False
+    """Whether a prompt must be computed in one iteration, since each of its tokens attends to all
+    of them, as in encoders."""
+    token_type_stride: int = 0
+    """Difference between the ids of a token in the second text of a pair and in a first text. 0:
+    the model does not distinguish them."""
 
     @property
     def makes_scores(self) -> bool:
@@ -53,7 +59,7 @@ class Pooling:
     def needs_all_states(self) -> bool:
         """Whether the vector depends on hidden states of tokens before the last one, so that the
         whole prompt must be computed."""
-        return self.kind != "last"
+        return self.runs_whole or self.kind != "last"
 
     def to_traits(self) -> dict[str, str]:
         """Returns the trait of a worker that pools like this."""

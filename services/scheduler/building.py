@@ -2,11 +2,12 @@
 frontends."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from orcinus.v1 import scheduler_pb2
 
 from services.common.errors import Unavailable
+from services.common.pooling import pooling_in
 from services.scheduler.core.drafting.drafter import Drafter
 from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.memory.kv_groups import BlockGroups
@@ -146,6 +147,15 @@ def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:
     )
 
 
+def _max_whole_prompt(pipeline: Pipeline, policy: Policy) -> Sequence[int]:
+    """Returns the largest number of tokens of a prompt that runs in one iteration, as the only
+    item. Returns no items if the model does not need this, or the policy has no limit."""
+    pooling = pooling_in(pipeline.first.traits)
+    if pooling is None or not pooling.runs_whole or policy.max_span_tokens is None:
+        return ()
+    return (policy.max_span_tokens,)
+
+
 def describe(pipeline: Pipeline, scheduler: Scheduler) -> scheduler_pb2.PipelineDescription:
     """Returns the description of the pipeline for frontends."""
     first = pipeline.first
@@ -153,7 +163,10 @@ def describe(pipeline: Pipeline, scheduler: Scheduler) -> scheduler_pb2.Pipeline
         model=first.model,
         vocab_size=first.vocab_size,
         max_model_len=min(
-            first.max_model_len, scheduler.kv_manager.max_sequence_len, scheduler.pool.max_tokens
+            first.max_model_len,
+            scheduler.kv_manager.max_sequence_len,
+            scheduler.pool.max_tokens,
+            *_max_whole_prompt(pipeline, scheduler.policy),
         ),
         eos_token_ids=first.eos_token_ids,
         can_follow_grammars=pipeline.members[-1].description.can_follow_grammars,

@@ -24,6 +24,7 @@ from orcinus.v1.scheduler_pb2 import SleepState
 from services.common import tls
 from services.common.address import of_grpc_peer
 from services.common.errors import InvalidRequest, OrcinusError, Unavailable
+from services.common.pooling import pooling_in
 from services.common.stream_places import StreamPlaces
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
@@ -319,7 +320,14 @@ class SchedulerService:
         sampling = check_submission(submission, self.known.pipeline)
         now = self._now()
         account = self._account_of(submission, now)
-        request = to_request(submission, sampling, account=account, now=now)
+        pooling = pooling_in(self.known.pipeline.traits)
+        request = to_request(
+            submission,
+            sampling,
+            account=account,
+            now=now,
+            runs_whole=pooling is not None and pooling.runs_whole,
+        )
         wait_s = 0.0 if submission.is_resubmitted else self._control.check(request, now)
         self._fleet.submit(request)
         self._control.note_submitted(request, wait_s, now)

@@ -96,14 +96,17 @@ def to_request(
     *,
     account: AccountUse | None,
     now: float,
+    runs_whole: bool = False,
 ) -> Request:
     """Returns the request of a submission that was checked. `sampling` are the options of the
-    submission. Their seed is not used."""
+    submission. Their seed is not used. `runs_whole` says that the model must get a prompt in one
+    iteration."""
     grammar = sampling.grammar.encode()
     return Request(
         request_id=RequestId(submission.request_id),
         prompt_token_ids=array(TOKEN_ID, submission.prompt_token_ids),
         max_new_tokens=submission.max_new_tokens,
+        runs_whole=runs_whole,
         sampling=_without_grammar(submission.sampling),
         grammar=grammar,
         grammar_digest=hashlib.sha256(grammar).digest() if grammar else None,

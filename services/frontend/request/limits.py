@@ -42,6 +42,12 @@ class ModelLimits:
         """How the model makes vectors; None if it makes none."""
         return self.pipeline.pooling
 
+    @property
+    def token_type_stride(self) -> int:
+        """Difference between the ids of a token in the second text of a pair and in a first text.
+        0 for models that do not distinguish them."""
+        return 0 if self.pooling is None else self.pooling.token_type_stride
+
     def check_kind(self, options: GenerationOptions) -> None:
         """Raises InvalidRequest if the model does not do what is asked for: it makes no vectors, or
         only makes vectors, or these are no scores but embeddings, or the other way round."""
@@ -106,7 +112,12 @@ class ModelLimits:
         if self.is_too_long(n_tokens):
             number = f"at least {n_tokens}" if is_least else str(n_tokens)
             what = f", {self.max_prompt_len} at most"
-            if self.needs_room:
+            if self.pooling is not None and self.pooling.runs_whole:
+                what += (
+                    ": the model reads a text in one iteration, so its length is limited by the "
+                    "model's context and by `max_batch_tokens` of the scheduler"
+                )
+            elif self.needs_room:
                 what = f", which leaves no room for an answer: {self._context_words}"
             raise errors.ContextOverflow(
                 field,

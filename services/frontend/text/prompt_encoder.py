@@ -149,7 +149,11 @@ class PromptEncoder:
         max_tokens = limits.max_prompt_len
         whole = prompt if isinstance(prompt, TextPair) else text
         work = partial(
-            self._encode, whole, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+            self._encode,
+            whole,
+            add_special_tokens=add_special_tokens,
+            max_tokens=max_tokens,
+            type_stride=limits.token_type_stride,
         )
         try:
             token_ids = await self._work(work, text, share)
@@ -230,7 +234,12 @@ class PromptEncoder:
         )
 
     def _encode(
-        self, text: str | TextPair, *, add_special_tokens: bool, max_tokens: int
+        self,
+        text: str | TextPair,
+        *,
+        add_special_tokens: bool,
+        max_tokens: int,
+        type_stride: int,
     ) -> Sequence[int]:
         """Returns the tokens of a text. The tokens of a long text are counted first, piece by
         piece, since the memory for tokenizing grows with the number of tokens.
@@ -244,7 +253,10 @@ class PromptEncoder:
         return array(
             "I",
             self._tokenizer.to_tokens(
-                text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+                text,
+                add_special_tokens=add_special_tokens,
+                max_tokens=max_tokens,
+                type_stride=type_stride,
             ),
         )
 

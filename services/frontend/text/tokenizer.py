@@ -157,9 +157,11 @@ class Tokenizer:
         *,
         add_special_tokens: bool = True,
         max_tokens: int | None = None,
+        type_stride: int = 0,
     ) -> tuple[int, ...]:
         """Returns the tokens of a text, or of two texts. With `add_special_tokens`, the special
-        tokens that the checkpoint puts around texts are included.
+        tokens that the checkpoint puts around texts are included. For each token, its type, 1 in
+        the second text, times `type_stride` is added to its id.
 
         The library's methods for batches are used, since only these release Python's global lock,
         so that other threads run meanwhile. While tokens become Python numbers the lock is held, so
@@ -174,7 +176,10 @@ class Tokenizer:
         if max_tokens is not None and n_tokens > max_tokens:
             del encoding  # which the traceback of the error would keep in memory
             raise TooManyTokens(n_tokens)
-        return tuple(encoding.ids)
+        if not type_stride:
+            return tuple(encoding.ids)
+        both = zip(encoding.ids, encoding.type_ids, strict=True)
+        return tuple([token_id + type_stride * kind for token_id, kind in both])
 
     def count_tokens(self, text: str | TextPair, *, add_special_tokens: bool = True) -> int:
         """Returns the number of tokens that `to_tokens` would return."""

@@ -73,6 +73,8 @@ class Request:
     prompt_token_ids: Sequence[int]
     max_new_tokens: int
     """Largest number of tokens to generate. With 0 the request gets a vector instead."""
+    runs_whole: bool = False
+    """Whether the prompt must be computed in one iteration, as an encoder needs it."""
     sampling: bytes = b""
     """A serialised `SamplingParams` of `sampling.proto`, without the grammar; only the ranks read
     it."""

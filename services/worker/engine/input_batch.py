@@ -99,6 +99,7 @@ class BatchBuilder:
         n_heads: int,
         uploads: Uploads,
         windows: Sequence[Sequence[int | None]] = ((None,),),
+        is_causal: bool = True,
         states: RecurrentState | None = None,
         vocab_size: int | None = None,
     ) -> None:
@@ -106,7 +107,8 @@ class BatchBuilder:
 
         `key_caches` are the keys [n_blocks, block_size, n_kv_heads, head_dim] of one layer of each
         kind of heads. `n_kv_heads` is 0 if no layer stores keys. `n_heads` is this rank's number of
-        query heads. `windows` are the windows of the stage's layers in each K/V group. `states` are
+        query heads. `windows` are the windows of the stage's layers in each K/V group, and
+        `is_causal` says whether tokens attend only to earlier ones. `states` are
         the states that layers keep of requests. `vocab_size` is None on stages that do not sample.
 
         The keys and values of padding are stored in the last block, which no request may have.
@@ -117,6 +119,7 @@ class BatchBuilder:
         self._n_heads = n_heads
         self._uploads = uploads
         self._windows = windows
+        self._is_causal = is_causal
         self._states = states
         self._vocab_size = vocab_size
         n_blocks, self._block_size = key_caches[0].shape[:2]
@@ -219,6 +222,7 @@ class BatchBuilder:
             key_caches=self._key_caches,
             n_heads=self._n_heads,
             windows=windows,
+            is_causal=self._is_causal,
             uploads=self._uploads,
             has_fixed_shape=has_fixed_shape,
         )

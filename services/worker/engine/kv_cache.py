@@ -3,6 +3,9 @@
 The scheduler's K/V manager decides, for all stages at once, to which request and to which group of
 layers a block belongs. A block id stands for the same slots on all stages. Layers of different
 groups share storage, since a block belongs to one group at a time.
+
+An encoder keeps no keys and values. A layer stores them for as long as it attends to them, and all
+layers of a stage use the same storage one after the other.
 """
 
 from __future__ import annotations
@@ -111,7 +114,9 @@ def _places(
 def _place_of_each(config: ModelConfig, layers: range, groups: KVGroups) -> list[int]:
     """Returns, for each layer, its place: the index of its storage among the layers of its K/V
     group. A layer that stores no keys and values has the place of the layer whose keys and values
-    it uses."""
+    it uses. All layers of an encoder have one place."""
+    if not config.is_causal:
+        return [0] * len(layers)
     of_layers = groups.of_layers
     n_before: Counter[int] = Counter()
     places: dict[int, int] = {}

@@ -104,6 +104,7 @@ class ModelRunner:
             n_heads=len(HeadShare.of(model.config, model.tp_rank, model.tp_size).q),
             uploads=uploads,
             windows=model.kv_groups.windows_on(model.layers, model.config),
+            is_causal=model.config.is_causal,
             states=states if has_states else None,
             vocab_size=model.config.vocab_size if model.is_last else None,
         )

@@ -143,6 +143,7 @@ class PooledRequests:
     def __init__(self, pooling: Pooling | None) -> None:
         """With None, the rank makes no vectors."""
         self._pooling = pooling
+        self._runs_whole = pooling is not None and pooling.runs_whole
         self._requests: dict[int, _PooledRequest] = {}
 
     def admit(self, admission: Admission) -> None:
@@ -186,6 +187,11 @@ class PooledRequests:
             request = self._requests.get(row)
             if request is None:
                 continue
+            if self._runs_whole and (start, n_tokens) != (0, request.n_prompt):
+                raise PlanError(
+                    f"row {row} has {n_tokens} of {request.n_prompt} tokens from {start} on, and "
+                    "the model must get a text whole"
+                )
             needed = request.pooling.needed(start, n_tokens, request.n_prompt)
             ends_prompt = start + n_tokens == request.n_prompt
             if needed or ends_prompt:

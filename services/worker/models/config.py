@@ -113,6 +113,8 @@ class ModelConfig:
     own_quantizations: ClassVar[frozenset[str]] = frozenset()
     # The tokens that end an output if no file of the checkpoint names one.
     default_eos_token_ids: ClassVar[tuple[int, ...]] = ()
+    # False for encoders, in which each token attends to all tokens of its text.
+    is_causal: ClassVar[bool] = True
 
     vocab_size: PositiveInt
     hidden_size: PositiveInt
@@ -126,6 +128,18 @@ class ModelConfig:
     # Element type of the files.
     checkpoint_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     weight_format: WeightFormat | None = None  # of matrices that are quantised in the files
+
+    @property
+    def token_type_stride(self) -> int:
+        """The difference between the ids of a token in the second text of a pair and in a first
+        text. 0 for models to which both are the same token."""
+        return 0
+
+    @property
+    def n_unused_positions(self) -> int:
+        """Number of positions that `max_position_embeddings` counts in files, and at which no token
+        may be."""
+        return 0
 
     @property
     def layer_windows(self) -> Sequence[int | None]:

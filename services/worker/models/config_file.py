@@ -36,7 +36,7 @@ from services.worker.models.ends_of_turn import ends_of_turn
 from services.worker.models.gguf_places import check_places, types_in_words
 from services.worker.models.in_words import quantisation_in_words, rope_in_words
 from services.worker.models.model_types import ARCHITECTURES, family_architecture
-from services.worker.models.pooling_files import MODULES, read_pooling
+from services.worker.models.pooling_files import MODULES, of_encoder, read_pooling
 from services.worker.models.registry import FAMILIES
 from services.worker.models.rotary_config import RotaryConfig, with_one_rope
 from services.worker.models.served_context import served_context
@@ -129,22 +129,29 @@ def read_directory_config(
         config = {**config, **_quantization_beside(directory)}
     read = parse_with_sources(config, generation, named, max_model_len=max_model_len)
     found = read_pooling(directory, config, pooling, hidden_size=read.config.hidden_size)
-    return replace(read, pooling=_checked_pooling(found, config))
+    return replace(read, pooling=_checked_pooling(found, config, read.config))
 
 
-def _checked_pooling(pooling: Pooling | None, config: JsonObject) -> Pooling | None:
-    """Returns `pooling`. Without a head for tokens, the model generates none.
+def _checked_pooling(
+    pooling: Pooling | None, config: JsonObject, parsed: ModelConfig
+) -> Pooling | None:
+    """Returns `pooling`. An encoder, or a model without a head for tokens, generates none. `config`
+    is the content of `config.json`, and `parsed` the configuration in it.
 
     Raises UnsupportedModel if the checkpoint has neither such a head nor pooling.
     """
-    named = str((config.get("architectures") or [""])[0])
-    if not named.endswith("Model") or named in FAMILIES:
+    named = str((config.get("architectures") or [parsed.architecture])[0])
+    has_head = not named.endswith("Model") or named in FAMILIES
+    if parsed.is_causal and has_head:
         return pooling
     if pooling is None:
+        lacks = "has no head" if parsed.is_causal else "generates no tokens"
         raise UnsupportedModel(
-            f"config.json: architecture {_SHORT.repr(named)} has no head, and no {MODULES} or "
+            f"config.json: architecture {_SHORT.repr(named)} {lacks}, and no {MODULES} or "
             "setting `pooling` says how it makes vectors"
         )
+    if not parsed.is_causal:
+        return of_encoder(pooling, token_type_stride=parsed.token_type_stride)
     if pooling.head == "yes-no":
         raise UnsupportedModel(f"pooling: yes-no needs a head, which {_SHORT.repr(named)} lacks")
     return replace(pooling, generates=False)

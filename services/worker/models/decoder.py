@@ -33,6 +33,7 @@ from services.worker.models.layers import RMSNorm, VocabParallelEmbedding, Vocab
 from services.worker.models.pooler import Pooler, norm_program
 from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.score_heads import LinearScores, ScoreHead
 from services.worker.models.stage import StageModel
 from services.worker.models.stage_place import StagePlace
 from services.worker.models.stage_program import StagePieces
@@ -58,12 +59,8 @@ class DecoderStage(StageModel):
     ) -> None:
         super().__init__(config, place, dtype=dtype, device=device)
         self._table: VocabParallelEmbedding | None = None
-        embedding: Embedding | None = None
-        if place.is_first:
-            self._table = self._read_table(source)
-            embedding = self.read_embedding(source, TokenEmbedding(self._table))
         pieces = StagePieces(
-            embedding,
+            self.read_tokens(source) if place.is_first else None,
             self.make_rotaries(),
             [self.read_layer(source, f"{self.layers_name}.{i}", i) for i in place.layers],
             self.read_head(source) if self.has_head else None,
@@ -72,6 +69,11 @@ class DecoderStage(StageModel):
         )
         program = source.adapted(pieces.program(dtype, place.tp_size))
         self.runner = place.ops.runner(program)
+
+    def read_tokens(self, source: TensorSource) -> Embedding:
+        """Reads what turns tokens into the hidden states of the first layer."""
+        self._table = self._read_table(source)
+        return self.read_embedding(source, TokenEmbedding(self._table))
 
     def _read_table(self, source: TensorSource) -> VocabParallelEmbedding:
         size, hidden_size = self.config.vocab_size, self.config.hidden_size
@@ -96,17 +98,18 @@ class DecoderStage(StageModel):
         return Pooler(
             pooling,
             self.ops.runner(norm_program(self.read_final_norm(source), hidden_size, self.dtype)),
-            self._read_pooling_matrix(source, pooling),
+            self._read_score_head(source, pooling),
         )
 
-    def _read_pooling_matrix(self, source: TensorSource, pooling: Pooling) -> Tensor | None:
-        """Reads the matrix [n_values, hidden_size] that turns a hidden state into scores, in
-        float32. Returns None if vectors are hidden states."""
+    def _read_score_head(self, source: TensorSource, pooling: Pooling) -> ScoreHead | None:
+        """Reads what turns a hidden state into scores, in float32. Returns None if vectors are
+        hidden states."""
         hidden_size = self.config.hidden_size
         if pooling.head == "none":
             return None
         if pooling.head == "classification":
-            return source.tensor("score.weight", pooling.n_values, hidden_size, dtype=torch.float32)
+            shape = (pooling.n_values, hidden_size)
+            return LinearScores(source.tensor("score.weight", *shape, dtype=torch.float32))
         name = self.embedding_name if self.config.tie_word_embeddings else self.head_name
         yes, no = (
             source.tensor(
@@ -118,7 +121,7 @@ class DecoderStage(StageModel):
             )
             for token_id in pooling.answer_token_ids
         )
-        return yes - no
+        return LinearScores(yes - no)
 
     @property
     def _has_plain_head(self) -> bool:

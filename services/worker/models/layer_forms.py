@@ -57,6 +57,22 @@ class PostNormLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class NormedSumLayer:
+    """A layer that adds attention and then an MLP to the residual stream, and normalises each of
+    the two sums."""
+
+    attention: Attention
+    attention_norm: Norm
+    mlp: MLP
+    mlp_norm: Norm
+
+    def describe(self, to: Program, hidden: Buffer, layer: int) -> Buffer:
+        attended = self.attention.describe(to, hidden, layer, hidden)
+        hidden = self.attention_norm.describe(to, attended)
+        return self.mlp_norm.describe(to, self.mlp.describe(to, hidden, hidden))
+
+
+@dataclass(frozen=True, slots=True)
 class ScaledLayer:
     """A layer that adds attention and an MLP to the residual stream. Each of the two has a norm
     before it, and its output is multiplied by a factor."""

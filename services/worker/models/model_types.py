@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 ARCHITECTURES: Mapping[str, str] = {
+    "bert": "BertModel",
+    "camembert": "CamembertModel",
     "cohere": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
@@ -46,21 +48,28 @@ ARCHITECTURES: Mapping[str, str] = {
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
+    "roberta": "RobertaModel",
     "seed_oss": "SeedOssForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
+    "xlm-roberta": "XLMRobertaModel",
 }
 """The architecture of each `model_type`, for all families."""
 
-_BARE = ("ForSequenceClassification", "Model")
-"""Ends of architectures that are a family without its head: with another head, and without any."""
+_BARE = ("ForSequenceClassification", "ForMaskedLM", "Model")
+"""Ends of architectures that are a family without its head: with other heads, and without any. The
+head that fills in masked tokens is not read: encoders are served for their vectors."""
+
+_FAMILIES = ("ForCausalLM", "Model")
+"""Ends of the architectures of families: decoders, and encoders."""
 
 
 def family_architecture(architecture: str) -> str:
     """Returns the architecture of the family that computes the layers of `architecture`, which may
     lack the family's head. Returns `architecture` itself if it is the family's own, or unknown."""
     for end in _BARE:
-        family = f"{architecture.removesuffix(end)}ForCausalLM"
-        if architecture.endswith(end) and family in ARCHITECTURES.values():
-            return family
+        stem = architecture.removesuffix(end)
+        for family in (f"{stem}{of_family}" for of_family in _FAMILIES):
+            if architecture.endswith(end) and family in ARCHITECTURES.values():
+                return family
     return architecture

@@ -13,29 +13,30 @@ from kernels.ops import ProgramRunner
 from kernels.program import Program
 from services.common.pooling import Pooling
 from services.worker.models.decoder_layers import Norm
+from services.worker.models.score_heads import ScoreHead
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 
 
 class Pooler:
     """What a last stage needs to make vectors. All ranks of the stage have equal poolers."""
 
-    def __init__(self, pooling: Pooling, norm: ProgramRunner, matrix: Tensor | None) -> None:
-        """`norm` runs a program of `norm_program`. `matrix` [n_values, hidden_size] turns a hidden
-        state into scores. With None, vectors are hidden states."""
+    def __init__(
+        self, pooling: Pooling, norm: ProgramRunner | None, head: ScoreHead | None
+    ) -> None:
+        """`norm` runs a program of `norm_program`. It is None if the last layer ends with a norm.
+        `head` turns a hidden state into scores. With None, vectors are hidden states."""
         self.pooling = pooling
         self._norm = norm
-        self._matrix = matrix
+        self._head = head
 
     def states(self, hidden: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
         """Returns the normalised states [n, hidden_size] of hidden states [n, hidden_size] after
         all layers. Each row depends on its own hidden state only."""
-        return self._norm.head(hidden, ranks)
+        return hidden if self._norm is None else self._norm.head(hidden, ranks)
 
     def vector(self, state: Tensor) -> Tensor:
         """Returns the vector [n_values] float32 of one normalised state [hidden_size]."""
-        if self._matrix is None:
-            return state.float()
-        return (self._matrix.double() * state.double()).sum(-1).float()
+        return state.float() if self._head is None else self._head.scores(state)
 
 
 def norm_program(norm: Norm, hidden_size: int, dtype: torch.dtype) -> Program:

@@ -38,6 +38,7 @@ _MODES: Mapping[str, PoolingKind] = {
 }
 _KINDS: Mapping[str, PoolingKind] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 _SIGMOID, _IDENTITY = "Sigmoid", "Identity"
+_OLD_ACTIVATION = "sbert_ce_default_activation_function"  # key of files before `activation_fn`
 
 
 def read_pooling(
@@ -70,6 +71,23 @@ def read_pooling(
             generates=True,
         )
     return Pooling(kind=setting, n_values=hidden_size, is_normalised=True, generates=True)
+
+
+def of_encoder(pooling: Pooling, *, token_type_stride: int) -> Pooling:
+    """Returns how an encoder makes vectors, if a decoder with the same files would make them like
+    `pooling`. A classification head of an encoder takes the state of the first token.
+
+    Raises UnsupportedModel for pooling that only decoders have.
+    """
+    if pooling.head == "yes-no":
+        raise UnsupportedModel("pooling: yes-no needs a model that generates tokens")
+    return replace(
+        pooling,
+        kind="cls" if pooling.head == "classification" else pooling.kind,
+        generates=False,
+        runs_whole=True,
+        token_type_stride=token_type_stride,
+    )
 
 
 _Modules = Sequence[tuple[str, str]]
@@ -153,6 +171,7 @@ def _classification(config: JsonObject) -> Pooling:
         raise UnsupportedModel(f"config.json: {n_labels} labels are not served, only one is")
     settings = config.get("sentence_transformers") or {}
     given = settings.get("activation_fn") if isinstance(settings, dict) else None
+    given = config.get(_OLD_ACTIVATION) if given is None else given
     activation = _SIGMOID if given is None else str(given).rsplit(".", 1)[-1]
     if activation not in (_SIGMOID, _IDENTITY):
         raise UnsupportedModel(f"config.json: activation_fn {activation} is not served")

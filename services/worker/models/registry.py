@@ -21,6 +21,7 @@ from services.worker.models.adapters.adapter import Adapter
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.decoder import DecoderStage
+from services.worker.models.families.bert import BertStage
 from services.worker.models.families.cohere import CohereStage
 from services.worker.models.families.cohere2 import Cohere2Stage
 from services.worker.models.families.deepseek_v2 import DeepseekV2Stage
@@ -55,6 +56,11 @@ from services.worker.models.families.qwen3_5 import Qwen35Stage
 from services.worker.models.families.qwen3_5_moe import Qwen35MoeStage
 from services.worker.models.families.qwen3_moe import Qwen3MoeStage
 from services.worker.models.families.qwen3_next import Qwen3NextStage
+from services.worker.models.families.roberta import (
+    CamembertStage,
+    RobertaStage,
+    XLMRobertaStage,
+)
 from services.worker.models.families.seed_oss import SeedOssStage
 from services.worker.models.families.smollm3 import SmolLM3Stage
 from services.worker.models.families.starcoder2 import Starcoder2Stage
@@ -95,6 +101,8 @@ class Family(Protocol):
 
 
 _FAMILIES: tuple[Family, ...] = (
+    BertStage,
+    CamembertStage,
     Cohere2Stage,
     CohereStage,
     DeepseekV2Stage,
@@ -130,9 +138,11 @@ _FAMILIES: tuple[Family, ...] = (
     Qwen3MoeStage,
     Qwen3NextStage,
     Qwen3Stage,
+    RobertaStage,
     SeedOssStage,
     SmolLM3Stage,
     Starcoder2Stage,
+    XLMRobertaStage,
 )
 
 FAMILIES = {family.config_type.architecture: family for family in _FAMILIES}
@@ -209,6 +219,8 @@ def build_stage(
             weight_format=config.weight_format,
             cached=cached,
         )
+    if adapters and not config.is_causal:
+        raise UnsupportedModel(f"adapters: of {config.architecture}, an encoder, are not served")
     if adapters:
         places = _module_places(family, config, place)
         if pooling is not None and pooling.head == "yes-no":

@@ -18,6 +18,10 @@ def served_context(
     sequences of this length, `transformers` also uses the short factors (see `rope.py`). Raises
     UnsupportedModel for a setting beyond `stated`.
     """
+    n_unused = config.n_unused_positions
+    if n_unused:
+        source = f"{stated.source}, of which {n_unused} are unused"
+        stated = Derived(stated.value - n_unused, source)
     if max_model_len is not None:
         if max_model_len > stated.value:
             raise UnsupportedModel(

@@ -88,12 +88,14 @@ class Allowances:
 
     def take(self, request: Request, n_tokens: int) -> int:
         """Takes at most `n_tokens` tokens for a request, within the limit of its client. Returns
-        the number taken."""
+        the number taken. A request that runs whole takes all, even beyond the limit, and no further
+        request of its client is in the batch."""
         if request.client not in self._spare:
             return n_tokens
         n_own = int(request in self._riding)
         self._left.discard(request)
-        n_tokens = min(n_tokens, n_own + self._spare[request.client])
+        if not request.runs_whole:
+            n_tokens = min(n_tokens, n_own + self._spare[request.client])
         self._spare[request.client] -= n_tokens - n_own
         return n_tokens
 

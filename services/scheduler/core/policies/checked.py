@@ -4,7 +4,7 @@ Policies of installed packages are always checked, and the arena checks all. Aft
 
 - A batch has at most `max_batch_size` requests and, where the policy has a limit, at most
   `max_tokens` tokens. A request is in it once, with at least one token, at most the tokens that it
-  has left, and at most `max_span_tokens`.
+  has left, and at most `max_span_tokens`; a request that runs whole is in it with all its tokens.
 - Each request is one that the pool has offered in this selection. The order offers a request once,
   and none that has ended.
 - A running request keeps its reservation. A waiting one has the reservation that the memory has
@@ -193,6 +193,11 @@ class CheckedPolicy(WrappedPolicy):
             if not 1 <= n_tokens <= request.n_unscheduled:
                 raise BrokenRule(
                     f"{name} is selected with {n_tokens} tokens, and has {request.n_unscheduled}"
+                )
+            if request.runs_whole and n_tokens != request.n_unscheduled:
+                raise BrokenRule(
+                    f"{name} is selected with {n_tokens} of {request.n_unscheduled} tokens, and "
+                    "runs whole"
                 )
             if self.max_span_tokens is not None and n_tokens > self.max_span_tokens:
                 raise BrokenRule(

@@ -75,7 +75,8 @@ class ChunkedPolicy(Policy):
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
         """Returns the requests of the next batch. Requests are taken in the order of the pool, each
-        with as many tokens as fit. New prompts begin in at most one group."""
+        with as many tokens as fit. New prompts begin in at most one group. Prompts of encoders,
+        which run whole, begin as long as they fit: a client waits for the last of its texts."""
         selections: list[Selection] = []
         n_free = self.max_batch_tokens
         n_decodes_free = -(-pool.n_running // self.n_shares)
@@ -93,8 +94,12 @@ class ChunkedPolicy(Policy):
                 if not n_decodes_free:
                     continue  # its turn comes with the next batch
                 n_decodes_free -= 1
-            elif request.reservation is None and self.prompt_groups.is_whole(
-                n_prompts, n_prompt_tokens, n_waiting=min(n_waiting, n_places)
+            elif request.reservation is None and (
+                request.n_tokens > n_free
+                if request.runs_whole
+                else self.prompt_groups.is_whole(
+                    n_prompts, n_prompt_tokens, n_waiting=min(n_waiting, n_places)
+                )
             ):
                 break
             reservation = request.reservation or kv_manager.reserve(request)

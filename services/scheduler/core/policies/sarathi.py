@@ -46,6 +46,8 @@ class SarathiPolicy(Policy):
         for request in chain(decodes, begun, waiting, candidates):
             if not n_free or len(selections) == self.max_batch_size:
                 break
+            if request.runs_whole and request.n_unscheduled > n_free:
+                break
             reservation = request.reservation or kv_manager.reserve(request)
             if reservation is None:
                 break

@@ -52,7 +52,7 @@ class ShortestPolicy(Policy):
         selections: list[Selection] = []
         n_free = self.max_tokens or maxsize
         for request in sorted(chosen, key=lambda one: not one.is_decoding):
-            if not n_free:
+            if not n_free or (request.runs_whole and request.n_unscheduled > n_free):
                 break
             reservation = request.reservation or kv_manager.reserve(request)
             if reservation is not None:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernels import AttentionForm
-from kernels.program import Program
-from kernels.steps import Buffer
 from services.worker.models.config import (
     JsonObject,
     ModelConfig,
@@ -31,6 +29,7 @@ from services.worker.models.decoder_layers import (
     PositionedEmbedding,
     PreNormLayer,
 )
+from services.worker.models.layer_forms import NormedSumLayer
 from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
 from services.worker.models.weights import TensorSource
 
@@ -66,22 +65,6 @@ class OPTConfig(ModelConfig):
                 f"config.json: word_embed_proj_dim ({size}) is not hidden_size ({hidden_size})"
             )
         return super().read(config)
-
-
-@dataclass(frozen=True, slots=True)
-class NormedSumLayer:
-    """A layer that adds attention and then an MLP to the residual stream, and normalises each of
-    the two sums."""
-
-    attention: Attention
-    attention_norm: Norm
-    mlp: PlainMLP
-    mlp_norm: Norm
-
-    def describe(self, to: Program, hidden: Buffer, layer: int) -> Buffer:
-        attended = self.attention.describe(to, hidden, layer, hidden)
-        hidden = self.attention_norm.describe(to, attended)
-        return self.mlp_norm.describe(to, self.mlp.describe(to, hidden, hidden))
 
 
 class OPTStage(DecoderStage):

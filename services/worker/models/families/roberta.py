@@ -1,0 +1,84 @@
+"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT with positions that begin after the padding token.
+
+Their second texts have no type of their own: texts of a pair are told apart by the tokens between
+them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from services.worker.models.config import JsonObject, TokenId
+from services.worker.models.families.bert import BertConfig, BertStage
+from services.worker.models.score_heads import Affine, ScoreHead, TanhScores
+from services.worker.models.weights import TensorSource
+
+_PADDING = 1  # `pad_token_id` by default
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobertaConfig(BertConfig):
+    """Counterpart of Hugging Face's `RobertaConfig`."""
+
+    architecture = "RobertaModel"
+    distinguishes_texts = False
+    default_eos_token_ids = (2,)
+    read_keys = BertConfig.read_keys | {"pad_token_id"}
+
+    padding_id: TokenId = _PADDING
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        padding = config.get("pad_token_id")
+        return super().read(config) | {"padding_id": _PADDING if padding is None else padding}
+
+    @property
+    def n_unused_positions(self) -> int:
+        """The first token has the position after that of the padding token, as in fairseq."""
+        return self.padding_id + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class XLMRobertaConfig(RobertaConfig):
+    """Counterpart of Hugging Face's `XLMRobertaConfig`."""
+
+    architecture = "XLMRobertaModel"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CamembertConfig(RobertaConfig):
+    """Counterpart of Hugging Face's `CamembertConfig`."""
+
+    architecture = "CamembertModel"
+
+
+class RobertaStage(BertStage):
+    """One stage of a RoBERTa model."""
+
+    config_type = RobertaConfig
+    prefix = "roberta"
+    embedding_name = "roberta.embeddings.word_embeddings.weight"
+    layers_name = "roberta.encoder.layer"
+    config: RobertaConfig
+
+    def read_score_head(self, source: TensorSource, n_values: int) -> ScoreHead:
+        size = self.config.hidden_size
+        return TanhScores(
+            Affine.read(source, "classifier.dense", n_in=size, n_out=size),
+            Affine.read(source, "classifier.out_proj", n_in=size, n_out=n_values),
+        )
+
+
+class XLMRobertaStage(RobertaStage):
+    """One stage of an XLM-RoBERTa model, such as BGE-M3 and BGE-Reranker."""
+
+    config_type = XLMRobertaConfig
+    config: XLMRobertaConfig
+
+
+class CamembertStage(RobertaStage):
+    """One stage of a CamemBERT model."""
+
+    config_type = CamembertConfig
+    config: CamembertConfig
