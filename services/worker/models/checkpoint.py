@@ -99,7 +99,7 @@ class Checkpoint:
     """The configuration and the tensor files of a checkpoint, and the origin of each derived value.
 
     The keys of `derived` are the keys of `ReadConfig.derived`, and "head" unless weights are
-    random.
+    random or the model is an encoder, which has no head for tokens.
     """
 
     config: ModelConfig
@@ -134,7 +134,7 @@ def open_checkpoint(
     else:
         read = read_directory_config(model, max_model_len, pooling)
         files = DirectoryFiles(model)
-    if load_format == "random":
+    if load_format == "random" or not read.config.is_causal:
         return Checkpoint(read.config, files, read.derived, read.ignored_keys, read.pooling)
     head = stored_head(read.config, files)
     config = replace(read.config, tie_word_embeddings=head.value == EMBEDDING)

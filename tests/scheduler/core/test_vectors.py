@@ -1,10 +1,15 @@
 """Requests for vectors in the scheduling core: they end with their prompts, and no token is sampled
 for them."""
 
+from collections import Counter
+
 import pytest
 
 from services.scheduler.core.batch import Batch
+from services.scheduler.core.clients.client import ServedClient
+from services.scheduler.core.order.fair_batch import Allowances
 from services.scheduler.core.policies import PolicyOptions
+from services.scheduler.core.policies.checked import CheckedPolicy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.registry import POLICIES
 from services.scheduler.core.request import FinishReason, Request, RequestId
@@ -122,3 +127,61 @@ def test_a_cancelled_prompt_ends_when_its_batch_returns() -> None:
     assert core.cancel(asked) == []
     (update,) = core.apply(1, [], {0: SpanLogprobs(vector=b"1234")})
     assert (update.finish_reason, update.logprobs) == (FinishReason.CANCELLED, None)
+
+
+def whole(name: str, n_prompt: int) -> Request:
+    return Request(RequestId(name), range(10, 10 + n_prompt), 0, runs_whole=True, cache_scope=None)
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("token_hand_off", [False, True])
+def test_prompts_of_an_encoder_run_whole_under_every_policy(
+    policy: str, token_hand_off: bool
+) -> None:
+    options = PolicyOptions(max_batch_size=3, max_batch_tokens=8)
+    core = build(
+        max_batch_size=3,
+        n_blocks=40,
+        block_size=4,
+        pipeline_depth=1 + token_hand_off,
+        token_hand_off=token_hand_off,
+        policy=CheckedPolicy(POLICIES[policy].of(options)),
+    )
+    lengths = [5, 2, 4, 8, 1, 7, 3, 2]
+    asked = [whole(str(i), n) for i, n in enumerate(lengths)]
+    for one in asked:
+        core.submit(one)
+    spans, n_ended, in_flight = {}, 0, sent(core)
+    while in_flight:
+        batch = in_flight.pop(0)
+        for span in batch.spans:
+            assert span.request not in spans
+            spans[span.request] = (span.start_position, span.n_tokens)
+        n_ended += len(core.apply(batch.iteration, []))
+        in_flight += sent(core)
+    assert n_ended == len(asked)
+    assert [spans[one] for one in asked] == [(0, n) for n in lengths]
+
+
+def test_short_prompts_of_an_encoder_begin_together_in_their_order() -> None:
+    core = scheduler(1, token_hand_off=False)
+    for i, n_prompt in enumerate((3, 2, 5, 1)):
+        core.submit(whole(str(i), n_prompt))
+    batches = []
+    while (batch := core.select()) is not None:
+        batches.append([span.request.request_id for span in batch.spans])
+        core.apply(batch.iteration, [])
+    assert batches == [["0", "1"], ["2", "3"]]
+
+
+def test_a_fair_limit_does_not_cut_a_prompt_of_an_encoder() -> None:
+    client, other = (ServedClient(), ServedClient())
+    allowances = Allowances({}, {client: 4}, Counter({client: 3, other: 1}), None)
+    asked = [whole(str(i), n_prompt) for i, n_prompt in enumerate((3, 7, 2, 5))]
+    for one, its_client in zip(asked, (client, client, client, other), strict=True):
+        one.client = its_client
+    taken = {
+        one.request_id: allowances.take(one, one.n_tokens)
+        for one in allowances.riders(asked, max_running=9)
+    }
+    assert taken == {"0": 3, "1": 7, "3": 5}

@@ -26,6 +26,10 @@ _TYPES = {
     "Gemma3nForCausalLM": "gemma3n_text",
     "Qwen3_5ForCausalLM": "qwen3_5_text",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
+    "BertModel": "bert",
+    "CamembertModel": "camembert",
+    "RobertaModel": "roberta",
+    "XLMRobertaModel": "xlm-roberta",
 }
 _ALL = {name: kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()} | _TYPES
 # `transformers` fills in values for which Gemma 4 has further keys (see test_hub_configs.py).

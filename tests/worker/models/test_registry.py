@@ -54,7 +54,10 @@ from transformers import (
     SmolLM3Config,
     Starcoder2Config,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
 
 from services.worker.models import UnsupportedModel
 from services.worker.models.config_file import read_config
@@ -92,6 +95,11 @@ YARN = {
     "factor": 8.0,
     "original_max_position_embeddings": 32,
 }
+
+ENCODERS = ("bert", "camembert", "roberta", "xlm-roberta")
+"""Types of the families that generate no tokens, which tests/worker/engine/test_encoders.py
+compares with the oracle."""
+
 
 SHAPES: dict[str, PreTrainedConfig] = {
     "mistral": MistralConfig(**LLAMA_LIKE, sliding_window=7, head_dim=8),
@@ -656,8 +664,14 @@ def test_a_checkpoint_of_the_model_without_its_head_is_the_same_model(
 
 def test_every_family_is_known_by_its_model_type() -> None:
     assert {*ARCHITECTURES.values()} == {*FAMILIES}
-    expected = {kind: MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind] for kind in ARCHITECTURES}
+    of_encoders = {kind: name for kind, name in MODEL_MAPPING_NAMES.items() if kind in ENCODERS}
+    expected = {
+        kind: of_encoders.get(kind) or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
+        for kind in ARCHITECTURES
+    }
     assert expected == ARCHITECTURES
+    without_tokens = {name for name in FAMILIES if not FAMILIES[name].config_type.is_causal}
+    assert without_tokens == {*of_encoders.values()}
 
 
 def test_the_model_type_counts_if_the_architecture_names_another_family(tmp_path: Path) -> None:

@@ -31,7 +31,10 @@ class FasterTransformerPolicy(RequestLevelPolicy):
 
     def n_tokens(self, request: Request, group: Sequence[Request]) -> int:
         """Returns the number of tokens of a request in its next iteration: the length of the
-        batch's shortest prompt in the first iteration, and then 1."""
+        batch's shortest prompt in the first iteration, and then 1. A prompt that runs whole is not
+        cut."""
+        if request.runs_whole:
+            return request.n_unscheduled
         if request.n_scheduled:
             return 1
         return min(request.n_unscheduled, *(one.n_prompt_tokens for one in group))

@@ -57,7 +57,8 @@ class BertConfig(ModelConfig):
     architecture = "BertModel"
     is_causal = False
     read_keys = frozenset((
-        "position_embedding_type", "add_cross_attention", "is_decoder", "vocab_size",
+        "position_embedding_type", "add_cross_attention", "is_decoder", "tie_word_embeddings",
+        "vocab_size",
     ))  # fmt: skip
     # Dropout is for training. The keys of poolers are of an older program, and are not read by
     # `transformers`, either. `cross-encoder` models name an activation, which `pooling_files.py`
@@ -92,6 +93,7 @@ class BertConfig(ModelConfig):
         if cls.distinguishes_texts and has_types and architecture.endswith(_CLASSIFIER):
             n_token_types = _N_PAIR_TYPES
         return super().read(config) | {
+            "tie_word_embeddings": False,  # of a head that fills in masked tokens
             "n_words": n_words,
             "n_token_types": n_token_types,
             "n_positions": config.get("max_position_embeddings"),

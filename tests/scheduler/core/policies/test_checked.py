@@ -52,6 +52,12 @@ def too_long(pool: PoolView, memory: MemoryView) -> list[Selection]:
     return [chosen(next(pool.candidates()), memory, 5)]
 
 
+def cut(pool: PoolView, memory: MemoryView) -> list[Selection]:
+    request = next(pool.candidates())
+    request.runs_whole = True
+    return [chosen(request, memory, 2)]
+
+
 def empty(pool: PoolView, memory: MemoryView) -> list[Selection]:
     return [chosen(next(pool.candidates()), memory, 0)]
 
@@ -130,6 +136,7 @@ def system(select: Select, *, max_batch_size: int = 3, order: Order | None = Non
     [
         (twice, "request 0 is selected twice"),
         (too_long, "request 0 is selected with 5 tokens, and max_span_tokens is 4"),
+        (cut, "request 0 is selected with 2 of 6 tokens, and runs whole"),
         (empty, "request 0 is selected with 0 tokens, and has 6"),
         (many_tokens, "9 tokens are selected, and its limit is 8 tokens"),
         (second, "order: request 0 waits, and requests behind it are admitted"),
