@@ -43,6 +43,26 @@ def byte_level() -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def word_piece() -> tokenizers.Tokenizer:
+    """Returns a WordPiece tokenizer as BERT has one: lower case, special tokens around texts, and
+    types that tell the texts of a pair apart."""
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=names, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")],
+    )
+    tokenizer.enable_truncation(8)  # files of checkpoints have such settings, which are for others
+    tokenizer.enable_padding(length=8)
+    return tokenizer
+
+
 def sentencepiece_like() -> tokenizers.Tokenizer:
     """Words begin with a mark, the first space is dropped, unknown characters become bytes."""
     vocabulary = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]

@@ -27,3 +27,18 @@ def test_a_classifier_gets_two_texts_that_are_tokenized_apart() -> None:
     tokens = Tokenizer(library).to_tokens(TextPair("hel", "lo"))
     assert list(tokens) == library.encode("hel", "lo").ids
     assert list(tokens) != library.encode("hello").ids
+
+
+def test_tokens_of_the_second_text_have_ids_of_their_own_if_the_model_tells_them_apart() -> None:
+    library = checkpoints.word_piece()
+    tokenizer = Tokenizer(library)
+    pair = TextPair("the whale", "hello world")
+    plain = tokenizer.to_tokens(pair)
+    cls, sep = (library.token_to_id(name) for name in ("[CLS]", "[SEP]"))
+    assert (plain[0], plain[-1]) == (cls, sep)
+    first = plain.index(sep) + 1
+    assert tokenizer.to_tokens(pair, type_stride=500) == (
+        *plain[:first],
+        *(token + 500 for token in plain[first:]),
+    )
+    assert tokenizer.to_tokens("the whale", type_stride=500) == plain[:first]
