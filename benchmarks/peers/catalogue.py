@@ -59,3 +59,9 @@ PEERS = {
         ),
     )
 }
+"""Peers that generate tokens, by their names."""
+
+ENCODERS = {
+    peer.name: peer for peer in (Peer("sentence_transformers", "sentence_transformers_peer"),)
+}
+"""Peers that make vectors of texts, by their names."""

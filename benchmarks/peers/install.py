@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.peers.catalogue import DEFAULT_VENVS, PEERS, Peer
+from benchmarks.peers.catalogue import DEFAULT_VENVS, ENCODERS, PEERS, Peer
 
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -41,7 +41,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="+", choices=sorted(PEERS), metavar="NAME")
+    peers = {**PEERS, **ENCODERS}
+    parser.add_argument("names", nargs="+", choices=sorted(peers), metavar="NAME")
     parser.add_argument("--venvs", type=Path, default=DEFAULT_VENVS, help="where they go")
     parser.add_argument(
         "--torch-index",
@@ -50,8 +51,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     for name in tqdm(arguments.names, desc="peers"):
-        environment = os.environ | PEERS[name].build_environment
-        for command in commands(PEERS[name], arguments.venvs, arguments.torch_index):
+        environment = os.environ | peers[name].build_environment
+        for command in commands(peers[name], arguments.venvs, arguments.torch_index):
             subprocess.run(command, check=True, env=environment)
 
 

@@ -96,6 +96,19 @@ class PeerProcess:
         self._signal(signal.SIGSTOP)
         return [RequestRecord(**values) for values in answer["requests"]], answer["token_ids"]
 
+    def encode(self, texts: Sequence[str]) -> tuple[float, list[list[float]]]:
+        """Has the peer, which makes vectors, encode texts. Returns the seconds that the peer took
+        for all of them, and the vectors.
+
+        Raises:
+            PeerFailed: the peer ended.
+        """
+        self._signal(signal.SIGCONT)
+        self._say({"texts": texts})
+        answer = self._hear()
+        self._signal(signal.SIGSTOP)
+        return answer["seconds"], answer["vectors"]
+
     def close(self) -> None:
         """Closes the peer's input, so that it ends. Kills the peer if it does not end within the
         timeout."""

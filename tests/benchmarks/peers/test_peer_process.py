@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from benchmarks.peers import install, peer_process
-from benchmarks.peers.catalogue import PEERS, Peer
+from benchmarks.peers.catalogue import ENCODERS, PEERS, Peer
 from benchmarks.peers.peer_process import PeerFailed, PeerProcess
 from benchmarks.workload import PlannedRequest
 from tests.benchmarks.peers.fake_peer import FATAL
@@ -65,6 +65,19 @@ def test_a_peer_that_does_not_end_is_killed() -> None:
     assert not psutil.pid_exists(pid)
 
 
+def test_a_peer_that_makes_vectors_encodes_texts() -> None:
+    script = """if True:
+        import json, sys
+        print(json.dumps({"ready": {}}), flush=True)
+        for line in sys.stdin:
+            vectors = [[float(len(text))] for text in json.loads(line)["texts"]]
+            print(json.dumps({"seconds": 0.5, "vectors": vectors}), flush=True)
+    """
+    with PeerProcess("fake", [sys.executable, "-c", script], {}) as peer:
+        assert peer.encode(["a", "bcd"]) == (0.5, [[1.0], [3.0]])
+        assert peer.encode([]) == (0.5, [])
+
+
 def test_the_end_of_a_peer_is_an_error(peer: PeerProcess) -> None:
     with pytest.raises(PeerFailed, match="fake ended with status 3"):
         peer.run([PlannedRequest(0.0, (FATAL,), 1)])
@@ -104,7 +117,7 @@ def test_a_converted_model_is_made_anew_when_the_weights_change(tmp_path: Path) 
     assert peer_process.converted_folder(venvs, model, PEERS["llama_cpp"]) != before
 
 
-@pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
+@pytest.mark.parametrize("peer", {**PEERS, **ENCODERS}.values(), ids={**PEERS, **ENCODERS})
 def test_every_requirement_of_a_peer_is_pinned(peer: Peer) -> None:
     lines = peer.requirements.read_text().splitlines()
     assert all("==" in line for line in lines if not line.startswith("#"))
