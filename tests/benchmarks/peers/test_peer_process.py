@@ -117,7 +117,7 @@ def test_a_converted_model_is_made_anew_when_the_weights_change(tmp_path: Path) 
     assert peer_process.converted_folder(venvs, model, PEERS["llama_cpp"]) != before
 
 
-@pytest.mark.parametrize("peer", {**PEERS, **ENCODERS}.values(), ids={**PEERS, **ENCODERS})
+@pytest.mark.parametrize("peer", [*PEERS.values(), *ENCODERS.values()], ids=str)
 def test_every_requirement_of_a_peer_is_pinned(peer: Peer) -> None:
     lines = peer.requirements.read_text().splitlines()
     assert all("==" in line for line in lines if not line.startswith("#"))
