@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
 
 from services.worker.models.quantised.gguf_blocks import TYPES
 from services.worker.models.quantization_config import METHODS
 from services.worker.models.registry import FAMILIES
 from services.worker.models.text_half import WRAPPERS
+from tests.worker.engine import test_encoders
 from tests.worker.models import (
     test_gguf,
     test_gguf_architectures,
@@ -79,6 +83,8 @@ def _whole_models() -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for config in test_registry.SHAPES.values():
         found[_architecture(config)].add("safetensors")
+    for config in test_encoders.ENCODERS.values():
+        found[str(MODEL_MAPPING_NAMES[config.model_type])].add("safetensors")
     for half in test_text_half.HALVES.values():
         text = _KINDS_OF_TEXT.get(half.get_text_config().model_type)
         found[text or ""].add("safetensors")
