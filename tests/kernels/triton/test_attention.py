@@ -115,6 +115,7 @@ class Batch:
             block_tables=self.padded,
             block_size=self.caches[0].shape[1],
             windows=(*windows, self.form.window),
+            is_causal=self.form.is_causal,
             cut=self.cut,
             uploads=uploads,
             has_fixed_shape=has_fixed_shape,
@@ -140,6 +141,7 @@ class Batch:
             scale=self.form.scale,
             soft_cap=self.form.soft_cap,
             sinks=self.sinks,
+            is_causal=self.form.is_causal,
         )
 
     def assert_as_reference(self, plan: AttentionItems | None = None) -> None:
@@ -164,6 +166,7 @@ FORMS = {
     "scale": AttentionForm(scale=0.5),
     "soft cap": AttentionForm(soft_cap=0.8),
     "all": AttentionForm(window=7, scale=0.7, soft_cap=1.5),
+    "both directions": AttentionForm(is_causal=False),
 }
 
 
@@ -241,6 +244,22 @@ def test_divided_contexts(window: int | None) -> None:
     plan = batch.plan(windows=(None,))
     assert plan.divided is not None
     batch.assert_as_reference(plan)
+
+
+def test_divided_contexts_in_both_directions() -> None:
+    form = AttentionForm(is_causal=False)
+    batch = Batch([(0, 130), (0, 7), (0, 65)], form=form, cut=DIVIDING)
+    plan = batch.plan()
+    assert plan.divided is not None
+    batch.assert_as_reference(plan)
+
+
+def test_a_plan_for_the_other_direction_is_refused() -> None:
+    batch = Batch([(0, 5)])
+    plan = batch.plan()
+    batch.form = AttentionForm(is_causal=False)
+    with pytest.raises(ValueError, match="is_causal is True in the plan, False in a layer"):
+        batch.attention(plan)
 
 
 @pytest.mark.parametrize("window", [None, 100])

@@ -1,6 +1,7 @@
 """Encoders: vectors and scores are those of `transformers`, and in any company the same to the
 bit. A text runs whole."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModel,
+    AutoModelForMaskedLM,
     BertConfig,
     CamembertConfig,
     PreTrainedConfig,
@@ -22,8 +24,15 @@ from services.worker.engine.kv_cache import kv_block_bytes
 from services.worker.engine.plan import PlanError
 from services.worker.models import UnsupportedModel
 from services.worker.models.checkpoint import open_checkpoint
-from tests.checkpoints import edit_config
-from tests.pooling import cosine, oracle_score, oracle_vector, write_cross_encoder, write_encoder
+from tests.checkpoints import edit_config, write_family_checkpoint
+from tests.pooling import (
+    cosine,
+    oracle_score,
+    oracle_vector,
+    write_cross_encoder,
+    write_encoder,
+    write_pooling,
+)
 from tests.worker.pipeline import Pipeline, Span, needs_int8
 
 SIZES: dict[str, Any] = {
@@ -213,6 +222,15 @@ def test_an_encoder_needs_pooling_and_generates_nothing(tmp_path: Path) -> None:
     assert pooling.needs_all_states
     with pytest.raises(UnsupportedModel, match="yes-no"):
         open_checkpoint(tmp_path, pooling="yes-no")
+
+
+def test_a_head_that_fills_in_tokens_is_not_read(tmp_path: Path) -> None:
+    write_family_checkpoint(tmp_path, ENCODERS["bert"], kind=AutoModelForMaskedLM)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["BertForMaskedLM"]
+    write_pooling(tmp_path, "mean", size=48)
+    expected = oracle_vector(tmp_path, PROMPT, "mean")
+    assert_close(vector(pipeline_of(tmp_path), PROMPT), expected)
 
 
 def test_the_old_key_of_cross_encoders_names_the_activation(tmp_path: Path) -> None:
