@@ -9,12 +9,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from services.cli.arguments import count, size
 from services.cli.model import KINDS, find
 from services.common.checkpoint_report import CheckpointReport
 from services.common.ending import give_up
+from services.common.pooling import PoolingSetting
 
 INSPECTION_LIMIT_S = 300.0
 DEFAULT_KV_MEMORY = "512MiB"  # the default of services.local
@@ -33,6 +34,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--quantization", default="none", help="as for services.local")
     made.add_argument(
         "--load-format", choices=("safetensors", "random"), help="as for services.local"
+    )
+    made.add_argument(
+        "--pooling", choices=get_args(PoolingSetting), default="", help="as for services.local"
     )
     made.set_defaults(load_format="safetensors")
     made.add_argument(
@@ -73,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if facts["refused"] else 0
 
 
-_PASSED = ("dtype", "load_format", "quantization", "stages", "tp")
+_PASSED = ("dtype", "load_format", "pooling", "quantization", "stages", "tp")
 
 
 def report(facts: Mapping[str, Any], *, kv_memory: int) -> list[str]:
@@ -90,6 +94,8 @@ def report(facts: Mapping[str, Any], *, kv_memory: int) -> list[str]:
         rows += _layout_rows(facts, kv_memory)
     if "tools" in facts:
         rows += _text_rows(facts)
+    if facts.get("vectors"):
+        rows.append(("vectors", _vectors(facts["vectors"])))
     rows += CheckpointReport.of_facts(facts).rows()
     return lines + [f"  {name:<14} {text}" for name, text in rows]
 
@@ -133,8 +139,28 @@ def _layout_rows(facts: Mapping[str, Any], kv_memory: int) -> list[tuple[str, st
     ]
 
 
+def _vectors(pooling: Mapping[str, Any]) -> str:
+    """Returns how a model makes vectors or scores, in words."""
+    unit = ", of length 1" if pooling["is_normalised"] else ""
+    what = f"{pooling['n_values']:,} numbers{unit}"
+    if pooling["head"] != "none":
+        what = "scores of pairs"
+    whole = "; a text runs whole in one iteration" if pooling["runs_whole"] else ""
+    return f"{what}, of {_STATES[pooling['kind']]}{whole}"
+
+
+_STATES = {
+    "last": "the state of the last token",
+    "cls": "the state of the first token",
+    "mean": "the mean of the states",
+}
+
+
 def _text_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     has_template = facts["has_chat_template"]
+    vectors = facts.get("vectors")
+    if vectors is not None and not vectors["generates"]:
+        return [("tokenizer", facts["tokenizer"])]
     no_end = "" if facts.get("eos_token_ids", True) else ", and no token that ends an output"
     return [
         ("tokenizer", f"{facts['tokenizer']}{no_end}"),

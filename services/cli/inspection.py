@@ -10,8 +10,9 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from kernels.weights.linear import Gate, LinearWeight, Quantization, TableWeight
 from kernels.weights.quantise import GROUP_SIZES
 from services.common.cannot_start import CannotStart
 from services.common.checkpoint_report import CheckpointReport
+from services.common.pooling import PoolingSetting
 from services.common.tokenizer_files.find import tokenizer_file
 from services.frontend.generation.model_profile import ModelProfile
 from services.frontend.text.chat_template import ChatTemplate
@@ -32,12 +34,12 @@ from services.frontend.text.template_files import template_source
 from services.frontend.text.tokenizer import Tokenizer
 from services.worker.engine.kv_cache import kv_block_bytes
 from services.worker.engine.recurrent_state import Division, divide, state_bytes
-from services.worker.models.checkpoint import open_checkpoint
+from services.worker.models.checkpoint import Checkpoint, open_checkpoint
 from services.worker.models.checkpoint_report import report_of
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.kv_groups import KVGroups
-from services.worker.models.registry import FAMILIES
+from services.worker.models.registry import read_stage
 from services.worker.models.stage_place import StagePlace, layer_range
 from services.worker.models.tensor_files import CheckpointError, TensorFiles
 from services.worker.models.weights import Part, WantedTensors
@@ -134,12 +136,12 @@ def _advice(error: Exception) -> str:
 
 
 def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    opened = open_checkpoint(path, load_format=options.load_format)
+    opened = _open(path, options)
     config, files = opened.config, opened.files
     dtype = config.resolve_dtype(options.dtype)
     if not can_compute(options.quantization, _CPU):
         raise UnsupportedModel(f"quantization: {options.quantization} cannot be computed here")
-    whole = _wanted(config, dtype, range(config.n_layers), 0, 1)
+    whole = _wanted(opened, dtype, range(config.n_layers), 0, 1)
     config.check()
     _grouped(files, config, whole, dtype, options)
     shapes = {part.name: part.n_elements for part in whole.parts}
@@ -156,14 +158,15 @@ def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
         "max_model_len": config.max_position_embeddings,
         "vocab_size": config.vocab_size,
         "windows": sorted({window for window in config.layer_windows if window is not None}),
-        "tp_sizes": [tp for tp in range(1, MAX_TP + 1) if _divides(config, dtype, tp)],
+        "tp_sizes": [tp for tp in range(1, MAX_TP + 1) if _divides(opened, dtype, tp)],
+        "vectors": None if opened.pooling is None else asdict(opened.pooling),
         "eos_token_ids": list(config.eos_token_ids),
     }
 
 
 def _report(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the part of the facts that says where values come from, and what is ignored."""
-    opened = open_checkpoint(path, load_format=options.load_format)
+    opened = _open(path, options)
     if options.load_format == "random":
         return CheckpointReport(opened.derived).facts()
     dtype = opened.config.resolve_dtype(options.dtype)
@@ -173,12 +176,12 @@ def _report(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the part of the facts about memory: how many bytes the weights of each rank take, and
     how many tokens fit into the K/V memory."""
-    opened = open_checkpoint(path, load_format=options.load_format)
+    opened = _open(path, options)
     config, files = opened.config, opened.files
     dtype, n_stages = config.resolve_dtype(options.dtype), options.stages
     stages = [layer_range(config.n_layers, i, n_stages) for i in range(n_stages)]
     shares = [
-        _wanted(config, dtype, layers, rank, options.tp)
+        _wanted(opened, dtype, layers, rank, options.tp)
         for layers in stages
         for rank in range(options.tp)
     ]
@@ -222,12 +225,19 @@ def _room(stages: Sequence[Division]) -> dict[str, Any]:
     }
 
 
-def _wanted(config: ModelConfig, dtype: torch.dtype, layers: range, rank: int, tp: int) -> _Counted:
+def _open(path: Path, options: argparse.Namespace) -> Checkpoint:
+    return open_checkpoint(path, load_format=options.load_format, pooling=options.pooling)
+
+
+def _wanted(
+    checkpoint: Checkpoint, dtype: torch.dtype, layers: range, rank: int, tp: int
+) -> _Counted:
     """Returns the tensors that a rank would read from the checkpoint.
 
     Raises:
         UnsupportedModel: the model cannot be divided among `tp` ranks.
     """
+    config, pooling = checkpoint.config, checkpoint.pooling
     place = StagePlace(
         layers=layers,
         is_first=layers.start == 0,
@@ -235,20 +245,22 @@ def _wanted(config: ModelConfig, dtype: torch.dtype, layers: range, rank: int, t
         ops=ops_for(_CPU),
         tp_rank=rank,
         tp_size=tp,
+        has_head=pooling is None or pooling.generates,
     )
     wanted = _Counted(rank, tp)
-    FAMILIES[config.architecture](config, place, source=wanted, dtype=dtype, device=_CPU)
+    read_stage(config, place, pooling, source=wanted, dtype=dtype, device=_CPU)
     return wanted
 
 
-def _divides(config: ModelConfig, dtype: torch.dtype, tp: int) -> bool:
+def _divides(checkpoint: Checkpoint, dtype: torch.dtype, tp: int) -> bool:
+    config = checkpoint.config
     if tp > config.n_heads:
         return False
     layers = reversed(list(enumerate(zip(config.layer_kv, config.layer_states, strict=True))))
     first_of_kinds = {kind: layer for layer, kind in layers}
     try:
         for layer in first_of_kinds.values():  # and the layer whose K/V this one reads
-            _wanted(config, dtype, range(config.kv_sources[layer], layer + 1), 0, tp)
+            _wanted(checkpoint, dtype, range(config.kv_sources[layer], layer + 1), 0, tp)
     except UnsupportedModel:
         return False
     return True
@@ -336,6 +348,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--dtype", default="auto")
     made.add_argument("--quantization", default="none")
     made.add_argument("--load-format", default="safetensors")
+    made.add_argument("--pooling", choices=get_args(PoolingSetting), default="")
     made.add_argument("--stages", type=int, default=1)
     made.add_argument("--tp", type=int, default=1)
     made.add_argument("--kv-memory", type=int, default=1 << 30)

@@ -11,14 +11,16 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import Qwen3_5TextConfig
+from transformers import BertConfig, Qwen3_5TextConfig, Qwen3Config
 
 from services.cli import check, inspection
 from services.worker.models.checkpoint import load_stage
 from services.worker.models.tensor_files import CheckpointError
 from services.worker.models.weights import LoadFormat
 from tests.checkpoints import SMALL, write_checkpoint, write_family_checkpoint
+from tests.frontend.checkpoints import word_piece
 from tests.limits import HANG_S
+from tests.pooling import write_embedder, write_encoder
 from tests.worker.models.quantised_writers import quantise
 from tests.worker.models.test_quantised_checkpoints import SCHEMES, SIZES
 from tests.worker.models.test_registry import SHAPES
@@ -258,3 +260,30 @@ def test_a_model_that_is_nowhere_is_said_to_be(text: str) -> None:
 )
 def test_sizes_are_said_in_units_that_suit_them(n_bytes: int, text: str) -> None:
     assert check.human(n_bytes) == text
+
+
+def test_an_encoder_says_how_it_makes_vectors(tmp_path: Path) -> None:
+    sizes = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}
+    write_encoder(tmp_path, BertConfig(**{**sizes, "vocab_size": 340}), "mean")
+    word_piece().save(str(tmp_path / "tokenizer.json"))
+    found = facts(tmp_path)
+    assert found["refused"] == []
+    assert found["kv_bytes_per_token"] == 2 * 48 * 4  # of one layer
+    lines = [line.strip() for line in check.report({**found, "model": "it"}, kv_memory=9)]
+    expected = (
+        "48 numbers, of length 1, of the mean of the states; a text runs whole in one iteration"
+    )
+    assert f"vectors        {expected}" in (lines)
+    assert not [line for line in lines if line.startswith("chat template")]
+    (tmp_path / "modules.json").unlink()
+    (refusal,) = facts(tmp_path)["refused"]
+    assert "BertModel" in refusal
+    assert facts(tmp_path, "--pooling=cls")["vectors"]["kind"] == "cls"
+
+
+def test_a_decoder_without_a_head_needs_none_for_vectors(tmp_path: Path) -> None:
+    write_embedder(tmp_path, Qwen3Config(**{**SMALL, "vocab_size": 340}, head_dim=16), "last")
+    word_piece().save(str(tmp_path / "tokenizer.json"))
+    found = facts(tmp_path)
+    assert found["refused"] == []
+    assert found["vectors"]["kind"] == "last"
