@@ -200,3 +200,22 @@ async def test_other_tasks_run_after_each_vector() -> None:
     running.cancel()
     assert sorted(set(seen)) == seen
     assert len(seen) == 50
+
+
+async def test_prompts_that_are_too_long_are_cut_off_on_request(site: Site) -> None:
+    text, tokens = "the lazy dog " * 400, [*range(5, 300)]
+    assert (await embed(site, [text, "the"])).status_code == 400
+    for given, n_tokens, n_expected in [
+        (text, 7, 7),
+        (text, -1, PIPELINE.max_model_len),
+        ("the", 7, None),
+        (tokens, 40, 40),
+    ]:
+        response = await embed(site, given, truncate_prompt_tokens=n_tokens)
+        assert response.status_code == 200, response.text
+        if n_expected is not None:
+            assert response.json()["usage"]["prompt_tokens"] == n_expected
+    for n_tokens in (0, -2, PIPELINE.max_model_len + 1):
+        refused = await embed(site, "the", truncate_prompt_tokens=n_tokens)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "truncate_prompt_tokens"

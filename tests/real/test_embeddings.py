@@ -75,6 +75,18 @@ def test_an_answer_is_nearer_to_its_question(vectors_system: Stack) -> None:
     assert cosine(question, giraffe) > 0.6 > 0.2 > cosine(question, lien)
 
 
+def test_a_text_is_cut_off_as_transformers_cuts_it(vectors_system: Stack, embedder: Path) -> None:
+    tokenizer, model = AutoTokenizer.from_pretrained(embedder), AutoModel.from_pretrained(embedder)
+    long = " ".join(TEXTS) * 4
+    for n_tokens in (256, -1):
+        length = 512 if n_tokens == -1 else n_tokens
+        cut = tokenizer(long, truncation=True, max_length=length, return_tensors="pt")
+        with torch.inference_mode():
+            expected = model(**cut).last_hidden_state[0].mean(0).tolist()
+        (found,) = embed(vectors_system, long, truncate_prompt_tokens=n_tokens)
+        assert cosine(found, expected) >= 0.99999
+
+
 def test_a_text_beyond_the_positions_of_the_model_names_its_index(vectors_system: Stack) -> None:
     response = vectors_system.post("/v1/embeddings", {"input": ["short", "giraffe " * 600]})
     assert response.status_code == 400

@@ -76,6 +76,8 @@ def test_a_text_that_fits_into_no_iteration_is_refused(stack: Stack) -> None:
     assert f"{MAX_BATCH_TOKENS} at most" in message
     assert "max_batch_tokens" in message
     assert refusal(stack, "/v1/completions", {"prompt": "hello"})[0] == "model"
+    cut = embed(stack, "world " * 50, truncate_prompt_tokens=-1)
+    assert cut == embed(stack, "world " * (MAX_BATCH_TOKENS - 2))
 
 
 def test_scores_of_pairs_are_those_of_transformers(
@@ -91,6 +93,9 @@ def test_scores_of_pairs_are_those_of_transformers(
         answer = answered(stack, "/v1/score", {"text_1": QUERY, "text_2": DOCUMENTS})
         assert [one["score"] for one in answer["data"]] == pytest.approx(expected, abs=1e-4)
         ranked = answered(stack, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})
+        long = {"query": QUERY, "documents": ["the lazy dog " * 90]}
+        assert refusal(stack, "/v1/rerank", long)[0] == "documents[0]"
+        assert answered(stack, "/v1/rerank", {**long, "truncation": True})["results"]
         order = sorted(range(len(DOCUMENTS)), key=lambda index: -expected[index])
         assert [one["index"] for one in ranked["results"]] == order
         assert refusal(stack, "/v1/embeddings", {"input": "x"})[0] == "model"

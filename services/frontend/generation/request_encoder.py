@@ -67,6 +67,7 @@ class RequestEncoder:
             await self._grammar_check.check(
                 options.format_field, options.sampling.grammar, limits.pipeline, share
             )
+        cut_to = limits.cut_to(options)
         encoded: list[EncodedPrompt] = []
         for index, prompt in enumerate(request.prompts):
             if encoded:
@@ -77,6 +78,7 @@ class RequestEncoder:
                 share,
                 add_special_tokens=options.add_special_tokens,
                 field=request.field_of(index),
+                cut_to=cut_to,
             )
             max_new_tokens = limits.max_new_tokens(
                 request.options,

@@ -14,6 +14,9 @@ from services.frontend.request.text_parts import TextParts
 from services.frontend.request.texts_field import TextsField
 from services.frontend.text.pair_format import PairFormat
 
+CUTS_TEMPLATE = "not with a model whose prompt goes on behind the document"
+"""The reason why prompts that are made by a template are not cut off."""
+
 
 def vector_options(
     *,
@@ -21,6 +24,7 @@ def vector_options(
     add_special_tokens: bool | None = None,
     priority: int | None = None,
     cache_salt: str | None = None,
+    truncate_prompt_tokens: int | None = None,
 ) -> GenerationOptions:
     """Returns the options of a request for vectors, which are scores of pairs of texts if
     `wants_score`. None means the default."""
@@ -30,6 +34,7 @@ def vector_options(
         add_special_tokens=add_special_tokens,
         priority=DEFAULT_PRIORITY if priority is None else priority,
         cache_salt=cache_salt or "",
+        truncate_prompt_tokens=truncate_prompt_tokens,
     )
 
 
@@ -73,8 +78,11 @@ def score_request(
     the field of the client's request that has the pairs, or a text of each.
 
     Raises:
-        InvalidRequest: there are too many pairs.
+        InvalidRequest: there are too many pairs, or prompts are to be cut off whose end belongs to a
+        template.
     """
+    if options.truncate_prompt_tokens is not None and not format.is_plain:
+        raise errors.InvalidRequest("truncate_prompt_tokens", CUTS_TEMPLATE)
     check_number(field.name, len(pairs))
     return GenerationRequest(
         prompts=tuple(format.prompt(*pair, instruction) for pair in pairs),

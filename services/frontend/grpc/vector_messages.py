@@ -35,7 +35,10 @@ def to_embedding_request(
     return embedding_request(
         [_to_input(index, prompt) for index, prompt in enumerate(message.inputs)],
         vector_options(
-            add_special_tokens=adds, priority=message.priority, cache_salt=message.cache_salt
+            add_special_tokens=adds,
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+            truncate_prompt_tokens=_truncation(message),
         ),
         before=defaults.text_before(name),
         model=message.model,
@@ -57,7 +60,12 @@ def to_score_request(message: inference_pb2.ScoreRequest, format: PairFormat) ->
             raise errors.InvalidRequest(f"pairs[{index}]", "must not be empty")
     return score_request(
         [(pair.first, pair.second) for pair in message.pairs],
-        vector_options(wants_score=True, priority=message.priority, cache_salt=message.cache_salt),
+        vector_options(
+            wants_score=True,
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+            truncate_prompt_tokens=_truncation(message),
+        ),
         format=format,
         instruction=message.instruction if message.HasField("instruction") else None,
         model=message.model,
@@ -68,6 +76,11 @@ def to_score_request(message: inference_pb2.ScoreRequest, format: PairFormat) ->
 def vector_message_bytes(n_values: int) -> int:
     """Returns the number of bytes that a vector of `n_values` elements takes in a message."""
     return FLOAT_BYTES * n_values + FIELD_BYTES
+
+
+def _truncation(message: inference_pb2.EmbedRequest | inference_pb2.ScoreRequest) -> int | None:
+    has_it = message.HasField("truncate_prompt_tokens")
+    return message.truncate_prompt_tokens if has_it else None
 
 
 def _to_input(index: int, prompt: inference_pb2.Prompt) -> Prompt:

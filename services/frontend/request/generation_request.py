@@ -116,6 +116,9 @@ class GenerationOptions:
     """Whether the request is for the vector of each prompt, instead of an answer to it."""
     wants_score: bool = False
     """Whether the vector must be the score of a pair of texts."""
+    truncate_prompt_tokens: int | None = None
+    """Number of tokens to which longer prompts for vectors are cut off, -1 for as many as the model
+    takes. None means that prompts which are too long are refused."""
     receipt: bool = False
     """Whether each answer has a receipt that says how the answer was made."""
     is_receipt_optional: bool = False

@@ -11,6 +11,7 @@ from services.common.pooling import Pooling
 from services.common.sampling import MAX_PROMPT_LOGPROBS
 from services.frontend.request.generation_request import DEFAULT_MAX_TOKENS, GenerationOptions
 from services.frontend.request.pipeline import ServedPipeline
+from services.frontend.request.truncation import WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,18 @@ class ModelLimits:
                 field, f"has {len(token_ids)} tokens, {self.pipeline.max_model_len} at most"
             )
         self.check_tokens(field, token_ids)
+
+    def cut_to(self, options: GenerationOptions) -> int | None:
+        """Returns the number of tokens to which longer prompts are cut off. Returns None if they
+        are not. Raises InvalidRequest for a number that is more than the model takes, or none."""
+        n_tokens, most = options.truncate_prompt_tokens, self.max_prompt_len
+        if n_tokens is None or n_tokens == WHOLE:
+            return None if n_tokens is None else most
+        if not 1 <= n_tokens <= most:
+            raise errors.InvalidRequest(
+                "truncate_prompt_tokens", f"must be {WHOLE}, or from 1 to {most}"
+            )
+        return n_tokens
 
     def is_too_long(self, n_tokens: int) -> bool:
         """Returns whether a prompt of `n_tokens` tokens is too long or leaves too little room."""

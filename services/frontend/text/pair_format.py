@@ -33,6 +33,11 @@ class PairFormat:
         template = template or ("" if has_classifier else QWEN3_RERANKER)
         self._pieces = _PLACE.split(template) if template else ()
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the prompt of a pair is both texts, and no template around them."""
+        return not self._pieces
+
     def prompt(
         self, query: str, document: str, instruction: str | None = None
     ) -> TextPair | TextParts:

@@ -26,6 +26,7 @@ from services.frontend.request.memory_budget import Share
 from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.request.text_pair import TextPair
 from services.frontend.request.text_parts import TextParts
+from services.frontend.request.truncation import CutTooShort
 from services.frontend.settings import FEWEST_CHARACTERS
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.template_sandbox import TooMuch, TooSlow
@@ -41,6 +42,7 @@ from services.frontend.text.tokenizer import (
     PIECE_CHARACTERS,
     Tokenizer,
     TooManyTokens,
+    pieces_of,
 )
 
 Result = TypeVar("Result")
@@ -116,7 +118,8 @@ class PromptEncoder:
                 if request.texts_field is not None and n_characters(prompt) <= most:
                     raise self._too_many_characters(request.texts_field.name)
                 raise self._too_long(field, most, limits)
-            if limits is not None and not isinstance(prompt, Conversation):
+            is_cut = request.options.truncate_prompt_tokens is not None
+            if limits is not None and not isinstance(prompt, Conversation) and not is_cut:
                 self._check_model_length(field, prompt, limits)
 
     async def to_tokens(
@@ -127,9 +130,11 @@ class PromptEncoder:
         *,
         add_special_tokens: bool | None = None,
         field: str = "",
+        cut_to: int | None = None,
     ) -> Sequence[int]:
         """Returns the tokens of a prompt, and checks that they leave room for an answer if they
-        must. `field` is the name of the prompt in the client's request. The memory of the work is
+        must. `field` is the name of the prompt in the client's request. With `cut_to`, the end of a
+        prompt with more tokens is cut off. The memory of the work is
         added to the call's share of the budget while the work lasts. By default, special tokens are
         put around texts, but not around conversations.
 
@@ -140,12 +145,14 @@ class PromptEncoder:
         """
         field = field or prompt_field(prompt)
         if isinstance(prompt, tuple):
+            prompt = prompt[:cut_to]
             limits.check_prompt(field, prompt)
             return prompt
         text = await self._text(prompt, limits, share, self._limits.max_characters)
         if add_special_tokens is None:
             add_special_tokens = not isinstance(prompt, Conversation)
-        self._check_model_length(field, text, limits)
+        if cut_to is None:
+            self._check_model_length(field, text, limits)
         max_tokens = limits.max_prompt_len
         whole = prompt if isinstance(prompt, TextPair) else text
         work = partial(
@@ -154,6 +161,7 @@ class PromptEncoder:
             add_special_tokens=add_special_tokens,
             max_tokens=max_tokens,
             type_stride=limits.token_type_stride,
+            cut_to=cut_to,
         )
         try:
             token_ids = await self._work(work, text, share)
@@ -240,25 +248,37 @@ class PromptEncoder:
         add_special_tokens: bool,
         max_tokens: int,
         type_stride: int,
+        cut_to: int | None,
     ) -> Sequence[int]:
         """Returns the tokens of a text. The tokens of a long text are counted first, piece by
-        piece, since the memory for tokenizing grows with the number of tokens.
+        piece, since the memory for tokenizing grows with the number of tokens. Of a long text that
+        is cut off, only the first piece becomes tokens.
 
         Raises:
-            TooManyTokens: the text has more than `max_tokens` tokens.
+            TooManyTokens: the text has more than `max_tokens` tokens, or its first piece has fewer
+                than are wanted.
+            InvalidRequest: `cut_to` is too small.
         """
         plain = text.text if isinstance(text, TextPair) else text
-        if len(plain) > PIECE_CHARACTERS:
-            self._count_pieces(plain, max_tokens, ends_early=True)
-        return array(
-            "I",
-            self._tokenizer.to_tokens(
-                text,
-                add_special_tokens=add_special_tokens,
-                max_tokens=max_tokens,
-                type_stride=type_stride,
-            ),
+        to_tokens = partial(
+            self._tokenizer.to_tokens,
+            add_special_tokens=add_special_tokens,
+            max_tokens=max_tokens,
+            type_stride=type_stride,
+            cut_to=cut_to,
         )
+        if len(plain) <= PIECE_CHARACTERS:
+            return array("I", _checked_cut(to_tokens, text))
+        try:
+            self._count_pieces(plain, max_tokens if cut_to is None else cut_to, ends_early=True)
+        except TooManyTokens:
+            if cut_to is None:
+                raise
+            tokens = _checked_cut(to_tokens, _first_piece(text))
+            if len(tokens) < cut_to:
+                raise
+            return array("I", tokens)
+        return array("I", _checked_cut(to_tokens, text))
 
     def _count(self, text: str, *, add_special_tokens: bool, exact_up_to: int) -> int:
         """Returns the number of tokens of a text. The number is exact if the text is short, or has
@@ -348,3 +368,19 @@ class PromptEncoder:
         if limits is None:
             return errors.InvalidRequest(field, message)
         return limits.too_many_characters(field, message)
+
+
+def _first_piece(text: str | TextPair) -> str | TextPair:
+    if isinstance(text, TextPair):
+        return TextPair(next(pieces_of(text.first)), next(pieces_of(text.second)))
+    return next(pieces_of(text))
+
+
+def _checked_cut(
+    to_tokens: Callable[[str | TextPair], Sequence[int]], text: str | TextPair
+) -> Sequence[int]:
+    """Returns the tokens of a text. Raises InvalidRequest if it is to be cut to too few tokens."""
+    try:
+        return to_tokens(text)
+    except CutTooShort as error:
+        raise errors.InvalidRequest("truncate_prompt_tokens", str(error)) from error

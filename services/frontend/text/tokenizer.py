@@ -20,6 +20,7 @@ import tokenizers
 from services.common import errors
 from services.common.tokenizer_files.find import read_tokenizer, tokenizer_file
 from services.frontend.request.text_pair import TextPair
+from services.frontend.request.truncation import CutTooShort, kept_lengths
 from services.frontend.text.longest_token import longest_token
 from services.frontend.text.token_texts import TokenTexts
 
@@ -158,10 +159,12 @@ class Tokenizer:
         add_special_tokens: bool = True,
         max_tokens: int | None = None,
         type_stride: int = 0,
+        cut_to: int | None = None,
     ) -> tuple[int, ...]:
         """Returns the tokens of a text, or of two texts. With `add_special_tokens`, the special
         tokens that the checkpoint puts around texts are included. For each token, its type, 1 in
-        the second text, times `type_stride` is added to its id.
+        the second text, times `type_stride` is added to its id. With `cut_to`, the end of the text
+        is cut off, and the result has at most that many tokens.
 
         The library's methods for batches are used, since only these release Python's global lock,
         so that other threads run meanwhile. While tokens become Python numbers the lock is held, so
@@ -170,8 +173,9 @@ class Tokenizer:
         Raises:
             TooManyTokens: the text has more tokens than `max_tokens`.
             RequestFailed: the library cannot divide the text.
+            CutTooShort: `cut_to` leaves no room for a token of each text.
         """
-        encoding = self._encoding(text, add_special_tokens=add_special_tokens)
+        encoding = self._encoding(text, add_special_tokens=add_special_tokens, cut_to=cut_to)
         n_tokens = len(encoding)
         if max_tokens is not None and n_tokens > max_tokens:
             del encoding  # which the traceback of the error would keep in memory
@@ -185,15 +189,19 @@ class Tokenizer:
         """Returns the number of tokens that `to_tokens` would return."""
         return len(self._encoding(text, add_special_tokens=add_special_tokens))
 
-    def _encoding(self, text: str | TextPair, *, add_special_tokens: bool) -> tokenizers.Encoding:
-        """Returns a text or a pair as the library encodes it; raises RequestFailed if the library
-        panics.
+    def _encoding(
+        self, text: str | TextPair, *, add_special_tokens: bool, cut_to: int | None = None
+    ) -> tokenizers.Encoding:
+        """Returns a text or a pair as the library encodes it, cut to `cut_to` tokens. Raises
+        RequestFailed if the library panics, and CutTooShort if `cut_to` is too small.
 
         The library panics if a regular expression of the checkpoint tries ten million ways to match
         the text, which takes a second. No state of the tokenizer is left broken.
         """
         given = (text.first, text.second) if isinstance(text, TextPair) else text
         try:
+            if cut_to is not None:
+                return self._cut(given, cut_to, add_special_tokens=add_special_tokens)
             (encoding,) = self._tokenizer.encode_batch_fast(
                 [given], add_special_tokens=add_special_tokens
             )
@@ -204,6 +212,21 @@ class Tokenizer:
                 f"the model's tokenizer cannot divide the text: {error}"
             ) from error
         return encoding
+
+    def _cut(
+        self, given: str | tuple[str, str], n_tokens: int, *, add_special_tokens: bool
+    ) -> tokenizers.Encoding:
+        texts = [given] if isinstance(given, str) else list(given)
+        n_special = 0
+        if add_special_tokens:
+            n_special = self._tokenizer.num_special_tokens_to_add(len(texts) > 1)
+        if n_tokens < n_special + len(texts):
+            raise CutTooShort(f"must be at least {n_special + len(texts)}")
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        kept = kept_lengths([*map(len, encodings)], n_tokens - n_special)
+        for encoding, n_kept in zip(encodings, kept, strict=True):
+            encoding.truncate(n_kept)
+        return self._tokenizer.post_process(*encodings, add_special_tokens=add_special_tokens)
 
     def count_in_pieces(self, text: str, *, up_to: int | None = None) -> int:
         """Returns the number of tokens of a text that is cut into pieces, without special tokens.

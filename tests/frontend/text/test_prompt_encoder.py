@@ -60,9 +60,12 @@ class Encoder:
             refusals=self.refusals,
         )
 
-    async def encode(self, prompt: Prompt, limits: ModelLimits = LIMITS) -> list[int]:
+    async def encode(
+        self, prompt: Prompt, limits: ModelLimits = LIMITS, *, cut_to: int | None = None
+    ) -> list[int]:
         with self.budget.share() as share:
-            return list(await soon(self.encoder.to_tokens(prompt, limits, share)))
+            work = self.encoder.to_tokens(prompt, limits, share, cut_to=cut_to)
+            return list(await soon(work))
 
 
 def conversation(content: str, n_turns: int = 1) -> Conversation:
@@ -104,6 +107,27 @@ def test_a_list_of_texts_is_named_when_all_together_are_too_long() -> None:
             encoder.encoder.check_length(request, LIMITS)
         assert caught.value.field == field
         assert isinstance(caught.value, errors.ContextOverflow) == (field != "input")
+
+
+async def test_of_a_long_text_that_is_cut_off_only_the_first_piece_becomes_tokens() -> None:
+    encoder = Encoder(max_characters=2**20)
+    text = "hello world, " * (PIECE_CHARACTERS // 12)
+    short = await encoder.encode(text[:200], cut_to=20)
+    assert len(short) == 20
+    assert await encoder.encode(text, cut_to=20) == short
+    pair = await encoder.encode(TextPair("hello", text), cut_to=20)
+    assert pair == await encoder.encode(TextPair("hello", text[:200]), cut_to=20)
+    assert all(
+        len(each if isinstance(each, str) else each.text) < PIECE_CHARACTERS + 10
+        for each in encoder.tokenizer.texts
+    )
+    blank = (
+        " " * PIECE_CHARACTERS + "hello world, " * 60
+    )  # of whose pieces the first has few tokens
+    assert len(await encoder.encode(blank, LONG, cut_to=99_000)) > 100
+    few = "hello" * (PIECE_CHARACTERS // 5 + 90)
+    with pytest.raises(errors.ContextOverflow):
+        await encoder.encode(few + " " + "🐋" * 60_000, LONG, cut_to=95_000)
 
 
 async def test_text_that_must_have_too_many_tokens_is_not_made_into_tokens() -> None:

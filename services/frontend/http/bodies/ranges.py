@@ -26,6 +26,7 @@ from services.common.sampling import (
 )
 from services.frontend.http.bodies.field_docs import field_docs
 from services.frontend.request.generation_request import MAX_N, MAX_SALT_LENGTH, MAX_TOKENS
+from services.frontend.request.truncation import WHOLE
 
 TOKEN_NAME = "^(0|[1-9][0-9]{0,8})$"
 """Pattern of the keys of an object whose keys are token ids."""
@@ -84,5 +85,6 @@ N_ANSWERS = Within({"minimum": 1, "maximum": MAX_N})
 N_LOGPROBS = Within({"minimum": 0, "maximum": MAX_LOGPROBS})
 N_TOKENS = between(MAX_TOKENS)
 PRIORITY = between(PRIORITIES)
+TRUNCATION = Within({"minimum": WHOLE})
 SALT = Within({"maxLength": MAX_SALT_LENGTH})
 NOT_EMPTY = Within({"minItems": 1})

@@ -11,9 +11,8 @@ from services.common import errors
 from services.frontend.api_keys import Account
 from services.frontend.generation.vector_requests import embedding_request, vector_options
 from services.frontend.generation.vectors import Vector, embeddings_of, little_endian
-from services.frontend.http.bodies.accepted_values import only
 from services.frontend.http.bodies.object_kinds import IndexedModel
-from services.frontend.http.bodies.ranges import PRIORITY, SALT, Within
+from services.frontend.http.bodies.ranges import PRIORITY, SALT, TRUNCATION, Within
 from services.frontend.http.openai.completion_request import OddPrompt, PromptOrPrompts, prompts_of
 from services.frontend.http.protocol.answer_object import answer_object
 from services.frontend.http.protocol.api import Api
@@ -71,8 +70,9 @@ class EmbeddingsBody(IndexedModel):
     """Priority of the request, as for completions."""
     cache_salt: Annotated[str | None, SALT] = None
     """Salt of the prefix cache, as for completions."""
-    truncate_prompt_tokens: Annotated[int | None, only()] = None
-    """Not supported: must be null. A text that is too long is refused."""
+    truncate_prompt_tokens: Annotated[int | None, TRUNCATION] = None
+    """Number of tokens, special ones included, to which longer texts are cut off at their end; -1
+    for as many as the model takes. By default a text that is too long is refused."""
     user: str | None = None
     """Does nothing."""
 
@@ -87,6 +87,7 @@ class EmbeddingsBody(IndexedModel):
             add_special_tokens=self.add_special_tokens,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
         )
         return embedding_request(
             self.input.prompts,

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from services.frontend.generation.vector_requests import score_request, vector_options
-from services.frontend.http.bodies.accepted_values import only
 from services.frontend.http.bodies.object_kinds import IndexedModel
-from services.frontend.http.bodies.ranges import PRIORITY, SALT
+from services.frontend.http.bodies.ranges import PRIORITY, SALT, TRUNCATION
 from services.frontend.request.generation_request import GenerationRequest
 from services.frontend.request.texts_field import TextsField
 from services.frontend.text.pair_format import PairFormat
@@ -24,10 +23,16 @@ class PairsBody(IndexedModel):
     """Priority of the request, as for completions."""
     cache_salt: Annotated[str | None, SALT] = None
     """Salt of the prefix cache, as for completions."""
-    truncate_prompt_tokens: Annotated[int | None, only()] = None
-    """Not supported: must be null. A text that is too long is refused."""
+    truncate_prompt_tokens: Annotated[int | None, TRUNCATION] = None
+    """Number of tokens, special ones included, to which longer pairs are cut off, the longer text
+    first; -1 for as many as the model takes. By default a pair that is too long is refused."""
     user: str | None = None
     """Does nothing."""
+
+    @property
+    def cut_to(self) -> int | None:
+        """Number of tokens to which pairs are cut off, as `truncate_prompt_tokens` says it."""
+        return self.truncate_prompt_tokens
 
     def to_request(
         self, pairs: Sequence[tuple[str, str]], format: PairFormat, *, field: TextsField
@@ -39,7 +44,10 @@ class PairsBody(IndexedModel):
             InvalidRequest: there are too many pairs.
         """
         options = vector_options(
-            wants_score=True, priority=self.priority, cache_salt=self.cache_salt
+            wants_score=True,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            truncate_prompt_tokens=self.cut_to,
         )
         return score_request(
             pairs,

@@ -8,7 +8,11 @@ from typing_extensions import TypedDict
 from services.common import errors
 from services.frontend.api_keys import Account
 from services.frontend.generation.scores import scores_of
-from services.frontend.generation.vector_requests import check_not_empty, check_number
+from services.frontend.generation.vector_requests import (
+    CUTS_TEMPLATE,
+    check_not_empty,
+    check_number,
+)
 from services.frontend.http.bodies.accepted_values import only
 from services.frontend.http.bodies.object_kinds import ExactModel
 from services.frontend.http.bodies.ranges import NOT_EMPTY, Within
@@ -17,6 +21,7 @@ from services.frontend.http.protocol.api import Api
 from services.frontend.http.protocol.prompt_usage import PromptUsage, usage_of
 from services.frontend.http.ranking.pairs_body import PairsBody
 from services.frontend.request.texts_field import TextsField
+from services.frontend.request.truncation import WHOLE
 
 DOCUMENTS = TextsField("documents")
 
@@ -39,10 +44,16 @@ class RerankBody(PairsBody):
     """Number of documents to return; by default all."""
     max_tokens_per_doc: Annotated[int | None, only()] = None
     """Not supported: must be null. A document that is too long is refused."""
-    truncation: Annotated[bool | None, only(False)] = None
-    """Not supported: must be false or null. A document that is too long is refused."""
+    truncation: bool | None = None
+    """Whether pairs that are too long for the model are cut off: the same as
+    `truncate_prompt_tokens` -1, which must not be set beside it."""
     return_documents: bool | None = None
     """Whether to return also the texts of the documents, which is the default."""
+
+    @property
+    def cut_to(self) -> int | None:
+        """Number of tokens to which pairs are cut off, as one of two fields says it."""
+        return WHOLE if self.truncation else self.truncate_prompt_tokens
 
     @property
     def texts(self) -> list[str]:
@@ -57,6 +68,8 @@ class RerankBody(PairsBody):
             if not value:
                 raise errors.InvalidRequest(field, "must not be empty")
         check_not_empty(DOCUMENTS, self.texts)
+        if self.truncation and self.truncate_prompt_tokens is not None:
+            raise errors.InvalidRequest("truncation", "not with truncate_prompt_tokens")
         if self.top_n is not None and self.top_n < 1:
             raise errors.InvalidRequest("top_n", "must be at least 1")
 
@@ -100,6 +113,8 @@ async def rerank(api: Api, body: RerankBody, account: Account) -> Ranking:
     body.check()
     texts = body.texts
     pairs = api.models.select(body.model or "", account).service.pairs
+    if body.truncation and not pairs.is_plain:
+        raise errors.InvalidRequest("truncation", CUTS_TEMPLATE)
     request = body.to_request([(body.query, text) for text in texts], pairs, field=DOCUMENTS)
     async with api.models.prepare(request, account) as generation:
         scores = await scores_of(generation)

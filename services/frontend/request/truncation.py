@@ -1,0 +1,24 @@
+"""How many tokens of a text, or of two texts, are left when a prompt is cut off at its end."""
+
+from collections.abc import Sequence
+
+WHOLE = -1
+"""Value of `truncate_prompt_tokens` that cuts a prompt to as many tokens as the model takes."""
+
+
+class CutTooShort(ValueError):
+    """Raised if a prompt is to be cut to so few tokens that nothing of a text is left."""
+
+
+def kept_lengths(lengths: Sequence[int], n_tokens: int) -> tuple[int, ...]:
+    """Returns how many tokens of each of one or two texts are kept, so that they are at most
+    `n_tokens` together. Of two texts the longer one is cut first, as in `transformers`."""
+    if len(lengths) == 1:
+        return (min(lengths[0], n_tokens),)
+    first, second = lengths
+    short, long = min(lengths), max(lengths)
+    if short + long > n_tokens:
+        long = max(short, n_tokens - short)
+    if short + long > n_tokens:
+        short, long = n_tokens // 2, n_tokens - n_tokens // 2
+    return (short, long) if first <= second else (long, short)
