@@ -226,7 +226,8 @@ class Tokenizer:
         kept = kept_lengths([*map(len, encodings)], n_tokens - n_special)
         for encoding, n_kept in zip(encodings, kept, strict=True):
             encoding.truncate(n_kept)
-        return self._tokenizer.post_process(*encodings, add_special_tokens=add_special_tokens)
+        first, second = encodings[0], encodings[1] if len(encodings) > 1 else None
+        return self._tokenizer.post_process(first, second, add_special_tokens=add_special_tokens)
 
     def count_in_pieces(self, text: str, *, up_to: int | None = None) -> int:
         """Returns the number of tokens of a text that is cut into pieces, without special tokens.
