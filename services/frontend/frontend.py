@@ -275,14 +275,14 @@ class Frontend:
 
     async def _announce(self) -> None:
         """Waits until requests can be answered, then reports to the launcher the addresses of the
-        frontend and whether the first model can chat."""
+        frontend and what the first model is asked for."""
         await self.wait_ready()
         for model in self._models:
             defaults = str(model.defaults) or "none"
             log.info("%s: the checkpoint's own defaults: %s", model.names[0], defaults)
         log.info("serving http on %s, grpc on %s", self.http_address, self.grpc_address)
         news = {
-            "can_chat": next(iter(self._models)).service.has_chat_template,
+            "task": next(iter(self._models)).service.task,
             "http": self.http_address,
             "grpc": self.grpc_address,
             "metrics": self.metrics_address,

@@ -8,11 +8,13 @@ service has died and is not started again.
 import asyncio
 import contextlib
 import sys
+from collections.abc import Mapping
 
 from tqdm import tqdm
 
 from services.common import process
 from services.common.ending import give_up
+from services.common.model_task import ModelTask
 from services.common.telemetry import configure_logging
 from services.local.child import ChildDied
 from services.local.launcher import Launcher, LocalAddresses
@@ -29,6 +31,16 @@ CHAT = (
     '{"messages": [{"role": "user", "content": "How do I copy a file?"}], "max_tokens": 40}',
 )
 """Route and body of the example request for a model that answers conversations."""
+VECTORS = ("embeddings", '{"input": ["What is a lien?", "How tall is a giraffe?"]}')
+"""Route and body of the example request for a model that only makes vectors."""
+SCORES = ("rerank", '{"query": "What is a lien?", "documents": ["A giraffe is tall."]}')
+"""Route and body of the example request for a model that only makes scores."""
+EXAMPLES: Mapping[ModelTask, tuple[str, str]] = {
+    "text": COMPLETION,
+    "chat": CHAT,
+    "vectors": VECTORS,
+    "scores": SCORES,
+}
 LAST_WORDS_S = 1.5
 """Seconds between the loss of a service and the stop of all other services.
 
@@ -69,7 +81,7 @@ def announce(settings: LocalSettings, endpoints: LocalAddresses) -> None:
     root = f"{scheme}://{endpoints.http}"
     url = f"{root}/v1"
     key = "" if settings.api_keys_file is None else " -H 'Authorization: Bearer KEY'"
-    route, body = CHAT if endpoints.can_chat else COMPLETION
+    route, body = EXAMPLES[endpoints.task]
     if len(names) > 1:
         body = f'{{"model": "{names[0]}", {body.removeprefix("{")}'
     for service, address in endpoints.metrics.items():

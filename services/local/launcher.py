@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Self
 
 from services.common.address import Address, loopback, parse, reachable, reserve_port
+from services.common.model_task import ModelTask
 from services.local import service_options
 from services.local.child import Child, OnMessage
 from services.local.memory_directory import MemoryDirectory
@@ -47,8 +48,8 @@ class LocalAddresses:
     grpc: str
     metrics: dict[str, str]
     """Addresses of the services' metrics, by the services' names; empty without metrics."""
-    can_chat: bool = False
-    """Whether the first model has a chat template, so that the API answers conversations."""
+    task: ModelTask = "text"
+    """What the first model is asked for."""
     reports: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     """The rows of each model's CheckpointReport, keyed by the model's name."""
 
@@ -182,7 +183,7 @@ class Launcher:
             for index, worker in workers.items()
             if "checkpoint" in worker.said  # the first stage of each pipeline
         }
-        return LocalAddresses(http, grpc, metrics, frontend.said["can_chat"], reports)
+        return LocalAddresses(http, grpc, metrics, frontend.said["task"], reports)
 
     async def _start(
         self,

@@ -74,7 +74,7 @@ async def ready(directory: Path) -> AsyncIterator[tuple[Any, FakeScheduler, http
     with frontend_process(directory, await scheduler.start()) as (process, reading):
         async with asyncio.timeout(START_S):
             addresses = await asyncio.to_thread(first_report, reading)
-        assert addresses.keys() == {"can_chat", "http", "grpc", "metrics"}
+        assert addresses.keys() == {"task", "http", "grpc", "metrics"}
         url = f"http://{addresses['http']}"
         async with httpx.AsyncClient(base_url=url, timeout=HANG_S) as http:
             yield process, scheduler, http

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from services.common.by_model import for_all
+from services.common.model_task import ModelTask
 from services.frontend.settings import FrontendSettings
 from services.local.__main__ import announce, shape_of
 from services.local.launcher import Launcher, LocalAddresses
@@ -83,14 +84,18 @@ def test_the_address_of_the_page_is_printed_where_there_is_one(
 
 
 @pytest.mark.parametrize(
-    ("can_chat", "route", "field"),
-    [(True, "/v1/chat/completions", "messages"), (False, "/v1/completions", "prompt")],
-    ids=["chat", "text"],
+    ("task", "route", "field"),
+    [
+        ("chat", "/v1/chat/completions", "messages"),
+        ("text", "/v1/completions", "prompt"),
+        ("vectors", "/v1/embeddings", "input"),
+        ("scores", "/v1/rerank", "documents"),
+    ],
 )
 def test_the_example_is_a_request_that_the_model_can_answer(
-    can_chat: bool, route: str, field: str, capsys: pytest.CaptureFixture[str]
+    task: ModelTask, route: str, field: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    addresses = LocalAddresses("127.0.0.1:81", "127.0.0.1:82", {}, can_chat)
+    addresses = LocalAddresses("127.0.0.1:81", "127.0.0.1:82", {}, task)
     announce(LocalSettings(model=for_all(Path("model"))), addresses)
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Try: ")]
     _, _, url, *_, body = shlex.split(line)

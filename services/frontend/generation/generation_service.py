@@ -24,6 +24,7 @@ from functools import partial
 from opentelemetry.trace import NoOpTracer, Tracer
 from prometheus_client import CollectorRegistry
 
+from services.common.model_task import ModelTask
 from services.frontend.api_keys import Account
 from services.frontend.generation.admission import Admission
 from services.frontend.generation.call_deadline import by_deadline, call_deadline
@@ -106,6 +107,16 @@ class GenerationService:
     def has_chat_template(self) -> bool:
         """Whether the model has a chat template. Without one, conversations are refused."""
         return self._profile.chat_template is not None
+
+    @property
+    def task(self) -> ModelTask:
+        """What clients mostly ask the model for. Without a pipeline so far, it is what the files of
+        the checkpoint say."""
+        limits = self._known_limits.last()
+        pooling = None if limits is None else limits.pooling
+        if pooling is not None and not pooling.generates:
+            return "scores" if pooling.makes_scores else "vectors"
+        return "chat" if self.has_chat_template else "text"
 
     @property
     def vectors(self) -> VectorDefaults:
