@@ -167,7 +167,7 @@ class SchedulerSettings(ServerSettings):
     """Largest number of tokens in one batch, with a policy that limits them, as `chunked` does: the
     token budget of an iteration. A larger number gives more throughput where reading the weights is
     slow, a smaller number gives a steadier pace. Must be at least `max_batch_size` with `chunked`
-    and `sarathi`."""
+    and `sarathi`. A text for an encoder runs whole, so it has at most this many tokens."""
 
     vector_share: float = Field(default=0.25, gt=0, le=MAX_SHARE)
     """Time that prompts of vectors may add to an iteration while answers run in the same pipeline,

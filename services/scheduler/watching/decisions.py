@@ -127,6 +127,7 @@ class Decisions:
             has_drafts=request.speculation is not None,
             has_prompt_logprobs=request.n_prompt_logprobs is not None,
             build=request.build,
+            runs_whole=request.runs_whole,
         )
         if request.account is not None:
             result.account = request.account.name

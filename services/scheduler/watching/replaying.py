@@ -202,6 +202,7 @@ class Replay:
             request_id=_request_id(told.number),
             prompt_token_ids=_tokens(told.prompt_token_ids),
             max_new_tokens=told.max_new_tokens,
+            runs_whole=told.runs_whole,
             sampling=bytes(told.n_option_bytes),
             grammar_digest=_name(told.grammar) if told.HasField("grammar") else None,
             n_prompt_logprobs=0 if told.has_prompt_logprobs else None,

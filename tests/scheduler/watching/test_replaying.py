@@ -330,6 +330,32 @@ def test_a_replay_begins_as_many_prompts_as_were_begun_once_more_was_known() -> 
             replay([each for each in lines if each != line])
 
 
+def test_a_replay_cuts_no_prompt_that_runs_whole() -> None:
+    async def run() -> Watcher:
+        settings = SchedulerSettings(n_stages=1, max_batch_size=4, max_batch_tokens=8)
+        play = Play(settings)
+        with play.watching.watch(has_decisions=True) as watcher:
+            play.open()
+            for index, n_prompt in enumerate((5, 5, 3)):
+                play.submit(
+                    f"{index}",
+                    prompt=[1] * n_prompt,
+                    max_new_tokens=0,
+                    runs_whole=True,
+                    cache_scope=None,
+                )
+            while (batch := play.try_to_send()) is not None:
+                play.give_back(batch)
+        return watcher
+
+    lines = lines_of(asyncio.run(run()))
+    assert replay(lines).n_batches == 2
+    cut = [line.replace(b'"runs_whole": true', b'"runs_whole": false') for line in lines]
+    assert cut != lines
+    with pytest.raises(Difference):
+        replay(cut)
+
+
 def test_calls_with_named_arguments_are_told() -> None:
     async def run() -> Watcher:
         play = Play()
