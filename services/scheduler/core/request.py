@@ -73,8 +73,6 @@ class Request:
     prompt_token_ids: Sequence[int]
     max_new_tokens: int
     """Largest number of tokens to generate. With 0 the request gets a vector instead."""
-    runs_whole: bool = False
-    """Whether the prompt must be computed in one iteration, as an encoder needs it."""
     sampling: bytes = b""
     """A serialised `SamplingParams` of `sampling.proto`, without the grammar; only the ranks read
     it."""
@@ -157,6 +155,8 @@ class Request:
     is_cut: bool = False
     """Whether the output ends before its grammar is complete, since a rank cannot follow the
     grammar further."""
+    runs_whole: bool = False
+    """Whether the prompt must be computed in one iteration, as an encoder needs it."""
     n_prompt_tokens: int = field(init=False)
     n_tokens: int = field(init=False)
     """Number of known tokens of the sequence. The number is stored, since it is read many times for
