@@ -78,8 +78,8 @@ def score_request(
     the field of the client's request that has the pairs, or a text of each.
 
     Raises:
-        InvalidRequest: there are too many pairs, or prompts are to be cut off whose end belongs to a
-        template.
+        InvalidRequest: there are too many pairs, or prompts are to be cut off whose end belongs to
+        a template.
     """
     if options.truncate_prompt_tokens is not None and not format.is_plain:
         raise errors.InvalidRequest("truncate_prompt_tokens", CUTS_TEMPLATE)
