@@ -151,10 +151,11 @@ def test_protos_and_bodies_have_the_fields_of_the_definition() -> None:
     named = {field.name for field in dataclasses.fields(GenerationOptions)}
     spelled = {"max_tokens_field", "format_field", "format_schema", "logprobs_field"}
     counts = {"n_logprobs", "n_prompt_logprobs"}
-    derived = {
+    derived = {  # or fields of requests for vectors
         "defaulted",
         "default_max_tokens",
         "is_receipt_optional",
+        "truncate_prompt_tokens",
         "wants_score",
         "wants_vector",
     }

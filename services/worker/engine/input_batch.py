@@ -50,16 +50,6 @@ class InputBatch:
     adapters: BatchAdapters | None = None  # None: no token has an adapter
     pooled: WantedStates | None = None  # tokens whose states become vectors
 
-    @property
-    def slots(self) -> Tensor:
-        """Slots for the tokens' keys and values in the first K/V group, [n_tokens] int64."""
-        return self.kv[0].slots
-
-    @property
-    def attention(self) -> AttentionPlan:
-        """The attention plan of the first K/V group."""
-        return self.kv[0].attention
-
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
@@ -108,8 +98,8 @@ class BatchBuilder:
         `key_caches` are the keys [n_blocks, block_size, n_kv_heads, head_dim] of one layer of each
         kind of heads. `n_kv_heads` is 0 if no layer stores keys. `n_heads` is this rank's number of
         query heads. `windows` are the windows of the stage's layers in each K/V group, and
-        `is_causal` says whether tokens attend only to earlier ones. `states` are
-        the states that layers keep of requests. `vocab_size` is None on stages that do not sample.
+        `is_causal` says whether tokens attend only to earlier ones. `states` are the states that
+        layers keep of requests. `vocab_size` is None on stages that do not sample.
 
         The keys and values of padding are stored in the last block, which no request may have.
         """

@@ -290,8 +290,8 @@ class ModelRunner:
     def _stage_batch(self, batch: InputBatch) -> StageBatch:
         return StageBatch(
             batch.positions,
-            batch.slots,
-            batch.attention,
+            batch.kv[0].slots,
+            batch.kv[0].attention,
             self._ranks,
             groups=batch.kv,
             states=batch.states,

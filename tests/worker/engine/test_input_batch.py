@@ -104,13 +104,13 @@ class TestLayout:
         first = build(FIRST, table)
         assert first.token_ids.tolist() == [10, 11, 12, 13, 14, 15, 20]
         assert first.positions.tolist() == [0, 1, 2, 3, 4, 5, 0]
-        assert first.slots.tolist() == [32, 33, 34, 35, 8, 9, 20]
+        assert first.kv[0].slots.tolist() == [32, 33, 34, 35, 8, 9, 20]
         assert first.sampled_tokens.tolist() == [5]
         assert first.sampled_rows.tolist() == [3]
         second = build(SECOND, table)
         assert second.token_ids.tolist() == [21, 16, 17, 18]
         assert second.positions.tolist() == [1, 6, 7, 8]
-        assert second.slots.tolist() == [21, 10, 11, 120]
+        assert second.kv[0].slots.tolist() == [21, 10, 11, 120]
         assert second.sampled_tokens.tolist() == [0, 3]
 
     def test_a_released_row_starts_over(self) -> None:
@@ -130,7 +130,7 @@ class TestLayout:
             ),
             table,
         )
-        assert again.slots.tolist() == [28, 29]
+        assert again.kv[0].slots.tolist() == [28, 29]
 
     @given(data=st.data())
     def test_any_requests_keep_their_tokens_apart(self, data: st.DataObject) -> None:
@@ -168,7 +168,7 @@ class TestLayout:
             admitted.update(chosen)
             for row, n in zip(chosen, counts, strict=True):
                 stored[row] += n
-            ours = zip(batch.positions.tolist(), batch.slots.tolist(), strict=True)
+            ours = zip(batch.positions.tolist(), batch.kv[0].slots.tolist(), strict=True)
             assert list(ours) == expected
 
 
@@ -291,7 +291,7 @@ class TestDecodes:
         scratch = 39 * BLOCK_SIZE
         assert batch.token_ids.tolist() == [55, 16, 0, 0]
         assert batch.positions.tolist() == [1, 6, 0, 0]
-        assert batch.slots.tolist() == [21, 10, scratch, scratch]
+        assert batch.kv[0].slots.tolist() == [21, 10, scratch, scratch]
         assert batch.sampled_tokens.tolist() == [0, 1]
         assert batch.sampled_rows.tolist() == [1, 3]
         assert (batch.n_spans, batch.shape) == (2, self.SHAPE)
@@ -307,7 +307,7 @@ class TestDecodes:
         for spans in (Spans.none(), table.apply(self.decode())):
             uploads.aim(buffer)
             batch = builder.build_decodes(spans, self.SHAPE)
-            read = (batch.token_ids, batch.positions, batch.slots)
+            read = (batch.token_ids, batch.positions, batch.kv[0].slots)
             addresses.append([tensor.data_ptr() for tensor in read])
         assert addresses[0] == addresses[1]
         assert batch.token_ids.tolist() == [55, 16, 0, 0]

@@ -46,7 +46,7 @@ def test_every_span_has_the_length_of_the_longest_and_padding_keeps_off_real_slo
     scratch = 39 * BLOCK_SIZE
     assert batch.token_ids.tolist() == [21, 0, 0, 16, 17, 18]
     assert batch.positions.tolist() == [1, 2, 3, 6, 7, 8]
-    assert batch.slots.tolist() == [21, scratch + 2, scratch + 3, 10, 11, 120]
+    assert batch.kv[0].slots.tolist() == [21, scratch + 2, scratch + 3, 10, 11, 120]
     assert batch.sampled_tokens.tolist() == [0, 5]
 
 
@@ -92,7 +92,7 @@ def test_padding_beyond_the_longest_sequence_has_no_positions_beyond_it() -> Non
     )
     batch = build_padded(both, table)
     assert batch.positions.tolist() == [63, 63, 63, 0, 1, 2]
-    assert batch.slots.tolist() == [63, 156, 157, 80, 81, 82]
+    assert batch.kv[0].slots.tolist() == [63, 156, 157, 80, 81, 82]
 
 
 def test_padding_counts_in_the_tokens_of_a_batch() -> None:

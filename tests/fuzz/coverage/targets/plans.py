@@ -71,7 +71,7 @@ def run(data: bytes) -> None:
         n_tokens = len(batch.token_ids)
         _check_within(batch.token_ids, VOCAB_SIZE)
         _check_within(batch.positions, MAX_MODEL_LEN)
-        _check_within(batch.slots, N_BLOCKS * BLOCK_SIZE)
+        _check_within(batch.kv[0].slots, N_BLOCKS * BLOCK_SIZE)
         _check_within(batch.sampled_tokens, n_tokens)
         _check_within(batch.sampling.banned_ids, VOCAB_SIZE)
         if batch.counted is not None:
