@@ -28,6 +28,8 @@ def versions() -> dict[str, str]:
         "OpenAI Agents SDK": python["openai-agents"],
         "Pydantic AI": python["pydantic-ai-slim"],
         "instructor": python["instructor"],
+        "LlamaIndex (`llama-index-core`)": python["llama-index-core"],
+        "Cohere (`cohere`)": python["cohere"],
     }
 
 

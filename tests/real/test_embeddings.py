@@ -1,4 +1,5 @@
-"""Vectors of a real encoder, all-MiniLM-L6-v2: those of `transformers`, the same in any company."""
+"""Vectors of a real encoder, all-MiniLM-L6-v2: those of `transformers`, the same in any company,
+and what other people's clients get."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -6,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer, BertConfig
 
 from models import minilm
 from tests.environments import OUTSIDE
-from tests.pooling import cosine
+from tests.pooling import cosine, write_cross_encoder
+from tests.real.conftest import Clients
 from tests.system.stack import Stack, serving
 
 TEXTS = (
@@ -35,7 +37,23 @@ def embedder() -> Path:
 
 @pytest.fixture(scope="module")
 def vectors_system(embedder: Path) -> Iterator[Stack]:
-    with serving(embedder, dtype="float32", kv_memory="64MiB", threads=2) as stack:
+    with serving(
+        embedder, served_model_name="embedder", dtype="float32", kv_memory="64MiB", threads=2
+    ) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def scores_system(embedder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A random cross-encoder with the words of the embedder."""
+    directory = tmp_path_factory.mktemp("reranker")
+    config = BertConfig.from_pretrained(embedder, num_hidden_layers=2)
+    write_cross_encoder(directory, config)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / file).symlink_to(embedder / file)
+    with serving(
+        directory, served_model_name="reranker", dtype="float32", kv_memory="64MiB"
+    ) as stack:
         yield stack
 
 
@@ -93,3 +111,24 @@ def test_a_text_beyond_the_positions_of_the_model_names_its_index(vectors_system
     error = response.json()["error"]
     assert (error["param"], error["code"]) == ("input[1]", "context_length_exceeded")
     assert "512 at most" in error["message"]
+
+
+def test_langchain_and_llama_index_get_vectors(clients: Clients, vectors_system: Stack) -> None:
+    texts = ["A lien is a right.", "A giraffe is tall.", "Nothing."]
+    ours = embed(vectors_system, texts)
+    for client in ("langchain", "llama_index"):
+        for found, vector in zip(clients.case(client, "embed", vectors_system), ours, strict=True):
+            assert cosine(found, vector) >= 0.99999, client
+
+
+def test_cohere_and_jina_rank_documents(clients: Clients, scores_system: Stack) -> None:
+    body = {
+        "query": "How tall is a giraffe?",
+        "documents": ["A lien is a right.", "A giraffe is tall.", "Nothing."],
+        "top_n": 2,
+    }
+    response = scores_system.post("/v1/rerank", body)
+    assert response.status_code == 200, response.text
+    ours = [[one["index"], one["relevance_score"]] for one in response.json()["results"]]
+    assert clients.case("cohere", "rerank", scores_system) == [ours, ours]
+    assert clients.case("llama_index", "rerank", scores_system) == ours

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from langchain_core.messages import HumanMessage, ToolMessage
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 QUESTION = "What is the capital of France?"
 WEATHER: dict[str, Any] = {
@@ -74,6 +74,14 @@ def streamed_call(url: str) -> Any:
     for piece in bound.stream("What is the weather in Rome?"):
         whole = piece if whole is None else whole + piece
     return whole.tool_calls
+
+
+def embed(url: str) -> Any:
+    """The vectors of documents."""
+    model = OpenAIEmbeddings(
+        model="embedder", base_url=f"{url}/v1", check_embedding_ctx_length=False
+    )
+    return model.embed_documents(["A lien is a right.", "A giraffe is tall.", "Nothing."])
 
 
 def model(url: str, **options: Any) -> ChatOpenAI:
