@@ -13,13 +13,13 @@ from services.common.errors import PoolFull
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.grammar_gate import GrammarGate
 from services.scheduler.core.admission.no_control import NoControl
+from services.scheduler.core.admission.pool_tokens import pool_tokens
 from services.scheduler.core.admission.waiting import Waiting
 from services.scheduler.core.memory.blocks import Blocks
 from services.scheduler.core.memory.cache_room import CacheRoom
 from services.scheduler.core.order.fcfs import FirstComeFirstServed
 from services.scheduler.core.order.order import Order
 from services.scheduler.core.placement import Placement
-from services.scheduler.core.pool_tokens import pool_tokens
 from services.scheduler.core.request import Request
 from services.scheduler.core.room import Room
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from pydantic import ValidationError
 
 from services.common.errors import InvalidRequest, PoolFull
+from services.scheduler.core.admission.pool_tokens import OPTION_BYTES, SMALL_OPTIONS_BYTES
 from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
-from services.scheduler.core.pool_tokens import OPTION_BYTES, SMALL_OPTIONS_BYTES
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.settings import SchedulerSettings

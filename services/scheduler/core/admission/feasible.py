@@ -3,8 +3,8 @@
 from typing import Protocol
 
 from services.common.errors import InvalidRequest
+from services.scheduler.core.admission.pool_tokens import pool_tokens
 from services.scheduler.core.memory.kv_manager import KVManager
-from services.scheduler.core.pool_tokens import pool_tokens
 from services.scheduler.core.request import Request
 
 
