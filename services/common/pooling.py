@@ -46,6 +46,9 @@ class Pooling:
     runs_whole: bool = False
     """Whether a prompt must be computed in one iteration, since each of its tokens attends to all
     of them, as in encoders."""
+    padding_token_id: int | None = None
+    """A token that prompts must not have, since the positions of the tokens behind it depend on it;
+    None if there is no such token."""
     token_type_stride: int = 0
     """Difference between the ids of a token in the second text of a pair and in a first text. 0:
     the model does not distinguish them."""

@@ -12,10 +12,13 @@ import pytest
 import pytest_asyncio
 from orcinus.v1 import inference_pb2, scheduler_pb2
 
+from services.common.errors import InvalidRequest
 from services.common.pooling import Pooling
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.vectors import vectors_of
 from services.frontend.http.ranking.score import ScoreBody
+from services.frontend.request.limits import ModelLimits
+from services.frontend.request.pipeline import ServedPipeline
 from tests.fake_scheduler import PIPELINE, FakeRequest, FakeScheduler
 from tests.frontend.conftest import Site, running, soon
 
@@ -219,3 +222,13 @@ async def test_prompts_that_are_too_long_are_cut_off_on_request(site: Site) -> N
         refused = await embed(site, "the", truncate_prompt_tokens=n_tokens)
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "truncate_prompt_tokens"
+
+
+async def test_a_padding_token_that_positions_skip_is_refused() -> None:
+    pooling = Pooling(kind="mean", n_values=8, padding_token_id=1)
+    traits = tuple(pooling.to_traits().items())
+    pipeline = ServedPipeline(model="m", vocab_size=512, max_model_len=128, traits=traits)
+    limits = ModelLimits(pipeline)
+    limits.check_tokens("input[0]", (0, 2))
+    with pytest.raises(InvalidRequest, match=r"input\[1\]: has the padding token, 1"):
+        limits.check_tokens("input[1]", (0, 1, 2))

@@ -12,6 +12,7 @@ from services.frontend.request.generation_request import (
 )
 from services.frontend.request.text_parts import TextParts
 from services.frontend.request.texts_field import TextsField
+from services.frontend.request.vector_defaults import VectorDefaults
 from services.frontend.text.pair_format import PairFormat
 
 CUTS_TEMPLATE = "not with a model whose prompt goes on behind the document"
@@ -42,23 +43,28 @@ def embedding_request(
     inputs: Sequence[Prompt],
     options: GenerationOptions,
     *,
-    before: str,
+    defaults: VectorDefaults,
+    prompt_name: str | None,
     model: str,
     field: TextsField,
 ) -> GenerationRequest:
     """Returns the request for the vectors of `inputs`, which are in `field` of the client's
-    request. The text `before` goes before each text.
+    request. The prompt `prompt_name` of the checkpoint goes before each text.
 
     Raises:
-        InvalidRequest: there are too many inputs, or one is empty.
+        InvalidRequest: there are too many inputs, one is empty, or the prompt is not known.
     """
     check_number(field.name, len(inputs))
     check_not_empty(field, inputs)
+    before = defaults.lowered(defaults.text_before(prompt_name))
+    prompts: list[Prompt] = []
+    for each in inputs:
+        if isinstance(each, str):
+            text = defaults.lowered(each)
+            each = TextParts((before, text)) if before else text
+        prompts.append(each)
     return GenerationRequest(
-        prompts=tuple(
-            TextParts((before, each)) if before and isinstance(each, str) else each
-            for each in inputs
-        ),
+        prompts=tuple(prompts),
         options=options,
         model=model,
         texts_field=field,

@@ -40,7 +40,8 @@ def to_embedding_request(
             cache_salt=message.cache_salt,
             truncate_prompt_tokens=_truncation(message),
         ),
-        before=defaults.text_before(name),
+        defaults=defaults,
+        prompt_name=name,
         model=message.model,
         field=TextsField("inputs"),
     )

@@ -210,8 +210,11 @@ class ModelLimits:
         return tuple(dict.fromkeys((*own, *clients)))
 
     def check_tokens(self, field: str, token_ids: Sequence[int]) -> None:
-        """Raises InvalidRequest if a token is not in the vocabulary."""
+        """Raises InvalidRequest if a token is not in the vocabulary, or may not be in a prompt."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.pipeline.vocab_size:
             raise errors.InvalidRequest(
                 field, f"tokens must be from 0 to {self.pipeline.vocab_size - 1}"
             )
+        padding = None if self.pooling is None else self.pooling.padding_token_id
+        if padding is not None and padding in token_ids:
+            raise errors.InvalidRequest(field, f"has the padding token, {padding}")

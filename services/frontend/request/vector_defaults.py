@@ -1,6 +1,7 @@
 """What a checkpoint's files say about the texts and the lengths of its vectors: the prompts that go
-before texts, from `config_sentence_transformers.json`, and the lengths to which vectors may be cut
-(Matryoshka), from `config.json`.
+before texts, from `config_sentence_transformers.json`, whether texts become lower-case, from
+`sentence_bert_config.json`, and the lengths to which vectors may be cut (Matryoshka), from
+`config.json`.
 
 How hidden states become vectors is known from the workers (`services.common.pooling`).
 """
@@ -13,6 +14,7 @@ from typing import Any, Self
 from services.common import bounded_file, errors
 
 PROMPTS_FILE = "config_sentence_transformers.json"
+TEXTS_FILE = "sentence_bert_config.json"
 
 MAX_FILE_BYTES = 4 << 20
 """Largest size of each file in bytes."""
@@ -26,6 +28,8 @@ class VectorDefaults:
     """Texts that go before the client's text, by their names."""
     default_prompt: str = ""
     """Name of the prompt that is used if the client names none; empty if none is."""
+    lowers: bool = False
+    """Whether texts become lower-case before they are tokenized, as for BGE."""
     lengths: tuple[int, ...] = ()
     """Lengths to which vectors may be cut."""
     has_any_length: bool = False
@@ -42,6 +46,9 @@ class VectorDefaults:
             ValueError: a file is not valid. The message names the file and what is wrong.
         """
         texts, config = _read(directory / PROMPTS_FILE), _read(directory / "config.json")
+        lowers = _read(directory / TEXTS_FILE).get("do_lower_case", False)
+        if lowers not in (True, False, None):
+            raise ValueError(f"{directory / TEXTS_FILE}: do_lower_case is neither true nor false")
         prompts = texts.get("prompts") or {}
         default = texts.get("default_prompt_name") or ""
         path = directory / PROMPTS_FILE
@@ -57,6 +64,7 @@ class VectorDefaults:
         return cls(
             prompts=prompts,
             default_prompt=default,
+            lowers=bool(lowers),
             lengths=tuple(lengths),
             has_classifier=_has_classifier(config.get("architectures")),
             has_any_length=config.get("is_matryoshka") is True and not lengths,
@@ -76,6 +84,10 @@ class VectorDefaults:
                 "prompt_name", f"{errors.shortened(name)!r} is not known; the model has {known}"
             )
         return self.prompts[name]
+
+    def lowered(self, text: str) -> str:
+        """Returns a text in the case in which it is tokenized."""
+        return text.lower() if self.lowers else text
 
     def check_length(self, n_values: int, *, whole: int) -> None:
         """Raises InvalidRequest if vectors of `whole` elements may not be cut to `n_values`."""

@@ -22,6 +22,7 @@ from services.common.tokenizer_files.find import read_tokenizer, tokenizer_file
 from services.frontend.request.text_pair import TextPair
 from services.frontend.request.truncation import CutTooShort, kept_lengths
 from services.frontend.text.longest_token import longest_token
+from services.frontend.text.text_frame import TextFrame
 from services.frontend.text.token_texts import TokenTexts
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -98,6 +99,7 @@ class Tokenizer:
         self.token_texts = TokenTexts(tokenizer)
         """Texts of single tokens."""
         self._skips_special = True
+        self._frames: dict[tuple[int, bool], TextFrame] = {}
 
     @cached_property
     def with_special_tokens(self) -> Self:
@@ -175,7 +177,11 @@ class Tokenizer:
             RequestFailed: the library cannot divide the text.
             CutTooShort: `cut_to` leaves no room for a token of each text.
         """
-        encoding = self._encoding(text, add_special_tokens=add_special_tokens, cut_to=cut_to)
+        if cut_to is not None:
+            frame = self._frame(1 + isinstance(text, TextPair), add_special_tokens)
+            return frame.around(self._cut(text, cut_to, frame), type_stride=type_stride)
+        given = (text.first, text.second) if isinstance(text, TextPair) else text
+        (encoding,) = self._encodings([given], add_special_tokens=add_special_tokens)
         n_tokens = len(encoding)
         if max_tokens is not None and n_tokens > max_tokens:
             del encoding  # which the traceback of the error would keep in memory
@@ -187,47 +193,46 @@ class Tokenizer:
 
     def count_tokens(self, text: str | TextPair, *, add_special_tokens: bool = True) -> int:
         """Returns the number of tokens that `to_tokens` would return."""
-        return len(self._encoding(text, add_special_tokens=add_special_tokens))
+        given = (text.first, text.second) if isinstance(text, TextPair) else text
+        (encoding,) = self._encodings([given], add_special_tokens=add_special_tokens)
+        return len(encoding)
 
-    def _encoding(
-        self, text: str | TextPair, *, add_special_tokens: bool, cut_to: int | None = None
-    ) -> tokenizers.Encoding:
-        """Returns a text or a pair as the library encodes it, cut to `cut_to` tokens. Raises
-        RequestFailed if the library panics, and CutTooShort if `cut_to` is too small.
+    def _encodings(
+        self, given: list[str] | list[str | tuple[str, str]], *, add_special_tokens: bool
+    ) -> list[tokenizers.Encoding]:
+        """Returns texts and pairs as the library encodes them. Raises RequestFailed if the library
+        panics.
 
         The library panics if a regular expression of the checkpoint tries ten million ways to match
         the text, which takes a second. No state of the tokenizer is left broken.
         """
-        given = (text.first, text.second) if isinstance(text, TextPair) else text
         try:
-            if cut_to is not None:
-                return self._cut(given, cut_to, add_special_tokens=add_special_tokens)
-            (encoding,) = self._tokenizer.encode_batch_fast(
-                [given], add_special_tokens=add_special_tokens
-            )
+            return self._tokenizer.encode_batch_fast(given, add_special_tokens=add_special_tokens)
         except BaseException as error:
             if not _is_panic(error):
                 raise
             raise errors.RequestFailed(
                 f"the model's tokenizer cannot divide the text: {error}"
             ) from error
-        return encoding
 
-    def _cut(
-        self, given: str | tuple[str, str], n_tokens: int, *, add_special_tokens: bool
-    ) -> tokenizers.Encoding:
-        texts = [given] if isinstance(given, str) else list(given)
-        n_special = 0
-        if add_special_tokens:
-            n_special = self._tokenizer.num_special_tokens_to_add(len(texts) > 1)
-        if n_tokens < n_special + len(texts):
-            raise CutTooShort(f"must be at least {n_special + len(texts)}")
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        kept = kept_lengths([*map(len, encodings)], n_tokens - n_special)
-        for encoding, n_kept in zip(encodings, kept, strict=True):
-            encoding.truncate(n_kept)
-        first, second = encodings[0], encodings[1] if len(encodings) > 1 else None
-        return self._tokenizer.post_process(first, second, add_special_tokens=add_special_tokens)
+    def _cut(self, text: str | TextPair, n_tokens: int, frame: TextFrame) -> list[list[int]]:
+        """Returns the first tokens of a text or of two, so that there are at most `n_tokens` with
+        the special tokens of `frame`. Raises CutTooShort if no token of a text is left."""
+        texts = [text.first, text.second] if isinstance(text, TextPair) else [text]
+        n_least = frame.n_special + len(texts)
+        if n_tokens < n_least:
+            raise CutTooShort(f"must be at least {n_least}")
+        encodings = self._encodings(texts, add_special_tokens=False)
+        kept = kept_lengths([*map(len, encodings)], n_tokens - frame.n_special)
+        return [one.ids[:n_kept] for one, n_kept in zip(encodings, kept, strict=True)]
+
+    def _frame(self, n_texts: int, add_special_tokens: bool) -> TextFrame:
+        key = n_texts, add_special_tokens
+        if key not in self._frames:
+            self._frames[key] = TextFrame.of(
+                self._tokenizer, n_texts=n_texts, add_special_tokens=add_special_tokens
+            )
+        return self._frames[key]
 
     def count_in_pieces(self, text: str, *, up_to: int | None = None) -> int:
         """Returns the number of tokens of a text that is cut into pieces, without special tokens.

@@ -136,6 +136,12 @@ class ModelConfig:
         return 0
 
     @property
+    def skipped_token_id(self) -> int | None:
+        """A token that positions do not count, so that no prompt may have it; None if positions
+        count all tokens."""
+        return None
+
+    @property
     def n_unused_positions(self) -> int:
         """Number of positions that `max_position_embeddings` counts in files, and at which no token
         may be."""

@@ -151,7 +151,11 @@ def _checked_pooling(
             "setting `pooling` says how it makes vectors"
         )
     if not parsed.is_causal:
-        return of_encoder(pooling, token_type_stride=parsed.token_type_stride)
+        return of_encoder(
+            pooling,
+            token_type_stride=parsed.token_type_stride,
+            padding_token_id=parsed.skipped_token_id,
+        )
     if pooling.head == "yes-no":
         raise UnsupportedModel(f"pooling: yes-no needs a head, which {_SHORT.repr(named)} lacks")
     return replace(pooling, generates=False)

@@ -56,20 +56,22 @@ ARCHITECTURES: Mapping[str, str] = {
 }
 """The architecture of each `model_type`, for all families."""
 
-_BARE = ("ForSequenceClassification", "ForMaskedLM", "Model")
-"""Ends of architectures that are a family without its head: with other heads, and without any. The
-head that fills in masked tokens is not read: encoders are served for their vectors."""
-
-_FAMILIES = ("ForCausalLM", "Model")
-"""Ends of the architectures of families: decoders, and encoders."""
+_FAMILIES = {
+    "ForSequenceClassification": ("ForCausalLM", "Model"),
+    "ForMaskedLM": ("Model",),
+    "Model": ("ForCausalLM", "Model"),
+}
+"""For each end of architectures that are a family without its head, the ends of the family's own
+architecture: `…ForCausalLM` of decoders, `…Model` of encoders. The head that fills in masked tokens
+is not read, since encoders are served for their vectors."""
 
 
 def family_architecture(architecture: str) -> str:
     """Returns the architecture of the family that computes the layers of `architecture`, which may
     lack the family's head. Returns `architecture` itself if it is the family's own, or unknown."""
-    for end in _BARE:
+    for end, of_families in _FAMILIES.items():
         stem = architecture.removesuffix(end)
-        for family in (f"{stem}{of_family}" for of_family in _FAMILIES):
+        for family in (f"{stem}{of_family}" for of_family in of_families):
             if architecture.endswith(end) and family in ARCHITECTURES.values():
                 return family
     return architecture

@@ -20,9 +20,6 @@ from services.worker.models.config import JsonObject, UnsupportedModel
 
 MODULES = "modules.json"
 
-TEXTS = "sentence_bert_config.json"
-"""Name of the file that says how texts are made into tokens."""
-
 CLASSIFIER = "ForSequenceClassification"
 """End of the architecture of a checkpoint with a classification head."""
 
@@ -73,7 +70,9 @@ def read_pooling(
     return Pooling(kind=setting, n_values=hidden_size, is_normalised=True, generates=True)
 
 
-def of_encoder(pooling: Pooling, *, token_type_stride: int) -> Pooling:
+def of_encoder(
+    pooling: Pooling, *, token_type_stride: int, padding_token_id: int | None
+) -> Pooling:
     """Returns how an encoder makes vectors, if a decoder with the same files would make them like
     `pooling`. A classification head of an encoder takes the state of the first token.
 
@@ -87,6 +86,7 @@ def of_encoder(pooling: Pooling, *, token_type_stride: int) -> Pooling:
         generates=False,
         runs_whole=True,
         token_type_stride=token_type_stride,
+        padding_token_id=padding_token_id,
     )
 
 
@@ -131,9 +131,6 @@ def _served(path: Path, modules: _Modules, hidden_size: int) -> Pooling:
             f"{path}: the modules {', '.join(kinds)} are not served, only Transformer, Pooling "
             "and Normalize"
         )
-    texts = _read_json(path.parent / TEXTS) if (path.parent / TEXTS).is_file() else {}
-    if isinstance(texts, Mapping) and texts.get("do_lower_case"):
-        raise UnsupportedModel(f"{path.parent / TEXTS}: do_lower_case is not served")
     kind = _kind_of(path.parent / modules[1][1] / "config.json", hidden_size)
     return Pooling(kind=kind, n_values=hidden_size, is_normalised="Normalize" in after)
 

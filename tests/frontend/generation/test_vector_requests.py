@@ -13,6 +13,7 @@ from services.frontend.generation.vector_requests import (
 from services.frontend.request.generation_request import GenerationRequest
 from services.frontend.request.refusals import Refusals
 from services.frontend.request.texts_field import TextsField
+from services.frontend.request.vector_defaults import VectorDefaults
 from services.frontend.text.pair_format import PairFormat
 from services.frontend.text.prompt_encoder import PromptEncoder, TextLimits
 from services.frontend.text.text_threads import TextThreads
@@ -38,7 +39,12 @@ def reranking(
 def embedding(n_inputs: int, *, before: str) -> GenerationRequest:
     options = vector_options()
     return embedding_request(
-        ["d"] * n_inputs, options, before=before, model="", field=TextsField("input")
+        ["d"] * n_inputs,
+        options,
+        defaults=VectorDefaults(prompts={"it": before}),
+        prompt_name="it",
+        model="",
+        field=TextsField("input"),
     )
 
 

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from services.common.errors import InvalidRequest
-from services.frontend.request.vector_defaults import PROMPTS_FILE, VectorDefaults
+from services.frontend.generation.vector_requests import embedding_request, vector_options
+from services.frontend.request.text_parts import TextParts
+from services.frontend.request.texts_field import TextsField
+from services.frontend.request.vector_defaults import PROMPTS_FILE, TEXTS_FILE, VectorDefaults
 
 
 def read(directory: Path, *, texts: Any = None, config: Any = None) -> VectorDefaults:
@@ -30,6 +33,31 @@ def test_without_files_nothing_goes_before_texts(tmp_path: Path) -> None:
     assert defaults.text_before(None) == ""
     with pytest.raises(InvalidRequest, match="the model has none"):
         defaults.text_before("query")
+
+
+def test_texts_become_lower_case_where_the_files_say_so(tmp_path: Path) -> None:
+    assert read(tmp_path).lowered("A Lien") == "A Lien"
+    file = tmp_path / TEXTS_FILE
+    file.write_text(json.dumps({"max_seq_length": 512, "do_lower_case": True}))
+    assert read(tmp_path).lowered("A Lien") == "a lien"
+    file.write_text(json.dumps({"do_lower_case": "yes"}))
+    with pytest.raises(ValueError, match="do_lower_case"):
+        read(tmp_path)
+
+
+def test_a_prompt_and_a_text_become_lower_case_together() -> None:
+    defaults = VectorDefaults(prompts={"query": "Query: "}, lowers=True)
+    request = embedding_request(
+        ["A Lien", (5, 6)],
+        vector_options(),
+        defaults=defaults,
+        prompt_name="query",
+        model="",
+        field=TextsField("input"),
+    )
+    text, tokens = request.prompts
+    assert isinstance(text, TextParts)
+    assert (text.text, tokens) == ("query: a lien", (5, 6))
 
 
 @pytest.mark.parametrize(

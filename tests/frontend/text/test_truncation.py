@@ -45,3 +45,16 @@ def test_a_cut_without_room_for_a_token_is_refused() -> None:
     with pytest.raises(CutTooShort, match="at least 5"):
         OURS.to_tokens(TextPair("the", "fox"), cut_to=4)
     assert len(OURS.to_tokens("the fox jumps", cut_to=1, add_special_tokens=False)) == 1
+
+
+def test_what_is_cut_off_is_not_combined_by_the_library() -> None:
+    """The library makes an encoding of each combination of what it has cut off from two texts:
+    with these, more than memory holds."""
+    pair = TextPair("the " * 20_000, "dog " * 20_000)
+    assert len(OURS.to_tokens(pair, cut_to=5)) == 5
+
+
+def test_without_special_tokens_both_texts_follow_each_other() -> None:
+    the, dog = (OURS.to_tokens(text, add_special_tokens=False) for text in ("the", "dog"))
+    pair = TextPair("the the the", "dog")
+    assert OURS.to_tokens(pair, cut_to=3, add_special_tokens=False) == (*the, *the, *dog)

@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 
-from services.scheduler.core.admission.vector_gate import VectorGate
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.clients.client import ServedClient
 from services.scheduler.core.order.fair_batch import Allowances
@@ -173,13 +172,6 @@ def test_short_prompts_of_an_encoder_begin_together_in_their_order() -> None:
         batches.append([span.request.request_id for span in batch.spans])
         core.apply(batch.iteration, [])
     assert batches == [["0", "1"], ["2", "3"]]
-
-
-def test_the_share_of_vectors_does_not_cut_a_prompt_of_an_encoder() -> None:
-    gate = VectorGate()
-    gate.limits(4, None, only_vectors_wait=True)
-    asked = [whole(str(i), n_prompt) for i, n_prompt in enumerate((3, 7, 2))]
-    assert [gate.take(one, one.n_tokens) for one in gate.passing(iter(asked))] == [3, 7]
 
 
 def test_a_fair_limit_does_not_cut_a_prompt_of_an_encoder() -> None:

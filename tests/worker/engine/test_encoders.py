@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForMaskedLM,
     BertConfig,
     CamembertConfig,
+    LlamaConfig,
     PreTrainedConfig,
     RobertaConfig,
     XLMRobertaConfig,
@@ -24,7 +25,7 @@ from services.worker.engine.kv_cache import kv_block_bytes
 from services.worker.engine.plan import PlanError
 from services.worker.models import UnsupportedModel
 from services.worker.models.checkpoint import open_checkpoint
-from tests.checkpoints import edit_config, write_family_checkpoint
+from tests.checkpoints import SMALL, edit_config, write_family_checkpoint
 from tests.pooling import (
     cosine,
     oracle_score,
@@ -254,3 +255,38 @@ def test_the_old_key_of_cross_encoders_names_the_activation(tmp_path: Path) -> N
     pooling = open_checkpoint(tmp_path).pooling
     assert pooling is not None
     assert (pooling.kind, pooling.has_sigmoid) == ("cls", False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"is_causal": True}, "is_causal True is not supported"),
+        ({"type_vocab_size": "2"}, "type_vocab_size"),
+    ],
+)
+def test_wrong_values_are_named_by_their_keys(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    write_encoder(tmp_path, ENCODERS["bert"], "mean")
+    edit_config(tmp_path, is_causal=False)
+    open_checkpoint(tmp_path)
+    edit_config(tmp_path, **changes)
+    with pytest.raises(UnsupportedModel, match=message):
+        open_checkpoint(tmp_path)
+
+
+def test_positions_begin_behind_a_padding_token_that_there_can_be(tmp_path: Path) -> None:
+    write_encoder(tmp_path, ENCODERS["roberta"], "mean")
+    pooling = open_checkpoint(tmp_path).pooling
+    assert pooling is not None
+    assert pooling.padding_token_id == ENCODERS["roberta"].pad_token_id
+    edit_config(tmp_path, pad_token_id=5000)
+    with pytest.raises(UnsupportedModel, match="pad_token_id 5000 leaves none"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_decoder_with_a_head_of_encoders_is_refused(tmp_path: Path) -> None:
+    write_family_checkpoint(tmp_path, LlamaConfig(**SMALL))
+    edit_config(tmp_path, architectures=["LlamaForMaskedLM"])
+    with pytest.raises(UnsupportedModel, match="LlamaForMaskedLM"):
+        open_checkpoint(tmp_path, load_format="random")

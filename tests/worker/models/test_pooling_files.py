@@ -108,14 +108,12 @@ def test_other_modules_are_refused(tmp_path: Path, modules: list[str], message: 
         pooling(tmp_path)
 
 
-def test_texts_in_lower_case_are_refused(tmp_path: Path) -> None:
-    write_pooling(tmp_path, "last", size=48)
+def test_the_case_of_texts_is_not_a_matter_of_workers(tmp_path: Path) -> None:
+    """As in BGE's files."""
+    write_pooling(tmp_path, "cls", size=48)
     file = tmp_path / "sentence_bert_config.json"
-    file.write_text(json.dumps({"max_seq_length": 512, "do_lower_case": False}))
+    file.write_text(json.dumps({"max_seq_length": 512, "do_lower_case": True}))
     assert pooling(tmp_path) is not None
-    change(file, do_lower_case=True)
-    with pytest.raises(UnsupportedModel, match="do_lower_case"):
-        pooling(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", "nonsense"])

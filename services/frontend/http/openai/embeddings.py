@@ -20,6 +20,7 @@ from services.frontend.http.protocol.json_text import to_json
 from services.frontend.http.protocol.prompt_usage import PromptUsage, usage_of
 from services.frontend.request.generation_request import GenerationRequest, Prompt
 from services.frontend.request.texts_field import TextsField
+from services.frontend.request.vector_defaults import VectorDefaults
 
 Encoding = Literal["float", "base64"]
 
@@ -76,12 +77,12 @@ class EmbeddingsBody(IndexedModel):
     user: str | None = None
     """Does nothing."""
 
-    def to_request(self, before: str) -> GenerationRequest:
-        """Returns the request in the form that all protocols share. The text `before` goes before
-        each text.
+    def to_request(self, defaults: VectorDefaults) -> GenerationRequest:
+        """Returns the request in the form that all protocols share. `defaults` has the prompts that
+        may go before texts.
 
         Raises:
-            InvalidRequest: an input is empty.
+            InvalidRequest: an input is empty, or the prompt is not known.
         """
         options = vector_options(
             add_special_tokens=self.add_special_tokens,
@@ -92,7 +93,8 @@ class EmbeddingsBody(IndexedModel):
         return embedding_request(
             self.input.prompts,
             options,
-            before=before,
+            defaults=defaults,
+            prompt_name=self.prompt_name,
             model=self.model or "",
             field=self.input.field,
         )
@@ -130,7 +132,7 @@ async def create_embeddings(
     """Yields the vectors of texts or tokens as parts of the JSON of `Embeddings`, one part for each
     vector."""
     defaults = api.models.select(body.model or "", account).service.vectors
-    request = body.to_request(defaults.text_before(body.prompt_name))
+    request = body.to_request(defaults)
     async with api.models.prepare(request, account) as generation:
         index, before = 0, b'{"object":"list","data":['
         async for vector in embeddings_of(generation, defaults, n_values=body.dimensions):

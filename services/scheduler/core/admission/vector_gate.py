@@ -64,14 +64,14 @@ class VectorGate:
         return self._of_order.riders(candidates, max_running)
 
     def take(self, request: Request, n_tokens: int) -> int:
-        """Takes at most `n_tokens` tokens for a request, and returns the number taken. A request
-        that runs whole takes all of them."""
-        if request.wants_vector and self._n_free is not None and not request.runs_whole:
+        """Takes at most `n_tokens` tokens for a request, and returns the number taken. No request
+        that runs whole is limited, since no pipeline has such requests beside answers."""
+        if request.wants_vector and self._n_free is not None:
             n_tokens = min(n_tokens, self._n_free)
         if self._of_order is not None:
             n_tokens = self._of_order.take(request, n_tokens)
         if request.wants_vector and self._n_free is not None:
-            self._n_free = max(0, self._n_free - n_tokens)
+            self._n_free -= n_tokens
         return n_tokens
 
     def _passing(self, requests: Iterator[Request]) -> Iterator[Request]:

@@ -57,8 +57,8 @@ class BertConfig(ModelConfig):
     architecture = "BertModel"
     is_causal = False
     read_keys = frozenset((
-        "position_embedding_type", "add_cross_attention", "is_decoder", "tie_word_embeddings",
-        "vocab_size",
+        "position_embedding_type", "add_cross_attention", "is_causal", "is_decoder",
+        "tie_word_embeddings", "vocab_size",
     ))  # fmt: skip
     # Dropout is for training. The keys of poolers are of an older program, and are not read by
     # `transformers`, either. `cross-encoder` models name an activation, which `pooling_files.py`
@@ -85,11 +85,13 @@ class BertConfig(ModelConfig):
             config,
             position_embedding_type=("absolute",),
             add_cross_attention=(False,),
+            is_causal=(False,),
             is_decoder=(False,),
         )
         n_words, n_token_types = config.get("vocab_size"), 1
         architecture = str((config.get("architectures") or [""])[0])
-        has_types = config.get("type_vocab_size", _N_PAIR_TYPES) >= _N_PAIR_TYPES
+        n_types = config.get("type_vocab_size", _N_PAIR_TYPES)
+        has_types = isinstance(n_types, int) and n_types >= _N_PAIR_TYPES
         if cls.distinguishes_texts and has_types and architecture.endswith(_CLASSIFIER):
             n_token_types = _N_PAIR_TYPES
         return super().read(config) | {

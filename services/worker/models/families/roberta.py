@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from services.worker.models.config import JsonObject, TokenId
+from services.worker.models.config import JsonObject, TokenId, UnsupportedModel
 from services.worker.models.families.bert import BertConfig, BertStage
 from services.worker.models.score_heads import Affine, ScoreHead, TanhScores
 from services.worker.models.weights import TensorSource
@@ -30,8 +30,17 @@ class RobertaConfig(BertConfig):
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:
-        padding = config.get("pad_token_id")
-        return super().read(config) | {"padding_id": _PADDING if padding is None else padding}
+        given, n_positions = config.get("pad_token_id"), config.get("max_position_embeddings")
+        padding = _PADDING if given is None else given
+        if isinstance(padding, int) and isinstance(n_positions, int) and padding + 1 >= n_positions:
+            raise UnsupportedModel(
+                f"config.json: pad_token_id {padding} leaves none of {n_positions} positions"
+            )
+        return super().read(config) | {"padding_id": padding}
+
+    @property
+    def skipped_token_id(self) -> int:
+        return self.padding_id
 
     @property
     def n_unused_positions(self) -> int:

@@ -1,0 +1,77 @@
+"""The special tokens that a tokenizer puts around a text, or around and between two texts.
+
+The library would put them around encodings that are cut off, too. But it keeps what was cut off,
+and makes a further encoding of each combination of its pieces: from two texts of a few KB it makes
+millions. So the places of special tokens are read once, from two short texts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import tokenizers
+
+from services.common import errors
+
+SAMPLE = "a"
+"""A text that has a token in every vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Special:
+    """A special token."""
+
+    token_id: int
+    kind: int
+    """Type of the token, which tells apart the texts of a pair."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The place of the tokens of a text."""
+
+    index: int
+    """Index of the text."""
+    kind: int
+    """Type of its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextFrame:
+    """The places of one or two texts among special tokens."""
+
+    _parts: tuple[_Special | _Place, ...]
+
+    @classmethod
+    def of(cls, tokenizer: tokenizers.Tokenizer, *, n_texts: int, add_special_tokens: bool) -> Self:
+        """Returns the frame of one text or of two, with special tokens or without any.
+
+        Raises:
+            RequestFailed: the tokenizer makes no token of the sample.
+        """
+        samples = [SAMPLE] * n_texts
+        framed = tokenizer.encode(*samples, add_special_tokens=add_special_tokens)
+        parts: list[_Special | _Place] = []
+        columns = zip(framed.ids, framed.type_ids, framed.sequence_ids, strict=True)
+        for token_id, kind, index in columns:
+            if index is None:
+                parts.append(_Special(token_id, kind))
+            elif (place := _Place(index, kind)) not in parts:
+                parts.append(place)
+        if sum(isinstance(part, _Place) for part in parts) < n_texts:
+            raise errors.RequestFailed(f"the model's tokenizer makes no token of {SAMPLE!r}")
+        return cls(tuple(parts))
+
+    @property
+    def n_special(self) -> int:
+        """Number of special tokens."""
+        return sum(isinstance(part, _Special) for part in self._parts)
+
+    def around(self, texts: Sequence[Sequence[int]], *, type_stride: int = 0) -> tuple[int, ...]:
+        """Returns the tokens of texts with the special tokens. For each token, its type times
+        `type_stride` is added to its id."""
+        token_ids: list[int] = []
+        for part in self._parts:
+            given = [part.token_id] if isinstance(part, _Special) else texts[part.index]
+            token_ids += [one + type_stride * part.kind for one in given]
+        return tuple(token_ids)
