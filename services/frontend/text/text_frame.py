@@ -49,8 +49,8 @@ class TextFrame:
         Raises:
             RequestFailed: the tokenizer makes no token of the sample.
         """
-        samples = [SAMPLE] * n_texts
-        framed = tokenizer.encode(*samples, add_special_tokens=add_special_tokens)
+        second = SAMPLE if n_texts > 1 else None
+        framed = tokenizer.encode(SAMPLE, second, add_special_tokens=add_special_tokens)
         parts: list[_Special | _Place] = []
         columns = zip(framed.ids, framed.type_ids, framed.sequence_ids, strict=True)
         for token_id, kind, index in columns:
