@@ -16,11 +16,9 @@ first tool, so that the prompt stays short, and its context is long enough for s
 
 import argparse
 import asyncio
-import contextlib
 import json
 import tempfile
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ import httpx
 
 from benchmarks import local_system
 from benchmarks.machine import ROOT
+from benchmarks.serving.streams import Streams
 
 TIMEOUT_S = 600.0
 DEMO = ROOT / "models" / "demo"
@@ -75,46 +74,6 @@ def tools(label: str, n_tools: int, n_members: int) -> list[dict[str, Any]]:
     ]
 
 
-class Streams:
-    """Streams of plain text that always run, and the longest time between two chunks of any of
-    them."""
-
-    def __init__(self, client: httpx.AsyncClient, n_tokens: int) -> None:
-        self._client = client
-        self._n_tokens = n_tokens
-        self._longest_s = 0.0
-        self._has_begun = asyncio.Event()
-
-    async def run(self, number: int) -> None:
-        """Runs one stream after the other, until cancelled."""
-        body = {
-            "prompt": f"Whale {number}",
-            "max_tokens": self._n_tokens,
-            "ignore_eos": True,
-            "stream": True,
-            "seed": number,
-        }
-        while True:
-            before = 0.0
-            async with self._client.stream("POST", "/v1/completions", json=body) as response:
-                async for _ in response.aiter_bytes():
-                    now = time.perf_counter()
-                    if before:
-                        self._longest_s = max(self._longest_s, now - before)
-                    before = now
-                    self._has_begun.set()
-
-    async def wait(self) -> None:
-        """Waits until the first chunk of a stream has arrived."""
-        await self._has_begun.wait()
-
-    def take_longest_s(self) -> float:
-        """Returns the longest time in seconds between two chunks since the last call of this
-        method."""
-        longest_s, self._longest_s = self._longest_s, 0.0
-        return longest_s
-
-
 async def call_tool(client: httpx.AsyncClient, offered: list[dict[str, Any]]) -> float:
     """Sends a request that must call one of the tools `offered`. Returns the seconds until its
     answer is complete. Raises RuntimeError if the request is refused."""
@@ -131,19 +90,6 @@ async def call_tool(client: httpx.AsyncClient, offered: list[dict[str, Any]]) ->
     return time.perf_counter() - start
 
 
-@contextlib.asynccontextmanager
-async def streams(client: httpx.AsyncClient, options: argparse.Namespace) -> AsyncIterator[Streams]:
-    running = Streams(client, options.n_tokens)
-    tasks = [asyncio.create_task(running.run(number)) for number in range(options.streams)]
-    try:
-        await running.wait()
-        yield running
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 async def measure(options: argparse.Namespace) -> None:
     """Starts a system, and prints the longest times between chunks: for 200 tools, and for one
     small tool."""
@@ -158,7 +104,7 @@ async def measure(options: argparse.Namespace) -> None:
         async with (
             local_system.running(arguments) as system,
             httpx.AsyncClient(base_url=system.http, timeout=TIMEOUT_S) as client,
-            streams(client, options) as others,
+            Streams.running(client, options.streams, options.n_tokens) as others,
         ):
             await call_tool(client, tools("first", 1, 1))
             for title, n_tools, n_members in (
@@ -182,11 +128,11 @@ async def rounds(
     quiet, busy, answers = [], [], []
     for number in range(options.rounds):
         offered = tools(f"t{n_tools}x{number}", n_tools, n_members)
-        others.take_longest_s()
+        others.take()
         answers.append(await call_tool(client, offered))
-        busy.append(others.take_longest_s())
+        busy.append(max(others.take(), default=0.0))
         await asyncio.sleep(answers[-1])
-        quiet.append(others.take_longest_s())
+        quiet.append(max(others.take(), default=0.0))
         print(
             f"  longest gap {busy[-1]:.3f} s while a request with {len(json.dumps(offered))} "
             f"characters of tools is answered in {answers[-1]:.2f} s, {quiet[-1]:.3f} s after it"

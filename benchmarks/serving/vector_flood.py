@@ -3,68 +3,28 @@
     python -m benchmarks.serving.vector_flood MODEL
 
 A whole system on loopback serves a few streams that always run. In each round they run alone for
-some seconds, then beside clients that send texts to `/v1/embeddings` without a pause, then beside
-the same clients with a system that does not limit vectors. The results are the gaps between two
-chunks of a stream (the median, and the 99th percentile), and the tokens of vectors a second. Rounds
-alternate between two systems: one with the default of the scheduler's `vector_share`, and one that
-lets prompts of vectors fill batches.
+some seconds, and then beside clients that send texts to `/v1/embeddings` without a pause. The
+results are the gaps between two chunks of a stream (the median, and the 99th percentile), and the
+tokens of vectors a second. Rounds alternate between two systems: one with the default of the
+scheduler's `vector_share`, and one that lets prompts of vectors fill batches.
 """
 
 import argparse
 import asyncio
-import contextlib
 import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import httpx
 import numpy as np
 
 from benchmarks import local_system
+from benchmarks.serving.streams import Streams, ended
 
 TIMEOUT_S = 600.0
 UNLIMITED = "--scheduler=vector_share=1000"
 SYSTEMS = {"by default": (), "vectors fill batches": (UNLIMITED,)}
-
-
-class Streams:
-    """Streams of text that always run, and the gaps between their chunks."""
-
-    def __init__(self, client: httpx.AsyncClient, n_tokens: int) -> None:
-        self._client = client
-        self._n_tokens = n_tokens
-        self._gaps_s: list[float] = []
-        self._has_begun = asyncio.Event()
-
-    async def run(self, number: int) -> None:
-        """Runs one stream after the other, until cancelled."""
-        body = {
-            "prompt": f"Whale {number}",
-            "max_tokens": self._n_tokens,
-            "ignore_eos": True,
-            "stream": True,
-            "seed": number,
-        }
-        while True:
-            before = 0.0
-            async with self._client.stream("POST", "/v1/completions", json=body) as response:
-                response.raise_for_status()
-                async for _ in response.aiter_bytes():
-                    now = time.perf_counter()
-                    if before:
-                        self._gaps_s.append(now - before)
-                    before = now
-                    self._has_begun.set()
-
-    async def wait(self) -> None:
-        """Waits until the first chunk of a stream has arrived."""
-        await self._has_begun.wait()
-
-    def take(self) -> list[float]:
-        """Returns the gaps in seconds since the last call of this method."""
-        gaps_s, self._gaps_s = self._gaps_s, []
-        return gaps_s
 
 
 class Flood:
@@ -95,35 +55,15 @@ class Round:
     n_vector_tokens_per_s: float
 
 
-@contextlib.asynccontextmanager
-async def running(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
-    """Ends the tasks at the end of the context. Raises the error of a task that has failed."""
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        ends = await asyncio.gather(*tasks, return_exceptions=True)
-    for end in ends:
-        if isinstance(end, Exception):
-            raise end
-
-
 async def measure_round(client: httpx.AsyncClient, options: argparse.Namespace) -> Round:
     """Measures the streams alone and beside a flood."""
-    streams = Streams(client, options.n_tokens)
-    async with running(
-        *(asyncio.create_task(streams.run(number)) for number in range(options.streams))
-    ):
-        await streams.wait()
+    async with Streams.running(client, options.streams, options.n_tokens) as streams:
         await asyncio.sleep(1.0)  # their prompts
         streams.take()
         await asyncio.sleep(options.seconds)
         alone_s = streams.take()
         flood = Flood(client, n_texts=options.texts, n_words=options.words)
-        async with running(
-            *(asyncio.create_task(flood.run()) for _ in range(options.flood_clients))
-        ):
+        async with ended([asyncio.create_task(flood.run()) for _ in range(options.flood_clients)]):
             await asyncio.sleep(options.settle_s)
             streams.take()
             begin, n_before = time.perf_counter(), flood.n_tokens
