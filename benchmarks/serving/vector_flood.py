@@ -46,13 +46,14 @@ class Flood:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round has measured."""
+    """The measurements of one round: streams alone, then streams beside a flood."""
 
     alone_s: Sequence[float]
     """Gaps of the streams alone."""
     beside_s: Sequence[float]
     """Gaps of the streams beside the flood."""
     n_vector_tokens_per_s: float
+    """Tokens of texts that became vectors in a second of the flood."""
 
 
 async def measure_round(client: httpx.AsyncClient, options: argparse.Namespace) -> Round:

@@ -110,8 +110,8 @@ class GenerationService:
 
     @property
     def task(self) -> ModelTask:
-        """What clients mostly ask the model for. Without a pipeline so far, it is what the files of
-        the checkpoint say."""
+        """The kind of request that an example for the model shows. Until a pipeline has served,
+        only chat and text are told apart, by the checkpoint's chat template."""
         limits = self._known_limits.last()
         pooling = None if limits is None else limits.pooling
         if pooling is not None and not pooling.generates:
@@ -120,12 +120,12 @@ class GenerationService:
 
     @property
     def vectors(self) -> VectorDefaults:
-        """What the checkpoint's files say about vectors."""
+        """The prompts and the lengths of vectors that the checkpoint's files declare."""
         return self._profile.vectors
 
     @property
     def pairs(self) -> PairFormat:
-        """Makes the prompts of pairs of texts that the model scores."""
+        """The format of the prompt in which the model compares two texts."""
         return self._profile.pairs
 
     @property

@@ -22,7 +22,8 @@ MAX_FILE_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorDefaults:
-    """What a checkpoint's files say about the texts and the lengths of its vectors."""
+    """The prompts that go before texts for vectors, the case of these texts, and the lengths that
+    vectors may have, as a checkpoint's files declare them."""
 
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Texts that go before the client's text, by their names."""

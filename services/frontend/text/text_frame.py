@@ -19,7 +19,7 @@ SAMPLE = "a"
 
 @dataclass(frozen=True, slots=True)
 class _Special:
-    """A special token."""
+    """A special token that stands before, between or after texts."""
 
     token_id: int
     kind: int
@@ -28,7 +28,7 @@ class _Special:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place of the tokens of a text."""
+    """The place among special tokens at which all tokens of one text stand."""
 
     index: int
     """Index of the text."""

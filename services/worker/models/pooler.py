@@ -18,7 +18,8 @@ from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 
 
 class Pooler:
-    """What a last stage needs to make vectors. All ranks of the stage have equal poolers."""
+    """Makes vectors or scores of the hidden states of a model's last stage. All ranks of the stage
+    have equal poolers."""
 
     def __init__(
         self, pooling: Pooling, norm: ProgramRunner | None, head: ScoreHead | None

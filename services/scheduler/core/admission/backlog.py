@@ -138,7 +138,7 @@ class Backlog:
 
 
 class _Rank(NamedTuple):
-    """What the classes of waiting work are ordered by."""
+    """The key of a class of waiting work: classes with smaller keys come first."""
 
     yields: bool
     """Whether the requests are for vectors, and answers come before them."""
