@@ -11,8 +11,8 @@ from typing import Any
 from services.frontend.generation.token_scores import HeldScores, TokenScores
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.logprobs import Logprobs
+from services.frontend.text.incremental_text import IncrementalText
 from services.frontend.text.stop_strings import StopStrings
-from services.frontend.text.tokenizer import IncrementalText
 
 
 @dataclass(slots=True)  # frozen, creation takes three times as long; each token creates one

@@ -17,8 +17,9 @@ from services.frontend.generation.answer import Answer
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.request.generation_request import GenerationOptions
 from services.frontend.request.resumption import Resumption
+from services.frontend.text.incremental_text import IncrementalText
 from services.frontend.text.stop_strings import StopStrings
-from services.frontend.text.tokenizer import IncrementalText, Tokenizer
+from services.frontend.text.tokenizer import Tokenizer
 
 
 class Answers:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.generation_request import Prompt
 from services.frontend.text.answer_format import PLAIN, AnswerFormat
-from services.frontend.text.tokenizer import Tokenizer, text_offsets
+from services.frontend.text.incremental_text import text_offsets
+from services.frontend.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,20 +30,19 @@ from services.frontend.request.truncation import CutTooShort
 from services.frontend.settings import FEWEST_CHARACTERS
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.template_sandbox import TooMuch, TooSlow
+from services.frontend.text.text_pieces import (
+    CUT_CHARACTERS,
+    CUT_TOKENS,
+    PIECE_CHARACTERS,
+    pieces_of,
+)
 from services.frontend.text.text_threads import (
     INLINE_CHARACTERS,
     SHORT_CHARACTERS,
     TextThreads,
     encode_bytes,
 )
-from services.frontend.text.tokenizer import (
-    CUT_CHARACTERS,
-    CUT_TOKENS,
-    PIECE_CHARACTERS,
-    Tokenizer,
-    TooManyTokens,
-    pieces_of,
-)
+from services.frontend.text.tokenizer import Tokenizer, TooManyTokens
 
 Result = TypeVar("Result")
 

@@ -11,7 +11,8 @@ import pytest
 import sentencepiece
 import transformers
 
-from services.frontend.text.tokenizer import IncrementalText, Tokenizer
+from services.frontend.text.incremental_text import IncrementalText
+from services.frontend.text.tokenizer import Tokenizer
 from tests.common.tokenizer_files.strange_texts import STRANGE, TRAINING
 
 LLAMA: dict[str, Any] = {

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 
 from services.frontend.generation.answer import Answer, Piece
 from services.frontend.request.finish_reason import FinishReason
+from services.frontend.text.incremental_text import IncrementalText
 from services.frontend.text.stop_strings import StopStrings
-from services.frontend.text.tokenizer import IncrementalText, Tokenizer
+from services.frontend.text.tokenizer import Tokenizer
 from tests.frontend import checkpoints
 
 TOKENIZER = Tokenizer(checkpoints.byte_level())

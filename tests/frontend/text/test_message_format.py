@@ -17,9 +17,9 @@ from services.frontend.text.formats.llama3 import Llama3Reader
 from services.frontend.text.formats.mistral import MistralReader
 from services.frontend.text.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 from services.frontend.text.formats.think import ThinkReader
+from services.frontend.text.incremental_text import IncrementalText
 from services.frontend.text.message_format import MessageFormat
 from services.frontend.text.message_reader import MessageDelta, PlainReader
-from services.frontend.text.tokenizer import IncrementalText
 from tests.frontend import chat_templates
 from tests.frontend.text.formats.checkpoint import Checkpoint
 

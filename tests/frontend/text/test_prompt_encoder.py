@@ -22,8 +22,9 @@ from services.frontend.request.text_parts import TextParts
 from services.frontend.request.texts_field import TextsField
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.prompt_encoder import INLINE_TURNS, PromptEncoder, TextLimits
+from services.frontend.text.text_pieces import PIECE_CHARACTERS
 from services.frontend.text.text_threads import TextThreads
-from services.frontend.text.tokenizer import PIECE_CHARACTERS, Tokenizer
+from services.frontend.text.tokenizer import Tokenizer
 from tests.frontend import checkpoints
 from tests.frontend.conftest import soon
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.frontend.text.tokenizer import Tokenizer, text_offsets
+from services.frontend.text.incremental_text import text_offsets
+from services.frontend.text.tokenizer import Tokenizer
 from tests.frontend import checkpoints
 
 BYTE_LEVEL = Tokenizer(checkpoints.byte_level())

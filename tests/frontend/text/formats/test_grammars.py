@@ -12,8 +12,9 @@ import pytest
 from services.common import errors
 from services.frontend.request.conversation import ChatMessage, Conversation, Tool, ToolChoice
 from services.frontend.text.formats.registry import TOOL_FORMATS
+from services.frontend.text.incremental_text import IncrementalText
 from services.frontend.text.message_format import MessageFormat
-from services.frontend.text.tokenizer import IncrementalText, Tokenizer
+from services.frontend.text.tokenizer import Tokenizer
 from services.grammar.grammars import Grammars
 from tests.frontend import checkpoints
 from tests.frontend.text.formats.cases import CANONICAL

@@ -4,7 +4,8 @@ import json
 import tempfile
 from pathlib import Path
 
-from services.frontend.text.tokenizer import IncrementalText, Tokenizer
+from services.frontend.text.incremental_text import IncrementalText
+from services.frontend.text.tokenizer import Tokenizer
 from tests.fuzz.coverage.target import Choices, Target, any_bytes
 
 FILE = {
