@@ -9,7 +9,7 @@ from transformers import AutoConfig
 
 from benchmarks.published_shapes import SHAPES, write_checkpoint
 from services.worker.models.checkpoint import open_checkpoint
-from services.worker.models.config_file import parse_config
+from services.worker.models.config_json import parse_config
 
 SMALL = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}
 

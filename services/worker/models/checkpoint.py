@@ -16,12 +16,9 @@ from services.common.gguf.header import is_gguf
 from services.common.pooling import Pooling, PoolingSetting
 from services.worker.models.adapters.adapter import Adapter
 from services.worker.models.config import ModelConfig
-from services.worker.models.config_file import (
-    read_directory_config,
-    read_gguf_config,
-    read_gguf_header,
-)
+from services.worker.models.config_file import read_directory_config
 from services.worker.models.directory_files import DirectoryFiles, files_digest
+from services.worker.models.gguf_config import read_gguf_config, read_gguf_header
 from services.worker.models.registry import build_stage
 from services.worker.models.stage import StageModel
 from services.worker.models.stored_head import EMBEDDING, stored_head

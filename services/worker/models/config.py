@@ -3,7 +3,7 @@
 The configuration of a family is a frozen dataclass in the file of its model, a subclass of
 `ModelConfig`. The fields are the values that the computation needs, so code can also create a
 configuration directly. Each field is declared with the rule for reading it from `config.json`; only
-`config_file.py` uses these rules. A field is read from the key of the same name, or from the key
+`config_json.py` uses these rules. A field is read from the key of the same name, or from the key
 that its metadata names as "alias". If a field depends on more than one key, the method `read`
 computes the field, and `read_keys` names these keys. `ignored_keys` are keys that do not change the
 results of the family.
@@ -53,7 +53,7 @@ TokenId = Annotated[int, _Limits(ge=0, le=MAX_SIZE)]
 PositiveFloat = Annotated[float, _Limits(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, _Limits(ge=0, allow_inf_nan=False)]
 Flag = Annotated[bool, _Limits()]
-"""Type of a boolean field inside a group of settings. `config_file.py` checks booleans at the top
+"""Type of a boolean field inside a group of settings. `config_keys.py` checks booleans at the top
 level."""
 JsonObject = Mapping[str, Any]
 

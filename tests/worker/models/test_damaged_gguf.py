@@ -14,7 +14,7 @@ import torch
 
 from services.common.gguf.header import GgufHeader, TensorPlace
 from services.worker.models import CheckpointError, UnsupportedModel
-from services.worker.models.config_file import read_gguf_config, read_gguf_header
+from services.worker.models.gguf_config import read_gguf_config, read_gguf_header
 from services.worker.models.gguf_file import GgufFile
 from services.worker.models.registry import build_stage
 from tests.checkpoints import write_family_checkpoint

@@ -14,7 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from services.worker.models import ModelConfig, UnsupportedModel
-from services.worker.models.config_file import parse_config
+from services.worker.models.config_json import parse_config
 from services.worker.models.registry import FAMILIES
 
 logging.set_verbosity_error()

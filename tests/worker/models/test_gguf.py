@@ -17,7 +17,8 @@ from transformers import (
 from kernels.native.groups import NativeGroupsWeight, has_groups
 from services.worker.models import CheckpointError, UnsupportedModel, checkpoint_digest
 from services.worker.models.checkpoint_tensors import CheckpointTensors
-from services.worker.models.config_file import read_config, read_gguf_header
+from services.worker.models.config_file import read_config
+from services.worker.models.gguf_config import read_gguf_header
 from services.worker.models.gguf_file import GgufFile
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import Part, Shard, WantedTensors

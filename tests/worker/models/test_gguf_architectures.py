@@ -48,7 +48,8 @@ from transformers import (
 from services.common.gguf.architectures import ARCHITECTURES
 from services.worker.models import CheckpointError, UnsupportedModel
 from services.worker.models.checkpoint import open_checkpoint
-from services.worker.models.config_file import read_config, read_gguf_header
+from services.worker.models.config_file import read_config
+from services.worker.models.gguf_config import read_gguf_header
 from services.worker.models.quantised.find import find_stored
 from services.worker.models.stored_tensor import GroupedTensor
 from services.worker.models.weights import Part

@@ -6,7 +6,7 @@ from transformers import LlamaConfig
 from services.common.gguf.architectures.names import EXPERTS
 from services.common.gguf.tensor_rules import Both, Fused, Item, LatentHeads, Rule
 from services.worker.models import CheckpointError
-from services.worker.models.config_file import parse_config
+from services.worker.models.config_json import parse_config
 from services.worker.models.gguf_views import RowView, Stored, make_view
 from tests.checkpoints import SMALL
 

@@ -12,7 +12,8 @@ import torch
 from services.common import bounded_file
 from services.worker.models import CheckpointError, UnsupportedModel
 from services.worker.models.checkpoint_tensors import CheckpointTensors
-from services.worker.models.config_file import parse_config, read_config
+from services.worker.models.config_file import read_config
+from services.worker.models.config_json import parse_config
 from services.worker.models.directory_files import DirectoryFiles
 from services.worker.models.weights import WantedTensors
 

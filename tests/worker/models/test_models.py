@@ -19,7 +19,8 @@ from services.worker.models import (
     random_stage,
 )
 from services.worker.models.checkpoint import load_stage
-from services.worker.models.config_file import parse_config, read_config
+from services.worker.models.config_file import read_config
+from services.worker.models.config_json import parse_config
 from services.worker.models.families.llama import LlamaConfig
 from services.worker.models.rotary_config import RopeConfig
 from tests.checkpoints import SMALL, Oracle, edit_config, write_checkpoint

@@ -15,7 +15,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from kernels import TORCH
 from kernels.reference.operations import rotary
 from services.worker.models.config import UnsupportedModel
-from services.worker.models.config_file import parse_config, read_config
+from services.worker.models.config_file import read_config
+from services.worker.models.config_json import parse_config
 from services.worker.models.rope import (
     FIRST_POSITIONS,
     RotaryEmbedding,

@@ -7,7 +7,7 @@ import pytest
 from services.common.context_length import context_length
 from services.common.derived import Derived
 from services.worker.models import UnsupportedModel
-from services.worker.models.config_file import parse_with_sources
+from services.worker.models.config_json import parse_with_sources
 from tests.checkpoints import SMALL
 from tests.worker.models.test_rope import LONGROPE
 

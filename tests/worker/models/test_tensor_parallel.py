@@ -24,7 +24,7 @@ from services.worker.engine.model_runner import ModelRunner
 from services.worker.models import UnsupportedModel, directory_files, weights
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig
-from services.worker.models.config_file import parse_config
+from services.worker.models.config_json import parse_config
 from services.worker.models.directory_files import DirectoryFiles
 from services.worker.models.layers import (
     ColumnParallelLinear,
