@@ -238,15 +238,7 @@ def _wanted(
         UnsupportedModel: the model cannot be divided among `tp` ranks.
     """
     config, pooling = checkpoint.config, checkpoint.pooling
-    place = StagePlace(
-        layers=layers,
-        is_first=layers.start == 0,
-        is_last=layers.stop == config.n_layers,
-        ops=ops_for(_CPU),
-        tp_rank=rank,
-        tp_size=tp,
-        has_head=pooling is None or pooling.generates,
-    )
+    place = StagePlace.of(config, layers, pooling, ops=ops_for(_CPU), tp_rank=rank, tp_size=tp)
     wanted = _Counted(rank, tp)
     read_stage(config, place, pooling, source=wanted, dtype=dtype, device=_CPU)
     return wanted

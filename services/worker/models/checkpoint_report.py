@@ -115,15 +115,7 @@ def whole_model(
     """Returns the tensors that a single rank needs if it computes all layers, and makes vectors
     with `pooling`; raises UnsupportedModel."""
     device = torch.device("cpu")
-    place = StagePlace(
-        layers=range(config.n_layers),
-        is_first=True,
-        is_last=True,
-        ops=ops_for(device),
-        tp_rank=0,
-        tp_size=1,
-        has_head=pooling is None or pooling.generates,
-    )
+    place = StagePlace.of(config, range(config.n_layers), pooling, ops=ops_for(device))
     wanted = WantedTensors(0, 1)
     read_stage(config, place, pooling, source=wanted, dtype=dtype, device=device)
     return wanted

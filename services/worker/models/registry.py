@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -185,40 +185,26 @@ def build_stage(
             "(`python -m kernels.build`)"
         )
     family = FAMILIES[config.architecture]
-    place = StagePlace(
-        layers=layer_range(config.n_layers, stage_index, n_stages),
-        is_first=stage_index == 0,
-        is_last=stage_index == n_stages - 1,
-        ops=ops_for(device),
-        tp_rank=tp_rank,
-        tp_size=tp_size,
-        has_head=pooling is None or pooling.generates,
+    layers = layer_range(config.n_layers, stage_index, n_stages)
+    place = StagePlace.of(
+        config, layers, pooling, ops=ops_for(device), tp_rank=tp_rank, tp_size=tp_size
     )
     wanted = WantedTensors(tp_rank, tp_size)
     read = partial(read_stage, config, place, pooling, dtype=dtype, device=device)
     read(source=wanted)
-    source: TensorSource
-    if files is None:
-        source = RandomTensors(
-            wanted,
-            dtype=dtype,
-            device=device,
-            on_progress=on_progress,
-            quantization=quantization,
-            activations=activations,
-        )
-    else:
-        source = CheckpointTensors(
-            files,
-            wanted,
-            dtype=dtype,
-            device=device,
-            on_progress=on_progress,
-            quantization=quantization,
-            activations=activations,
-            weight_format=config.weight_format,
-            cached=cached,
-        )
+    open_source: Callable[..., TensorSource] = (
+        RandomTensors
+        if files is None
+        else partial(CheckpointTensors, files, weight_format=config.weight_format, cached=cached)
+    )
+    source = open_source(
+        wanted,
+        dtype=dtype,
+        device=device,
+        on_progress=on_progress,
+        quantization=quantization,
+        activations=activations,
+    )
     if adapters and not config.is_causal:
         raise UnsupportedModel(f"adapters: of {config.architecture}, an encoder, are not served")
     if adapters:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from kernels import Ops
-from services.worker.models.config import UnsupportedModel
+from services.common.pooling import Pooling
+from services.worker.models.config import ModelConfig, UnsupportedModel
 
 
 def layer_range(n_layers: int, stage_index: int, n_stages: int) -> range:
@@ -36,3 +38,26 @@ class StagePlace:
     tp_rank: int = 0
     tp_size: int = 1
     has_head: bool = True  # False: the last stage has no head for tokens
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        layers: range,
+        pooling: Pooling | None,
+        *,
+        ops: Ops,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+    ) -> Self:
+        """Returns the share of the rank `tp_rank` of the stage that has `layers`. `pooling` says
+        how the model makes vectors, and whether it also has a head for tokens."""
+        return cls(
+            layers=layers,
+            is_first=layers.start == 0,
+            is_last=layers.stop == config.n_layers,
+            ops=ops,
+            tp_rank=tp_rank,
+            tp_size=tp_size,
+            has_head=pooling is None or pooling.generates,
+        )

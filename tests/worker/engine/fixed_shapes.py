@@ -114,14 +114,8 @@ def load_fixed(
     """A stage that computes with operations whose shapes are fixed."""
     config = read_config(directory)
     family = FAMILIES[config.architecture]
-    place = StagePlace(
-        layers=layer_range(config.n_layers, stage_index, n_stages),
-        is_first=stage_index == 0,
-        is_last=stage_index + 1 == n_stages,
-        ops=ops,
-        tp_rank=tp_rank,
-        tp_size=tp_size,
-    )
+    layers = layer_range(config.n_layers, stage_index, n_stages)
+    place = StagePlace.of(config, layers, None, ops=ops, tp_rank=tp_rank, tp_size=tp_size)
     wanted = WantedTensors(tp_rank, tp_size)
     family(config, place, source=wanted, dtype=dtype, device=device)
     source = CheckpointTensors(

@@ -34,7 +34,7 @@ from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config_file import read_config
 from services.worker.models.directory_files import DirectoryFiles
 from services.worker.models.registry import FAMILIES
-from services.worker.models.stage_place import StagePlace, layer_range
+from services.worker.models.stage_place import StagePlace
 from services.worker.models.weights import Part, WantedTensors
 from tests.checkpoints import SMALL, write_family_checkpoint
 from tests.kernels.implementations import CPU, CUDA
@@ -101,9 +101,7 @@ def load_on_triton(directory: Path) -> StageModel:
     assert ops is not None
     config = read_config(directory)
     family = FAMILIES[config.architecture]
-    place = StagePlace(
-        layers=layer_range(config.n_layers, 0, 1), is_first=True, is_last=True, ops=ops
-    )
+    place = StagePlace.of(config, range(config.n_layers), None, ops=ops)
     wanted = WantedTensors(0, 1)
     family(config, place, source=wanted, dtype=torch.float32, device=CPU)
     source = TritonTensors(
