@@ -5,21 +5,18 @@ An answer has an index among all answers of the call, and a name, which is its r
 scheduler. A resumed answer begins with the tokens that the client already has.
 """
 
-from collections.abc import Sequence
+import secrets
 from dataclasses import replace
 
 from orcinus.v1 import sampling_pb2, scheduler_pb2, trace_pb2
 
-from services.common.pooling import Pooling
 from services.common.sampling import INT64_MIN, SamplingParams
 from services.common.sampling_proto import to_proto
 from services.frontend.generation.answer import Answer
+from services.frontend.generation.encoded_call import EncodedCall
 from services.frontend.generation.encoded_prompt import EncodedPrompt
-from services.frontend.request.generation_request import GenerationOptions
-from services.frontend.request.resumption import Resumption
 from services.frontend.text.incremental_text import IncrementalText
 from services.frontend.text.stop_strings import StopStrings
-from services.frontend.text.tokenizer import Tokenizer
 
 
 class Answers:
@@ -28,35 +25,28 @@ class Answers:
 
     def __init__(
         self,
-        options: GenerationOptions,
-        prompts: Sequence[EncodedPrompt],
-        tokenizer: Tokenizer,
+        call: EncodedCall,
         *,
-        submission_id: str,
-        resumption: Resumption | None,
         account: scheduler_pb2.Account | None,
         trace: trace_pb2.TraceContext | None,
-        adapter: scheduler_pb2.Adapter | None = None,
-        pooling: Pooling | None = None,
     ) -> None:
-        """Begins no answer yet. The names of the answers begin with `submission_id`. `adapter` is
-        the adapter that makes the answers; None if the model itself makes them. `pooling` says how
-        vectors are made."""
+        """Begins no answer yet. The scheduler counts the answers to `account`, and the parts of
+        the system record them in `trace`."""
         self.begun: dict[str, Answer] = {}
         """Answers that have begun, by their names."""
-        self._options = options
-        self._prompts = prompts
-        self._tokenizer = tokenizer
-        self._submission_id = submission_id
-        self._resumption = resumption
+        self._call = call
+        self._options = call.options
         self._account = account
         self._trace = trace
-        self.adapter = adapter
+        self.adapter = call.adapter
         """Adapter that makes the answers; None if the model itself makes them."""
-        needs_all_states = pooling is not None and pooling.needs_all_states
-        self._is_uncached = not options.cache_prompt or (options.wants_vector and needs_all_states)
-        self._n_to_each = options.n_generated
-        self.n_answers = len(prompts) * self._n_to_each
+        self._name = call.request_id
+        if call.resumption is not None:
+            # The stream that broke, or another that resumes it, may still run here.
+            self._name += f"-{secrets.token_hex(8)}"
+        self._is_uncached = call.is_uncached
+        self._n_to_each = call.options.n_generated
+        self.n_answers = call.n_answers
         """Number of answers to all prompts together."""
 
     @property
@@ -66,11 +56,11 @@ class Answers:
 
     def name(self, index: int) -> str:
         """Returns the name of an answer, which is its request id at the scheduler."""
-        return f"{self._submission_id}-{index}"
+        return f"{self._name}-{index}"
 
     def prompt(self, index: int) -> EncodedPrompt:
         """Returns the prompt of an answer."""
-        return self._prompts[self.prompt_index(index)]
+        return self._call.prompts[self.prompt_index(index)]
 
     def prompt_index(self, index: int) -> int:
         """Returns the index of an answer's prompt among the prompts."""
@@ -78,7 +68,8 @@ class Answers:
 
     def tokens_so_far(self, index: int) -> tuple[int, ...]:
         """Returns the tokens of an answer that the client had received before this call began."""
-        return () if self._resumption is None else self._resumption.answers[index].token_ids
+        resumption = self._call.resumption
+        return () if resumption is None else resumption.answers[index].token_ids
 
     def has_ended(self, index: int) -> bool:
         """Returns whether an answer has begun and ended."""
@@ -89,7 +80,7 @@ class Answers:
         """Creates the answer with this index, adds it to `begun` and returns it."""
         options, prompt = self._options, self.prompt(index)
         is_shown = options.include_stop_str_in_output
-        tokenizer = self._tokenizer
+        tokenizer = self._call.tokenizer
         if not options.skip_special_tokens:
             tokenizer = tokenizer.with_special_tokens
         answer = self.begun[self.name(index)] = Answer(

@@ -30,3 +30,12 @@ class CallResources:
     """Largest number of answers of the call that the scheduler has at a time."""
     account: scheduler_pb2.Account | None = None
     """Account to which the scheduler counts the call, or None if the caller has no API key."""
+
+    def keep(self, n_bytes: int) -> None:
+        """Takes `n_bytes` of the memory budget for output that is kept, until the call ends or a
+        negative number gives them back. Raises PoolFull if the budget has no room. Has no effect
+        once the call has ended; a thread that still writes an answer may call this method then."""
+        if n_bytes < 0:
+            self.share.shrink(-n_bytes)
+        else:
+            self.share.grow(n_bytes)

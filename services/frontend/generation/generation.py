@@ -11,7 +11,6 @@ had not ended are submitted with the tokens that the client has already.
 """
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from services.common.pooling import Pooling
 from services.frontend.generation.answer import Answer, Piece
 from services.frontend.generation.answers import Answers
 from services.frontend.generation.call_resources import CallResources
+from services.frontend.generation.encoded_call import EncodedCall
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.inbox import Inbox
 from services.frontend.generation.outlet import Outlet
@@ -45,12 +45,8 @@ from services.frontend.link.scheduler_events import (
 from services.frontend.observing.metrics import MeasuredCall
 from services.frontend.observing.request_span import UNRECORDED, RequestSpan
 from services.frontend.request.finish_reason import FinishReason
-from services.frontend.request.generation_request import GenerationOptions
-from services.frontend.request.request_id import new_request_id
-from services.frontend.request.resumption import Resumption
 from services.frontend.text.message_reader import MessageReader
 from services.frontend.text.token_texts import TokenTexts
-from services.frontend.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +62,18 @@ class TokenUsage:
 class Generation:
     """One client call while it runs: `n` answers to each of its prompts.
 
-    An answer that no scheduler has accepted yet may be held until `until`, a time of the event
-    loop's clock. With a resumption, only the pieces that the client lacks are yielded.
+    With a resumption, only the pieces that the client lacks are yielded.
     """
 
     __slots__ = (
         "__weakref__",
         "_answers",
         "_at_scheduler",
+        "_call",
         "_checks",
         "_expiry",
         "_inbox",
-        "_n_prompt_tokens",
         "_outlet",
-        "_pipeline_model",
         "_receipts",
         "_resources",
         "_restored",
@@ -87,89 +81,49 @@ class Generation:
         "_shows_text_only",
         "_span",
         "_submissions",
-        "_tokenizer",
-        "_until",
-        "is_resumed",
-        "model",
         "options",
-        "pooling",
         "prompts",
-        "request_id",
     )
 
     def __init__(
         self,
-        options: GenerationOptions,
-        prompts: tuple[EncodedPrompt, ...],
-        tokenizer: Tokenizer,
+        call: EncodedCall,
         scheduler: SchedulerClient,
         *,
-        model: str,
-        shown_model: str = "",
-        until: float,
         resources: CallResources,
-        request_id: str | None = None,
-        was_held: bool = False,
-        resumption: Resumption | None = None,
         span: RequestSpan = UNRECORDED,
-        call: MeasuredCall | None = None,
+        measured: MeasuredCall | None = None,
         check_value: CheckValue | None = None,
         make_receipts: MakeReceipts | None = None,
-        adapter: scheduler_pb2.Adapter | None = None,
-        pooling: Pooling | None = None,
     ) -> None:
-        """Without `make_receipts`, answers have no receipts. With `adapter`, this adapter of the
-        model makes the answers. `pooling` says how the model makes vectors, if it does."""
-        self.request_id = (
-            request_id or new_request_id() if resumption is None else resumption.request_id
-        )
-        self.model = shown_model or model
-        """Name of the model that is shown to clients."""
-        self._pipeline_model = model
-        self.options = options
-        self.prompts = prompts
-        submission_id = self.request_id
-        if resumption is not None:
-            # The stream that broke, or another that resumes it, may still run here.
-            submission_id += f"-{secrets.token_hex(8)}"
-        self._answers = Answers(
-            options,
-            prompts,
-            tokenizer,
-            submission_id=submission_id,
-            resumption=resumption,
-            account=resources.account,
-            trace=span.message,
-            adapter=adapter,
-            pooling=pooling,
-        )
-        self.pooling = pooling
-        """How the model makes vectors; None if it makes none."""
-        self._receipts = make_receipts and make_receipts(self._answers, self.request_id, self.keep)
-        self._tokenizer = tokenizer
-        self._until = until
+        """Without `make_receipts`, answers have no receipts."""
+        measured = measured or MeasuredCall(call.n_answers)
+        measured.n_prompt_tokens = call.n_prompt_tokens
+        self._call = call
+        self.options = call.options
+        self.prompts = call.prompts
         self._resources = resources
-        self.is_resumed = resumption is not None
-        """Whether this call resumes a broken stream. The client then has a part of the answers
-        already."""
         self._span = span
-        call = call or MeasuredCall(self.n_answers)
+        self._answers = Answers(call, account=resources.account, trace=span.message)
+        self._receipts = make_receipts and make_receipts(
+            self._answers, call.request_id, resources.keep
+        )
         self._checks = checks_of(
             check_value,
-            prompts,
-            options.format_schema,
-            keep=self.keep,
-            note=call.checked_values.append,
+            call.prompts,
+            call.options.format_schema,
+            keep=resources.keep,
+            note=measured.checked_values.append,
         )
         self._inbox = Inbox(resources.budget, refusals=resources.refusals)
         self._outlet: Outlet | None = None
-        self._shows_text_only = not options.shows_tokens
+        self._shows_text_only = not call.options.shows_tokens
         self._submissions = Submissions(
             scheduler,
             self,
-            model=model,
+            model=call.model,
             resources=resources,
-            was_held=was_held,
+            was_held=call.was_held,
             span=span,
         )
         self._at_scheduler = self._submissions.at_scheduler
@@ -177,19 +131,38 @@ class Generation:
         self._running = RunningAnswers(
             self._answers,
             span=span,
-            call=call,
+            call=measured,
             cut_off=self._submissions.cut_off,
             receipts=self._receipts,
         )
         self._restored = RestoredAnswers(
             self._answers,
             self._running,
-            resumption,
+            call.resumption,
             checks=self._checks,
             replaying=resources.replaying,
         )
-        self._n_prompt_tokens = sum([len(prompt.token_ids) for prompt in prompts])
-        call.n_prompt_tokens = self._n_prompt_tokens
+
+    @property
+    def request_id(self) -> str:
+        """Id of the call, or of the broken stream that the call resumes."""
+        return self._call.request_id
+
+    @property
+    def model(self) -> str:
+        """Name of the model that is shown to clients."""
+        return self._call.shown_model
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """How the model makes vectors; None if it makes none."""
+        return self._call.pooling
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether this call resumes a broken stream. The client then has a part of the answers
+        already."""
+        return self._call.resumption is not None
 
     @property
     def n_answers(self) -> int:
@@ -210,7 +183,7 @@ class Generation:
     def usage(self) -> TokenUsage:
         """Numbers of tokens in the prompts and in the answers so far."""
         return TokenUsage(
-            self._n_prompt_tokens,
+            self._call.n_prompt_tokens,
             self._answers.n_tokens,
             self._running.n_cached_tokens,
         )
@@ -218,7 +191,7 @@ class Generation:
     @property
     def token_texts(self) -> TokenTexts:
         """Texts of single tokens of the model's tokenizer."""
-        return self._tokenizer.token_texts
+        return self._call.tokenizer.token_texts
 
     def prompt_of(self, index: int) -> EncodedPrompt:
         """Returns the prompt of an answer."""
@@ -238,11 +211,11 @@ class Generation:
         """Returns, for each token of an answer's prompt, the position of its first character in the
         text of the prompt."""
         are_added = self.options.add_special_tokens is not False
-        return self.prompt_of(index).text_offsets(self._tokenizer, are_added=are_added)
+        return self.prompt_of(index).text_offsets(self._call.tokenizer, are_added=are_added)
 
     def prompt_text(self, index: int) -> str:
         """Returns the text of an answer's prompt."""
-        return self.prompt_of(index).text(self._tokenizer)
+        return self.prompt_of(index).text(self._call.tokenizer)
 
     def is_new(self, index: int) -> bool:
         """Returns whether the client has received nothing of the answer `index` yet."""
@@ -268,13 +241,8 @@ class Generation:
         return self._answers.begun[self._answers.name(index)].stop_met
 
     def keep(self, n_bytes: int) -> None:
-        """Takes `n_bytes` of the memory budget for output that is kept, until the call ends or a
-        negative number gives them back. Raises PoolFull if the budget has no room. Has no effect
-        once the call has ended; a thread that still writes an answer may call this method then."""
-        if n_bytes < 0:
-            self._resources.share.shrink(-n_bytes)
-        else:
-            self._resources.share.grow(n_bytes)
+        """Takes or gives back memory for output that is kept, as `CallResources.keep` does."""
+        self._resources.keep(n_bytes)
 
     async def start(self) -> None:
         """Submits the first few answers and waits until the scheduler has accepted them. Answers
@@ -288,7 +256,7 @@ class Generation:
             Unavailable: an answer could not be submitted in time.
         """
         self._span.submitted(
-            self.request_id, model=self._pipeline_model, n_prompt_tokens=self._n_prompt_tokens
+            self.request_id, model=self._call.model, n_prompt_tokens=self._call.n_prompt_tokens
         )
         await self._restored.restore(deadline=None if self._expiry is None else self._expiry.when())
         if self._inbox.error is not None:
@@ -296,7 +264,7 @@ class Generation:
         missing = [index for index in range(self.n_answers) if not self._answers.has_ended(index)]
         self._running.begin(missing)
         self._resources.in_flight.end(self.n_answers - len(missing))
-        await self._submissions.start(missing, until=self._until)
+        await self._submissions.start(missing, until=self._call.until)
 
     async def pieces(self, outlet: Outlet | None = None) -> AsyncIterator[Piece]:
         """Yields the pieces of all answers as they come. Empty pieces are left out.

@@ -29,6 +29,7 @@ from services.frontend.api_keys import Account
 from services.frontend.generation.admission import Admission
 from services.frontend.generation.call_deadline import by_deadline, call_deadline
 from services.frontend.generation.call_resources import CallResources
+from services.frontend.generation.encoded_call import EncodedCall
 from services.frontend.generation.generation import Generation
 from services.frontend.generation.known_limits import KnownLimits
 from services.frontend.generation.model_profile import ModelProfile
@@ -44,6 +45,7 @@ from services.frontend.observing.request_span import RequestSpan, request_span
 from services.frontend.request.client_call import current_call
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
 from services.frontend.request.pipeline import ServedPipeline
+from services.frontend.request.request_id import new_request_id
 from services.frontend.request.vector_defaults import VectorDefaults
 from services.frontend.text.bad_words import with_bad_words
 from services.frontend.text.grammar_check import GrammarCheck
@@ -278,7 +280,6 @@ class GenerationService:
             self.n_waiting -= request.n_answers
         limits = self._known_limits.of(pipeline)
         adapter = limits.adapter(request.model)
-        shown_model = limits.names[0] if adapter is None else adapter.name
         make_receipts = self._receipts_of(request.options, pipeline, limits.names[0])
         if make_receipts is None and request.options.receipt:
             request = replace(request, options=replace(request.options, receipt=False))
@@ -289,27 +290,29 @@ class GenerationService:
         prompts = await self._request_encoder.encode(request, limits, resources.share)
         n_at_once = self._admission.max_answers_at_once
         resources.share.grow(encoded_bytes(prompts, request.options, max_at_once=n_at_once))
-        client_call = current_call()
-        return Generation(
-            request.options,
-            prompts,
-            self.tokenizer,
-            self._scheduler,
+        encoded = EncodedCall(
+            request_id=_request_id(request),
+            options=request.options,
+            prompts=prompts,
+            tokenizer=self.tokenizer,
             model=pipeline.model,
-            shown_model=shown_model,
+            shown_model=limits.names[0] if adapter is None else adapter.name,
             until=until,
-            resources=resources,
-            request_id=None if client_call is None else client_call.request_id,
             was_held=was_held,
             resumption=request.resumption,
+            adapter=adapter,
+            pooling=limits.pooling,
+        )
+        return Generation(
+            encoded,
+            self._scheduler,
+            resources=resources,
             span=span,
-            call=call,
+            measured=call,
             check_value=partial(
                 self._request_encoder.check_value, limits=limits, share=resources.share
             ),
             make_receipts=make_receipts,
-            adapter=adapter,
-            pooling=limits.pooling,
         )
 
     def _receipts_of(
@@ -336,6 +339,16 @@ class GenerationService:
             keep=keep,
             is_optional=is_optional,
         )
+
+
+def _request_id(request: GenerationRequest) -> str:
+    """Returns the id of the stream that a request resumes, or the id of the client call that this
+    task serves. Returns a new id if neither has one."""
+    if request.resumption is not None:
+        return request.resumption.request_id
+    client_call = current_call()
+    own = None if client_call is None else client_call.request_id
+    return own or new_request_id()
 
 
 def _now() -> float:
