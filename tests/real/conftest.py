@@ -50,7 +50,7 @@ def checkpoint() -> Path:
         environment.delenv("SSL_CERT_FILE")
         for name, value in OUTSIDE.items():
             environment.setenv(name, value)
-        return smollm2.fetch(smollm2.default_directory())
+        return smollm2.MODEL.fetch(smollm2.MODEL.default_directory())
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ def embedder() -> Path:
         environment.delenv("SSL_CERT_FILE")
         for name, value in OUTSIDE.items():
             environment.setenv(name, value)
-        return minilm.fetch(minilm.default_directory())
+        return minilm.MODEL.fetch(minilm.MODEL.default_directory())
 
 
 @pytest.fixture(scope="module")
