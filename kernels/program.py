@@ -1,17 +1,15 @@
 """A stage as a program: a flat list of steps over buffers, from tokens to logits.
 
 When the weights of a model have been read, each module of the model adds its steps to the program
-once (`Program` has a method for each kind of `kernels.steps`). `Ops.run_program` then runs the
-program. `kernels.pytorch.interpreter` runs step after step. The native library runs several steps
-in one call; a call ends at a step that the library does not have. If there is no kind of step for a
-computation, it is a named `Call` of a Python function.
+once (`Program` has a method for each kind of `kernels.steps`). `Ops.runner` then returns what runs
+the program. `kernels.pytorch.interpreter` runs step after step. The native library runs several
+steps in one call; a call ends at a step that the library does not have. If there is no kind of step
+for a computation, it is a named `Call` of a Python function.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,12 +18,12 @@ from kernels.forms.attention import AttentionForm
 from kernels.forms.delta_net import LENGTH_EPS, DeltaNetForm
 from kernels.forms.experts import StackedExperts
 from kernels.forms.head_norms import HeadNorms
+from kernels.forms.rotary_angles import RotaryAngles
 from kernels.forms.routing import RoutingForm
 from kernels.steps import (
     ACTIVATIONS,
     Activate,
     Add,
-    AddLowRank,
     AddPositions,
     AllGather,
     AllReduce,
@@ -42,7 +40,6 @@ from kernels.steps import (
     Heads,
     LayerNorm,
     LookUpAngles,
-    LowRank,
     Mul,
     Multiply,
     MultiplyHeads,
@@ -64,44 +61,16 @@ from kernels.steps import (
     WriteKV,
     WriteLatents,
 )
+from kernels.steps.recorded import RecordedSteps
 from kernels.weights.gated_in_two import GatedInTwo, GatedMatrix
 from kernels.weights.head_products import HeadProducts
 from kernels.weights.linear import Clamp, Gate, LinearWeight, TableWeight
-
-
-@dataclass(slots=True)
-class Angles:
-    """Tables of the rotary angles of positions 0, 1, ..., in the form that `Ops.rotary` takes.
-
-    The tables may be replaced by longer ones between two runs of a program.
-    """
-
-    cos: Tensor  # [n_positions, 1, head_dim]
-    signed_sin: Tensor  # [n_positions, 1, head_dim]
-
-
-class RotaryAngles(Protocol):
-    """The angles of one kind of rotary embedding."""
-
-    @property
-    def angles(self) -> Angles | None:
-        """The tables of angles. None if the embedding has no tables and computes its angles for
-        each batch."""
-
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the cosines and the signed sines [n_tokens, 1, head_dim] of the angles at
-        `positions` [n_tokens]."""
-
-    def cover(self, positions: Tensor) -> None:
-        """Extends the tables so that they have all of `positions`. Does nothing if there are no
-        tables."""
-
 
 _ALL_POSITIONS = 2**62
 """A number that is greater than every position."""
 
 
-class Program:
+class Program(RecordedSteps):
     """The steps of one rank's share of a stage.
 
     Most methods add a step and return the buffer of the step's result, [n, width]. If a method says
@@ -123,48 +92,15 @@ class Program:
         layer's K/V group, and is empty if there is only one group. `tp_size` is the number of ranks
         that share the layers.
         """
-        self.dtype = dtype
+        super().__init__(dtype)
         self.rotaries = rotaries
         self.groups = groups
         self.tp_size = tp_size
-        self.steps: list[object] = []
-        self.buffers: list[Buffer] = []
-        self.inputs: Buffer | None = None
-        """Buffer of the hidden states that the stage receives. None on a first stage, whose inputs
-        are tokens."""
-        self.hidden: Buffer | None = None
-        """Buffer of the hidden states after the last layer. None until `end_layers` is called."""
-        self.n_hidden_steps = 0
-        """Number of steps that compute `hidden`. The steps after them compute `logits`."""
-        self.selected: Buffer | None = None
-        """Buffer of the hidden states of sampled tokens, which are the input of the head."""
-        self.logits: Buffer | None = None
-        """Buffer of the logits of sampled tokens. None on a stage without a head."""
         self._angles: dict[int, tuple[Buffer, Buffer]] = {}
 
     def group_of(self, layer: int) -> int:
         """Returns the index of the K/V group of a layer on this stage."""
         return self.groups[layer] if self.groups else 0
-
-    @property
-    def has_adapters(self) -> bool:
-        """Whether a step of the program depends on the adapters of tokens."""
-        return any(isinstance(step, AddLowRank) for step in self.steps)
-
-    def buffer(
-        self, width: int, dtype: torch.dtype | None = None, *, is_of_sampled: bool = False
-    ) -> Buffer:
-        """Returns a new buffer. Its element type is `dtype`, by default the type of hidden
-        states."""
-        made = Buffer(len(self.buffers), width, dtype or self.dtype, is_of_sampled)
-        self.buffers.append(made)
-        return made
-
-    def take_in(self, hidden_size: int) -> Buffer:
-        """Returns a new buffer for the hidden states that the stage receives, and stores it in
-        `inputs`."""
-        self.inputs = self.buffer(hidden_size)
-        return self.inputs
 
     def embed(self, table: Tensor) -> Buffer:
         """Adds a step that looks up the batch's tokens in `table` [vocab_size, width]."""
@@ -232,23 +168,6 @@ class Program:
         out = self._like(x, weight.shape[0]) if residual is None else residual
         self.steps.append(Multiply(x, weight, bias, residual, out))
         return out
-
-    def add_low_rank(self, product: Multiply, each: Sequence[LowRank]) -> None:
-        """Inserts a step after the step `product` that adds to its result, for each row, the
-        low-rank product of the row's adapter. `each` has the adapters' matrices and must not be
-        empty.
-
-        Raises ValueError if the product overwrites its inputs, or has a fused gate.
-        """
-        x, out = product.x, product.out
-        if x.index == out.index or product.weight.shape[0] != out.width:
-            raise ValueError("an adapter cannot change a product that is gated or in place")
-        rank = max(one.down.shape[0] for one in each)
-        scratch = (self._like(x), self._like(x, rank), self._like(out))
-        place = next(i for i, step in enumerate(self.steps) if step is product)
-        self.steps.insert(place + 1, AddLowRank(x, each, *scratch, out))
-        if place < self.n_hidden_steps:
-            self.n_hidden_steps += 1
 
     def gated(self, weight: GatedMatrix, x: Buffer) -> Buffer:
         """Adds steps that multiply `x` by the gate and up matrices of a gated MLP and apply the
@@ -448,12 +367,6 @@ class Program:
         `name` identifies the computation."""
         self.steps.append(Call(name, function, tuple(inputs), outputs))
 
-    def end_layers(self, hidden: Buffer) -> None:
-        """Sets `hidden`, the buffer of the hidden states after the last layer. All steps that are
-        added later compute logits."""
-        self.hidden = hidden
-        self.n_hidden_steps = len(self.steps)
-
     def take_part(self, x: Buffer, first: int, width: int) -> Buffer:
         """Adds a step that copies `width` elements of each row of `x`, from the element
         `first` on."""
@@ -482,10 +395,6 @@ class Program:
         self.steps.append(Select(hidden, out))
         return out
 
-    def end_head(self, logits: Buffer) -> None:
-        """Sets `logits`, the buffer of the logits of sampled tokens."""
-        self.logits = logits
-
     def _angles_of(self, rotary: int, size: int) -> tuple[Buffer, Buffer]:
         """Returns the buffers of cosines and sines of the rotary embedding with the index `rotary`.
 
@@ -500,8 +409,3 @@ class Program:
         if cos.width != size:
             raise ValueError(f"angles of kind {rotary} are of {cos.width} elements, not {size}")
         return cos, sin
-
-    def _like(self, x: Buffer, width: int | None = None) -> Buffer:
-        return self.buffer(
-            x.width if width is None else width, x.dtype, is_of_sampled=x.is_of_sampled
-        )

@@ -99,7 +99,7 @@ def runner_of(model: StageModel, n_blocks: int, *, has_graphs: bool) -> ModelRun
         max_graph_batch_size=MAX_GRAPH_BATCH_SIZE,
     )
     generator = torch.Generator(model.device).manual_seed(0)
-    for layer in runner._kv_cache.layers:
+    for layer in runner.storage.kv.layers:
         for storage in layer:
             storage[:n_blocks].normal_(generator=generator)  # a block for padding may follow
     return runner

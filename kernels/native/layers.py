@@ -2,7 +2,7 @@
 
 The library computes the operations that the interpreter would call, in equal order, so results are
 bit-identical. Calls of many steps save the time that Python takes between operations
-(`docs/performance.md` has measurements). The functions of `kernels.pytorch.interpreter` run the
+(`docs/performance.md` has measurements). The functions of `kernels.pytorch.step_functions` run the
 steps that the library does not have, on tensors that share the memory of the library's buffers.
 """
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels.forms.adapter_rows import AdapterRows
 from kernels.forms.logits import Logits
+from kernels.forms.rotary_angles import Angles, RotaryAngles
 from kernels.native.buffers import Buffers
 from kernels.native.call import declare
 from kernels.native.checks import check, is_native
@@ -29,9 +30,10 @@ from kernels.native.structs import (
     StepStruct,
 )
 from kernels.ops import LayerKV, Ops, ProgramBatch, ProgramRunner, Ranks
-from kernels.program import Angles, Program, RotaryAngles
+from kernels.program import Program
 from kernels.pytorch.frame import Frame
-from kernels.pytorch.interpreter import Interpreter, function_of, given
+from kernels.pytorch.interpreter import Interpreter, given
+from kernels.pytorch.step_functions import function_of
 from kernels.steps import (
     STEPS,
     AddLowRank,

@@ -1,9 +1,10 @@
 """The steps of a program (`kernels.program`): a dataclass for each kind of step.
 
 The fields of a step are the buffers and tensors that the step computes with.
-`kernels.pytorch.interpreter` has a function for each step. `STEPS` lists the steps that the native
-library can run, too. The index of a step in `STEPS` is its number in the library. The library's
-structures are derived from the fields of the dataclasses, in order (`kernels.native.structs`).
+`kernels.pytorch.step_functions` has a function for each step. `STEPS` lists the steps that the
+native library can run, too. The index of a step in `STEPS` is its number in the library. The
+library's structures are derived from the fields of the dataclasses, in order
+(`kernels.native.structs`).
 """
 
 from kernels.steps.buffer import Buffer, buffers_of

@@ -29,13 +29,14 @@ from kernels.upload import Uploads, uploads_for
 from services.worker.engine.constraints import Grammars
 from services.worker.engine.decode_graphs import DecodeGraphs, Graph
 from services.worker.engine.input_batch import BatchBuilder, InputBatch
-from services.worker.engine.kv_cache import Allocate, KVCache
+from services.worker.engine.kv_cache import Allocate
 from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.logprobs import BatchLogprobs, logprobs_of
 from services.worker.engine.plan import IterationPlan, PlanError
 from services.worker.engine.pooled_requests import BatchVectors
-from services.worker.engine.recurrent_state import MAX_STATE_ROWS, RecurrentState
+from services.worker.engine.recurrent_state import MAX_STATE_ROWS
 from services.worker.engine.request_table import MAX_ROWS, RequestTable
+from services.worker.engine.stage_storage import StageStorage
 from services.worker.models import StageModel
 from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import SINGLE, HeadShare, TensorParallel
@@ -79,19 +80,19 @@ class ModelRunner:
             )
         self.model = model
         self._ranks = ranks
-        self._kv_cache = _kv_cache(model, n_kv_blocks, block_size, allocate_kv)
-        states = _states(model, n_state_rows)
-        has_states = not states.is_empty
-        # The storage of each layer: its keys and values, or its states.
-        self._stored = tuple(
-            kv if state is None else state
-            for kv, state in zip(self._kv_cache.layers, states.layers, strict=True)
+        self.storage = storage = StageStorage(
+            model,
+            n_kv_blocks=n_kv_blocks,
+            block_size=block_size,
+            n_state_rows=n_state_rows,
+            allocate_kv=allocate_kv,
         )
+        """Keys, values and states of the epoch."""
         self._table = _table(
             model,
             n_kv_blocks,
             block_size,
-            has_states=has_states,
+            has_states=storage.states is not None,
             n_state_rows=n_state_rows,
             grammars=grammars,
         )
@@ -100,12 +101,12 @@ class ModelRunner:
         self._builder = batch_builder(
             self._table,
             ops=model.ops,
-            key_caches=self._kv_cache.key_caches(),
+            key_caches=storage.kv.key_caches(),
             n_heads=len(HeadShare.of(model.config, model.tp_rank, model.tp_size).q),
             uploads=uploads,
             windows=model.kv_groups.windows_on(model.layers, model.config),
             is_causal=model.config.is_causal,
-            states=states if has_states else None,
+            states=storage.states,
             vocab_size=model.config.vocab_size if model.is_last else None,
         )
         self.graphs: DecodeGraphs | None = None
@@ -174,7 +175,7 @@ class ModelRunner:
         if batch.shape is None or self.graphs is None:
             inputs = self._inputs(batch, hidden)
             return self.model.sampled_logits(
-                inputs, self._stage_batch(batch), self._stored, batch.sampled_tokens
+                inputs, self._stage_batch(batch), self.storage.layers, batch.sampled_tokens
             )
         logits = self._run_graph(self.graphs, batch, hidden)
         if batch.n_sampled < batch.n_spans:
@@ -249,7 +250,7 @@ class ModelRunner:
 
     def _layers(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
         inputs = self._inputs(batch, hidden)
-        return self.model.forward(inputs, self._stage_batch(batch), self._stored)
+        return self.model.forward(inputs, self._stage_batch(batch), self.storage.layers)
 
     def _logits_at(self, batch: InputBatch, hidden: Tensor, places: Tensor) -> Tensor:
         """Returns the logits that follow the tokens at the indices `places` [n] of a batch, [n,
@@ -327,33 +328,6 @@ def both(static: AllowedTokens | None, grammars: AllowedTokens) -> AllowedTokens
         return grammars
     rows, order = torch.cat((static.rows, grammars.rows)).sort()
     return AllowedTokens(rows, torch.cat((static.masks, grammars.masks)).index_select(0, order))
-
-
-def _kv_cache(
-    model: StageModel, n_kv_blocks: int, block_size: int, allocate: Allocate | None
-) -> KVCache:
-    return KVCache(
-        model.config,
-        model.layers,
-        n_blocks=n_kv_blocks + 1,  # the last block is for padding
-        block_size=block_size,
-        dtype=model.dtype,
-        device=model.device,
-        tp_size=model.tp_size,
-        groups=model.kv_groups,
-        allocate=allocate,
-    )
-
-
-def _states(model: StageModel, n_rows: int) -> RecurrentState:
-    return RecurrentState(
-        model.config,
-        model.layers,
-        n_rows=n_rows,
-        dtype=model.dtype,
-        device=model.device,
-        tp_size=model.tp_size,
-    )
 
 
 def _table(

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.program import Angles
+from kernels.forms.rotary_angles import Angles
 from services.worker.models.rotary_config import RopeConfig, RotaryConfig, yarn_scale
 
 FIRST_POSITIONS = 4096

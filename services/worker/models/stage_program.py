@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.program import Program, RotaryAngles
+from kernels.forms.rotary_angles import RotaryAngles
+from kernels.program import Program
 from services.worker.models.decoder_layers import Embedding, Head, Layer
 
 

@@ -11,8 +11,8 @@ from kernels import TORCH
 from kernels.program import Program
 from kernels.pytorch.frame import Frame
 from kernels.pytorch.heads import PlainHeads
-from kernels.pytorch.interpreter import run_step
 from kernels.pytorch.row_parts import JoinParts, WritePart, joined
+from kernels.pytorch.step_functions import run_step
 from kernels.steps import Buffer, CopyPart, MultiplyHeads, RMSNormPart, TurnHeads
 from tests.worker.programs import batch_of
 

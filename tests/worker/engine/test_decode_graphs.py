@@ -110,7 +110,7 @@ class Twins:
 
     def _compare_storage(self) -> None:
         for plain, recorded in zip(self.plain, self.recorded, strict=True):
-            pairs = zip(plain._kv_cache.layers, recorded._kv_cache.layers, strict=True)
+            pairs = zip(plain.storage.kv.layers, recorded.storage.kv.layers, strict=True)
             for (keys, values), (other_keys, other_values) in pairs:
                 # The last block is for padding, which only recorded decodes have.
                 torch.testing.assert_close(other_keys[:-1], keys[:-1], rtol=1e-4, atol=1e-4)
@@ -248,7 +248,7 @@ def test_padding_is_not_computed_from_numbers_that_are_not_finite(checkpoint: Pa
     for n_spans, number in ((4, torch.nan), (3, 0.0)):
         batch = last.prepare(twins._plan({row: [1] for row in range(n_spans)}, [True] * n_spans))
         last.logits(batch, torch.full((n_spans, SMALL["hidden_size"]), number))
-    for stored in last._kv_cache.layers:
+    for stored in last.storage.kv.layers:
         assert all(each[-1].isfinite().all() for each in stored), "padding is stored there"
 
 
@@ -266,7 +266,7 @@ def test_storage_goes_with_the_epoch(checkpoint: Path) -> None:
     twins = Twins(checkpoint, n_stages=1)
     twins.run({0: [1, 2]})
     twins.run({0: [3]})
-    storage = weakref.ref(twins.recorded[0]._kv_cache)
+    storage = weakref.ref(twins.recorded[0].storage.kv)
     gc.disable()
     try:
         twins.recorded.pop().close()

@@ -73,7 +73,7 @@ class Stages:
         return [
             part[block_ids].flatten(0, 1)[:n_tokens].clone()
             for runner in self._runners
-            for layer in runner._kv_cache.layers
+            for layer in runner.storage.kv.layers
             for part in layer
         ]
 

@@ -105,7 +105,7 @@ class Stages:
         ]
         # A read of a block before it is written, or after it is freed, changes the output.
         for runner in self._runners:
-            for keys, values in runner._kv_cache.layers:
+            for keys, values in runner.storage.kv.layers:
                 keys.fill_(1e4)
                 values.fill_(1e4)
 
