@@ -6,11 +6,10 @@ Only the headers of tensors are read. Weights are read only to compare a head wi
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from kernels import ops_for
 from kernels.weights.linear import Quantization
@@ -22,7 +21,7 @@ from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig
 from services.worker.models.registry import FAMILIES, read_stage
 from services.worker.models.stage_place import StagePlace
-from services.worker.models.tensor_files import Header, TensorFiles
+from services.worker.models.tensor_files import TensorFiles, TensorFilesView
 from services.worker.models.weights import Part, WantedTensors
 
 # Files that a service reads, and files for people.
@@ -38,36 +37,21 @@ _LAYER = re.compile(r"(?:.*\.)?(?:layers|h)\.\d+\.(?P<kind>.+?)(?:\.weight)?")
 _NUMBER = re.compile(r"\.\d+(?=\.)")
 
 
-class _WatchedFiles(TensorFiles):
+class _WatchedFiles(TensorFilesView):
     """Tensor files that record which tensors were looked up and found."""
 
     def __init__(self, files: TensorFiles) -> None:
+        super().__init__(files)
         self.found: set[str] = set()
-        self._files = files
 
     def __str__(self) -> str:
         return str(self._files)
 
     def find(self, name: str) -> str | None:
-        found = self._files.find(name)
+        found = super().find(name)
         if found is not None:
             self.found.add(found)
         return found
-
-    def header(self, name: str) -> Header:
-        return self._files.header(name)
-
-    def read(self, name: str, spans: Sequence[range]) -> Tensor:
-        return self._files.read(name, spans)
-
-    def names(self) -> Collection[str]:
-        return self._files.names()
-
-    def paths(self) -> Collection[Path]:
-        return self._files.paths()
-
-    def close(self) -> None:
-        self._files.close()
 
 
 def report_of(

@@ -19,8 +19,14 @@ from kernels.program import Program
 from kernels.steps import Buffer, ExpertMatrices
 from kernels.weights.linear import LinearWeight
 from services.worker.models.decoder_layers import GatedMLP
+from services.worker.models.mixture_config import MixtureConfig
 from services.worker.models.tensor_parallel import even_share
 from services.worker.models.weights import Part, Shard, TensorSource
+
+Names = tuple[str, str, str]
+"""Names of an expert's matrices: gate, up and down."""
+
+GATE_UP_DOWN: Names = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,37 +77,35 @@ class ExpertMixture:
 def read_experts(
     source: TensorSource,
     prefix: str,
+    config: MixtureConfig,
     *,
-    names: tuple[str, str, str],  # names of gate, up and down
-    hidden_size: int,
     size: int,
-    n_experts: int,
-    n_chosen: int,
     normalises: bool,
+    names: Names = GATE_UP_DOWN,
     shared: SharedExpert | None = None,
 ) -> ExpertMixture:
     """Reads a mixture under `prefix`: the router `gate`, and the experts, each of inner size
     `size`."""
-    router = source.tensor(f"{prefix}.gate.weight", n_experts, hidden_size)
+    router = source.tensor(f"{prefix}.gate.weight", config.n_experts, config.hidden_size)
     mlps = read_expert_mlps(
         source,
         f"{prefix}.experts",
         names=names,
-        hidden_size=hidden_size,
+        hidden_size=config.hidden_size,
         size=size,
-        n_experts=n_experts,
+        n_experts=config.n_experts,
     )
-    return ExpertMixture(pack(router), mlps, n_chosen, normalises, shared)
+    return ExpertMixture(pack(router), mlps, config.n_chosen, normalises, shared)
 
 
 def read_expert_mlps(
     source: TensorSource,
     prefix: str,
     *,
-    names: tuple[str, str, str],  # names of gate, up and down
     hidden_size: int,
     size: int,
     n_experts: int,
+    names: Names = GATE_UP_DOWN,
 ) -> ExpertMatrices:
     """Reads this rank's share of the experts 0, 1, ... under `prefix`, of inner size `size`."""
     share = even_share(size, source.tp_rank, source.tp_size, what=f"inside of {prefix}")

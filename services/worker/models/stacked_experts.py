@@ -9,13 +9,12 @@ files have a separate matrix for each expert: `experts.7.gate_proj.weight` and s
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
 from services.worker.models.stored_tensor import FLOATS, Spans, StoredTensor
-from services.worker.models.tensor_files import Header, TensorFiles
+from services.worker.models.tensor_files import Header, TensorFiles, TensorFilesView
 from services.worker.models.weights import pieces
 
 _EXPERT = re.compile(
@@ -40,16 +39,13 @@ def find_mlx_expert(files: TensorFiles, name: str) -> tuple[TensorFiles, str] | 
     return None if found is None else (_OneExpert(files, int(said["index"])), found)
 
 
-class _OneExpert(TensorFiles):
+class _OneExpert(TensorFilesView):
     """Reads one expert's slices: each tensor [n_experts, ...] of the files is seen as the tensor
     [...] of this expert."""
 
     def __init__(self, files: TensorFiles, index: int) -> None:
-        self._files = files
+        super().__init__(files)
         self._index = index
-
-    def find(self, name: str) -> str | None:
-        return self._files.find(name)
 
     def header(self, name: str) -> Header:
         whole = self._files.header(name)
@@ -60,15 +56,6 @@ class _OneExpert(TensorFiles):
 
     def read(self, name: str, spans: Sequence[range]) -> Tensor:
         return self._files.read(name, (range(self._index, self._index + 1), *spans))[0]
-
-    def names(self) -> Collection[str]:
-        return self._files.names()
-
-    def paths(self) -> Collection[Path]:
-        return self._files.paths()
-
-    def close(self) -> None:
-        self._files.close()
 
 
 def find_expert(files: TensorFiles, name: str) -> StoredTensor | None:

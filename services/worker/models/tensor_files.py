@@ -69,6 +69,32 @@ class TensorFiles(Protocol):
         read."""
 
 
+class TensorFilesView(TensorFiles):
+    """Tensors of other files, seen in another way. What names, finds and reads tensors is passed on
+    to these files. A subclass answers a part of the calls itself."""
+
+    def __init__(self, files: TensorFiles) -> None:
+        self._files = files
+
+    def find(self, name: str) -> str | None:
+        return self._files.find(name)
+
+    def header(self, name: str) -> Header:
+        return self._files.header(name)
+
+    def read(self, name: str, spans: Sequence[range]) -> Tensor:
+        return self._files.read(name, spans)
+
+    def names(self) -> Collection[str]:
+        return self._files.names()
+
+    def paths(self) -> Collection[Path]:
+        return self._files.paths()
+
+    def close(self) -> None:
+        self._files.close()
+
+
 def enumerate_problems(problems: list[str]) -> str:
     """Returns one line with the first problems, and with the number of problems that are left
     out."""

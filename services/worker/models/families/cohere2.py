@@ -5,12 +5,12 @@ The fourth layer has no window and no rotary embedding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.worker.models.config import JsonObject, PositiveInt, read_windows
+from services.worker.models.config import JsonObject, read_windows
 from services.worker.models.families.cohere import CohereConfig, CohereStage
+from services.worker.models.window_config import LayerWindows
 
 # Defaults of `Cohere2Config` for missing keys.
 _DEFAULT_WINDOW = 4096
@@ -18,7 +18,7 @@ _DEFAULT_PATTERN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cohere2Config(CohereConfig):
+class Cohere2Config(LayerWindows, CohereConfig):
     """Counterpart of Hugging Face's `Cohere2Config`."""
 
     architecture = "Cohere2ForCausalLM"
@@ -27,12 +27,6 @@ class Cohere2Config(CohereConfig):
     read_keys = CohereConfig.read_keys | {"sliding_window", "sliding_window_pattern", "layer_types"}
     # `layer_switch` repeats `sliding_window_pattern`.
     ignored_keys = frozenset(("cache_implementation", "layer_switch"))
-
-    windows: tuple[PositiveInt | None, ...]
-
-    @property
-    def layer_windows(self) -> Sequence[int | None]:
-        return self.windows
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:

@@ -110,7 +110,6 @@ class DeepseekV2Stage(LatentStage):
             read_expert_mlps(
                 source,
                 f"{prefix}.experts",
-                names=("gate_proj", "up_proj", "down_proj"),
                 hidden_size=config.hidden_size,
                 size=config.expert_size,
                 n_experts=config.n_experts,

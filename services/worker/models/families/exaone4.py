@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kernels import AttentionForm
-from services.worker.models.config import JsonObject, PositiveInt, UnsupportedModel, read_windows
-from services.worker.models.decoder import RotaryStage
-from services.worker.models.decoder_layers import Attention, Layer, Norm
-from services.worker.models.layer_forms import PostNormLayer
+from services.worker.models.config import JsonObject, UnsupportedModel, read_windows
+from services.worker.models.decoder_layers import Attention
+from services.worker.models.post_norm_stage import PostNormStage
 from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RopeConfig, RotaryConfig
 from services.worker.models.weights import TensorSource
+from services.worker.models.window_config import LayerWindows
 
 # Defaults of `Exaone4Config` for missing keys.
 _DEFAULT_WINDOW, _DEFAULT_PATTERN = 4096, 4
@@ -27,7 +27,7 @@ _NO_WAVE = RopeConfig(rope_type="proportional", rope_theta=1.0, partial_rotary_f
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exaone4Config(RotaryConfig):
+class Exaone4Config(LayerWindows, RotaryConfig):
     """Counterpart of Hugging Face's `Exaone4Config`."""
 
     architecture = "Exaone4ForCausalLM"
@@ -37,12 +37,7 @@ class Exaone4Config(RotaryConfig):
         "sliding_window", "sliding_window_pattern", "layer_types",
     }  # fmt: skip
 
-    windows: tuple[PositiveInt | None, ...]
     has_windows: bool  # then layers without a window have no rotary embedding
-
-    @property
-    def layer_windows(self) -> Sequence[int | None]:
-        return self.windows
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:
@@ -62,7 +57,7 @@ class Exaone4Config(RotaryConfig):
         }
 
 
-class Exaone4Stage(RotaryStage):
+class Exaone4Stage(PostNormStage):
     """One stage of an EXAONE 4 model."""
 
     config_type = Exaone4Config
@@ -75,17 +70,6 @@ class Exaone4Stage(RotaryStage):
         still = replace(self.config, rope=_NO_WAVE)
         # _TURNING, _STILL
         return (*turning, RotaryEmbedding(still, dtype=self.dtype, device=self.device))
-
-    def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
-        def norm(name: str) -> Norm:
-            return self.read_norm(source, f"{prefix}.{name}_layernorm", self.config.hidden_size)
-
-        return PostNormLayer(
-            self.read_attention(source, f"{prefix}.self_attn", index),
-            norm("post_attention"),
-            self.read_mlp(source, f"{prefix}.mlp", index),
-            norm("post_feedforward"),
-        )
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
         window = self.config.layer_windows[index]

@@ -17,7 +17,6 @@ from kernels import AttentionForm
 from services.worker.models.config import (
     JsonObject,
     PositiveFloat,
-    PositiveInt,
     read_windows,
     require,
 )
@@ -34,12 +33,13 @@ from services.worker.models.decoder_layers import (
 from services.worker.models.layer_forms import CappedHead, SandwichLayer, ScaledEmbedding
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
+from services.worker.models.window_config import LayerWindows
 
 _ACTIVATION = "gelu_pytorch_tanh"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GemmaConfig(RotaryConfig):
+class GemmaConfig(LayerWindows, RotaryConfig):
     """The fields that configurations of Gemma 1, 2 and 3 share."""
 
     read_keys = RotaryConfig.read_keys | {"hidden_activation", "sliding_window", "layer_types"}
@@ -51,12 +51,7 @@ class GemmaConfig(RotaryConfig):
     query_pre_attn_scalar: PositiveFloat = 256.0  # scores are divided by the square root
     attn_logit_softcapping: PositiveFloat | None
     final_logit_softcapping: PositiveFloat | None
-    windows: tuple[PositiveInt | None, ...]
     tie_word_embeddings: bool = True
-
-    @property
-    def layer_windows(self) -> Sequence[int | None]:
-        return self.windows
 
     @classmethod
     def read_gemma(cls, config: JsonObject, *, sliding: Sequence[bool]) -> dict[str, Any]:

@@ -32,10 +32,12 @@ from services.worker.models.config import (
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import MLP, Attention
 from services.worker.models.mixture import ExpertMixture
+from services.worker.models.mixture_config import MixtureConfig
 from services.worker.models.quantised.mxfp4 import BLOCK
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.tensor_parallel import HeadShare, even_share
 from services.worker.models.weights import Part, Shard, TensorSource
+from services.worker.models.window_config import LayerWindows
 
 # Defaults of `GptOssConfig` for missing keys.
 _DEFAULTS: JsonObject = {"head_dim": 64, "num_key_value_heads": 8}
@@ -55,7 +57,7 @@ _MAX_PATTERNS, _MAX_PATTERN = 1000, 300  # number of patterns, and characters of
 
 
 @dataclass(frozen=True, kw_only=True)
-class GptOssConfig(RotaryConfig):
+class GptOssConfig(LayerWindows, MixtureConfig):
     """Counterpart of Hugging Face's `GptOssConfig`."""
 
     architecture = "GptOssForCausalLM"
@@ -68,28 +70,19 @@ class GptOssConfig(RotaryConfig):
     )
     own_quantizations = frozenset(("mxfp4",))
     default_rope_theta = 150_000.0
+    experts_key = "num_local_experts"
 
     max_position_embeddings: PositiveInt = 131_072
     rms_norm_eps: PositiveFloat = 1e-5
     attention_bias: bool = True
-    windows: tuple[PositiveInt | None, ...]
     n_experts: Count = field(default=128, metadata={"alias": "num_local_experts"})
     n_chosen: PositiveInt = field(default=4, metadata={"alias": "num_experts_per_tok"})
     swiglu_alpha: PositiveFloat = 1.702
     swiglu_limit: PositiveFloat = 7.0
     packed_layers: tuple[int, ...] = ()  # layers whose experts are stored in MXFP4
 
-    @property
-    def layer_windows(self) -> Sequence[int | None]:
-        return self.windows
-
     def check(self) -> None:
         super().check()
-        if self.n_chosen > self.n_experts:
-            raise ValueError(
-                f"num_experts_per_tok ({self.n_chosen}) is more than num_local_experts "
-                f"({self.n_experts})"
-            )
         for key in ("hidden_size", "intermediate_size"):
             if self.packed_layers and getattr(self, key) % BLOCK:
                 raise ValueError(

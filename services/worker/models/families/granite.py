@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kernels import AttentionForm
 from services.worker.models.config import PositiveFloat
-from services.worker.models.decoder_layers import Attention, Embedding, Head, Layer
+from services.worker.models.decoder_layers import Embedding, Head, Layer
 from services.worker.models.families.llama import LlamaConfig, LlamaStage
 from services.worker.models.layer_forms import ScaledEmbedding, ScaledHead, ScaledLayer
 from services.worker.models.weights import TensorSource
@@ -45,16 +45,8 @@ class GraniteStage(LlamaStage):
             self.config.residual_multiplier,
         )
 
-    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
-        has_bias = self.config.attention_bias
-        return Attention.read(
-            source,
-            prefix,
-            self.config,
-            form=AttentionForm(scale=self.config.attention_multiplier),
-            qkv_bias=has_bias,
-            output_bias=has_bias,
-        )
+    def form(self, index: int) -> AttentionForm:
+        return AttentionForm(scale=self.config.attention_multiplier)
 
     def read_head(self, source: TensorSource) -> Head:
         return ScaledHead(super().read_head(source), 1 / self.config.logits_scaling)

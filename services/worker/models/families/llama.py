@@ -41,10 +41,20 @@ class LlamaStage(RotaryStage):
             source,
             prefix,
             self.config,
-            form=AttentionForm(),
+            form=self.form(index),
             qkv_bias=has_bias,
             output_bias=has_bias,
+            rotary=self.rotary(index),
         )
+
+    def form(self, index: int) -> AttentionForm:
+        """Returns the window and the scale of the attention of layer `index`."""
+        return AttentionForm(window=self.config.layer_windows[index])
+
+    def rotary(self, index: int) -> int | None:
+        """Returns the index of the rotary embedding that layer `index` uses, or None if the layer
+        uses none. The default is 0, the only rotary embedding."""
+        return 0
 
     def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
         return GatedMLP.read(

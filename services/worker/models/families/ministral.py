@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.worker.models.config import JsonObject, PositiveInt, read_windows
+from services.worker.models.config import JsonObject, read_windows
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.window_config import LayerWindows
 
 # Defaults of `MinistralConfig` for missing keys; null means no window.
 _DEFAULT_WINDOW = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class MinistralConfig(RotaryConfig):
+class MinistralConfig(LayerWindows, RotaryConfig):
     """Counterpart of Hugging Face's `MinistralConfig`."""
 
     architecture = "MinistralForCausalLM"
     default_eos_token_ids = (2,)
     default_n_kv_heads = 8
     read_keys = RotaryConfig.read_keys | {"sliding_window", "layer_types"}
-
-    windows: tuple[PositiveInt | None, ...]
-
-    @property
-    def layer_windows(self) -> Sequence[int | None]:
-        return self.windows
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:

@@ -8,7 +8,6 @@ makes the attention of later positions a little sharper.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -28,6 +27,7 @@ from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import Attention
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
+from services.worker.models.window_config import EqualWindowsConfig
 
 # Defaults of `Ministral3Config` for missing keys.
 _DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8}
@@ -45,7 +45,7 @@ _DEFAULT_ROPE = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ministral3Config(RotaryConfig):
+class Ministral3Config(EqualWindowsConfig):
     """Counterpart of Hugging Face's `Ministral3Config`."""
 
     architecture = "Ministral3ForCausalLM"
@@ -55,10 +55,6 @@ class Ministral3Config(RotaryConfig):
     window: PositiveInt | None = field(default=None, metadata={"alias": "sliding_window"})
     query_growth: NonNegativeFloat  # `llama_4_scaling_beta`
     growth_length: PositiveInt  # number of positions with an equal factor
-
-    @property
-    def layer_windows(self) -> Sequence[int | None]:
-        return (self.window,) * self.n_layers
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.worker.models.config import Count, PositiveInt
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import MLP
 from services.worker.models.mixture import read_experts
-from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.mixture_config import MixtureConfig
 from services.worker.models.weights import TensorSource
+from services.worker.models.window_config import EqualWindowsConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixtralConfig(RotaryConfig):
+class MixtralConfig(EqualWindowsConfig, MixtureConfig):
     """Counterpart of Hugging Face's `MixtralConfig`."""
 
     architecture = "MixtralForCausalLM"
@@ -25,22 +25,11 @@ class MixtralConfig(RotaryConfig):
         ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
     )
     default_rope_theta = 1_000_000.0
+    experts_key = "num_local_experts"
 
     window: PositiveInt | None = field(default=None, metadata={"alias": "sliding_window"})
     n_experts: Count = field(metadata={"alias": "num_local_experts"})
     n_chosen: PositiveInt = field(metadata={"alias": "num_experts_per_tok"})
-
-    def check(self) -> None:
-        super().check()
-        if self.n_chosen > self.n_experts:
-            raise ValueError(
-                f"num_experts_per_tok ({self.n_chosen}) is more than num_local_experts "
-                f"({self.n_experts})"
-            )
-
-    @property
-    def layer_windows(self) -> Sequence[int | None]:
-        return (self.window,) * self.n_layers
 
 
 class MixtralStage(RotaryStage):
@@ -55,10 +44,8 @@ class MixtralStage(RotaryStage):
         return read_experts(
             source,
             place,
+            self.config,
             names=("w1", "w3", "w2"),
-            hidden_size=self.config.hidden_size,
             size=self.config.intermediate_size,
-            n_experts=self.config.n_experts,
-            n_chosen=self.config.n_chosen,
             normalises=True,
         )

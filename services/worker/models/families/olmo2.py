@@ -15,9 +15,8 @@ from kernels import AttentionForm
 from kernels.program import Program
 from kernels.steps import Buffer
 from services.worker.models.config import ModelConfig
-from services.worker.models.decoder import RotaryStage
-from services.worker.models.decoder_layers import Attention, Layer, Norm
-from services.worker.models.layer_forms import PostNormLayer
+from services.worker.models.decoder_layers import Attention
+from services.worker.models.post_norm_stage import PostNormStage
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.tensor_parallel import HeadShare
 from services.worker.models.weights import Part, Shard, TensorSource
@@ -140,22 +139,11 @@ class WideNormAttention(Attention):
         return Attention.describe_stored(self, to, qkv, layer)
 
 
-class Olmo2Stage(RotaryStage):
+class Olmo2Stage(PostNormStage):
     """One stage of an OLMo 2 model."""
 
     config_type: ClassVar[type[ModelConfig]] = Olmo2Config
     config: Olmo2Config
-
-    def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
-        def norm(name: str) -> Norm:
-            return self.read_norm(source, f"{prefix}.{name}_layernorm", self.config.hidden_size)
-
-        return PostNormLayer(
-            self.read_attention(source, f"{prefix}.self_attn", index),
-            norm("post_attention"),
-            self.read_mlp(source, f"{prefix}.mlp", index),
-            norm("post_feedforward"),
-        )
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
         return WideNormAttention.read_wide(

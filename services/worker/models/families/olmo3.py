@@ -9,20 +9,20 @@ from typing import Any
 
 from services.worker.models.config import (
     JsonObject,
-    PositiveInt,
     UnsupportedModel,
     read_windows,
 )
 from services.worker.models.families.olmo2 import Olmo2Config, Olmo2Stage
 from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RopeConfig, read_rope
+from services.worker.models.window_config import LayerWindows
 
 _FULL, _SLIDING = 0, 1  # indices of the rotary embeddings in `make_rotaries`
 _DEFAULT_WINDOW = 4096  # default for files without the key
 
 
 @dataclass(frozen=True, kw_only=True)
-class Olmo3Config(Olmo2Config):
+class Olmo3Config(LayerWindows, Olmo2Config):
     """Counterpart of Hugging Face's `Olmo3Config`."""
 
     architecture = "Olmo3ForCausalLM"
@@ -30,12 +30,7 @@ class Olmo3Config(Olmo2Config):
     read_keys = Olmo2Config.read_keys | {"sliding_window", "layer_types"}
     default_rope_theta = 500_000.0
 
-    windows: tuple[PositiveInt | None, ...]
     sliding_rope: RopeConfig  # for layers with a window; `rope` is for all others
-
-    @property
-    def layer_windows(self) -> Sequence[int | None]:
-        return self.windows
 
     def check(self) -> None:
         super().check()

@@ -13,12 +13,12 @@ from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import MLP, Attention
 from services.worker.models.families.olmo2 import WideNormAttention
 from services.worker.models.mixture import read_experts
-from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.mixture_config import MixtureConfig
 from services.worker.models.weights import TensorSource
 
 
 @dataclass(frozen=True, kw_only=True)
-class OlmoeConfig(RotaryConfig):
+class OlmoeConfig(MixtureConfig):
     """Counterpart of Hugging Face's `OlmoeConfig`."""
 
     architecture = "OlmoeForCausalLM"
@@ -30,13 +30,6 @@ class OlmoeConfig(RotaryConfig):
     n_experts: Count = field(default=64, metadata={"alias": "num_experts"})
     n_chosen: PositiveInt = field(default=8, metadata={"alias": "num_experts_per_tok"})
     normalises: bool = field(default=False, metadata={"alias": "norm_topk_prob"})
-
-    def check(self) -> None:
-        super().check()
-        if self.n_chosen > self.n_experts:
-            raise ValueError(
-                f"num_experts_per_tok ({self.n_chosen}) is more than num_experts ({self.n_experts})"
-            )
 
 
 class OlmoeStage(RotaryStage):
@@ -58,10 +51,7 @@ class OlmoeStage(RotaryStage):
         return read_experts(
             source,
             prefix,
-            names=("gate_proj", "up_proj", "down_proj"),
-            hidden_size=self.config.hidden_size,
+            self.config,
             size=self.config.intermediate_size,
-            n_experts=self.config.n_experts,
-            n_chosen=self.config.n_chosen,
             normalises=self.config.normalises,
         )

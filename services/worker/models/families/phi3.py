@@ -6,24 +6,24 @@ a part of each head is rotated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kernels import AttentionForm
-from services.worker.models.config import JsonObject, PositiveInt, UnsupportedModel, require
+from services.worker.models.config import JsonObject, UnsupportedModel, require
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import MLP, Attention, GatedMLP
 from services.worker.models.rope import head_order
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
+from services.worker.models.window_config import EqualWindowsConfig
 
 # Defaults of `Phi3Config` for missing keys.
 _DEFAULT_ORIGINAL_LENGTH = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phi3Config(RotaryConfig):
+class Phi3Config(EqualWindowsConfig):
     """Counterpart of Hugging Face's `Phi3Config`."""
 
     architecture = "Phi3ForCausalLM"
@@ -34,12 +34,6 @@ class Phi3Config(RotaryConfig):
     # Keys for training.
     ignored_keys = frozenset(("resid_pdrop", "embd_pdrop"))
     default_partial_rotary_factor = 1.0
-
-    window: PositiveInt | None
-
-    @property
-    def layer_windows(self) -> Sequence[int | None]:
-        return (self.window,) * self.n_layers
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:

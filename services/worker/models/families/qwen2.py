@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kernels import AttentionForm
-from services.worker.models.config import JsonObject, PositiveInt, read_windows
+from services.worker.models.config import JsonObject, read_windows
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import Attention
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
+from services.worker.models.window_config import LayerWindows
 
 # Defaults of `Qwen2Config` and `Qwen3Config` for missing keys.
 _DEFAULT_WINDOW = 4096
@@ -19,19 +19,13 @@ _DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
 @dataclass(frozen=True, kw_only=True)
-class QwenConfig(RotaryConfig):
+class QwenConfig(LayerWindows, RotaryConfig):
     """The fields that the configurations of Qwen2 and later Qwen models share. Only the later
     layers of a model may have windows."""
 
     read_keys = RotaryConfig.read_keys | {
         "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",
     }  # fmt: skip
-
-    windows: tuple[PositiveInt | None, ...]
-
-    @property
-    def layer_windows(self) -> Sequence[int | None]:
-        return self.windows
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:

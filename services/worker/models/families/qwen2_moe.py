@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +10,11 @@ from services.worker.models.config import Count, JsonObject, PositiveInt, read_w
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import MLP, Attention, GatedMLP
 from services.worker.models.mixture import SharedExpert, read_experts
+from services.worker.models.mixture_config import MixtureConfig
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.sparse_layers import SparseLayers
 from services.worker.models.weights import TensorSource
+from services.worker.models.window_config import LayerWindows
 
 # Defaults of `Qwen2MoeConfig` for missing keys.
 _DEFAULT_WINDOW = 4096
@@ -21,7 +22,7 @@ _DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen2MoeConfig(SparseLayers, RotaryConfig):
+class Qwen2MoeConfig(LayerWindows, SparseLayers, MixtureConfig):
     """Counterpart of Hugging Face's `Qwen2MoeConfig`."""
 
     architecture = "Qwen2MoeForCausalLM"
@@ -32,7 +33,6 @@ class Qwen2MoeConfig(SparseLayers, RotaryConfig):
     ignored_keys = frozenset(("output_router_logits", "router_aux_loss_coef"))
 
     qkv_bias: bool = True
-    windows: tuple[PositiveInt | None, ...]
     n_experts: Count = field(default=60, metadata={"alias": "num_experts"})
     n_chosen: PositiveInt = field(default=4, metadata={"alias": "num_experts_per_tok"})
     expert_size: PositiveInt = field(default=1408, metadata={"alias": "moe_intermediate_size"})
@@ -40,17 +40,6 @@ class Qwen2MoeConfig(SparseLayers, RotaryConfig):
         default=5632, metadata={"alias": "shared_expert_intermediate_size"}
     )
     normalises: bool = field(default=False, metadata={"alias": "norm_topk_prob"})
-
-    def check(self) -> None:
-        super().check()
-        if self.n_chosen > self.n_experts:
-            raise ValueError(
-                f"num_experts_per_tok ({self.n_chosen}) is more than num_experts ({self.n_experts})"
-            )
-
-    @property
-    def layer_windows(self) -> Sequence[int | None]:
-        return self.windows
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:
@@ -86,11 +75,8 @@ class Qwen2MoeStage(RotaryStage):
         return read_experts(
             source,
             prefix,
-            names=("gate_proj", "up_proj", "down_proj"),
-            hidden_size=hidden_size,
+            self.config,
             size=self.config.expert_size,
-            n_experts=self.config.n_experts,
-            n_chosen=self.config.n_chosen,
             normalises=self.config.normalises,
             shared=SharedExpert.read(source, prefix, shared, hidden_size=hidden_size),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,13 +9,15 @@ from services.worker.models.config import Count, JsonObject, PositiveInt, Unsupp
 from services.worker.models.decoder_layers import MLP
 from services.worker.models.families.qwen3 import QwenHeadNormStage
 from services.worker.models.mixture import read_experts
+from services.worker.models.mixture_config import MixtureConfig
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.sparse_layers import SparseLayers
 from services.worker.models.weights import TensorSource
+from services.worker.models.window_config import EqualWindowsConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3MoeConfig(SparseLayers, RotaryConfig):
+class Qwen3MoeConfig(SparseLayers, EqualWindowsConfig, MixtureConfig):
     """Counterpart of Hugging Face's `Qwen3MoeConfig`."""
 
     architecture = "Qwen3MoeForCausalLM"
@@ -28,22 +29,10 @@ class Qwen3MoeConfig(SparseLayers, RotaryConfig):
     ignored_keys = frozenset(("output_router_logits", "router_aux_loss_coef", "max_window_layers"))
 
     attention_bias: bool = False
-    window: PositiveInt | None
     n_experts: Count
     n_chosen: PositiveInt = field(metadata={"alias": "num_experts_per_tok"})
     expert_size: PositiveInt = field(metadata={"alias": "moe_intermediate_size"})
     normalises: bool = field(default=False, metadata={"alias": "norm_topk_prob"})
-
-    def check(self) -> None:
-        super().check()
-        if self.n_chosen > self.n_experts:
-            raise ValueError(
-                f"num_experts_per_tok ({self.n_chosen}) is more than num_experts ({self.n_experts})"
-            )
-
-    @property
-    def layer_windows(self) -> Sequence[int | None]:
-        return (self.window,) * self.n_layers
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:
@@ -70,10 +59,7 @@ class Qwen3MoeStage(QwenHeadNormStage):
         return read_experts(
             source,
             prefix,
-            names=("gate_proj", "up_proj", "down_proj"),
-            hidden_size=self.config.hidden_size,
+            self.config,
             size=self.config.expert_size,
-            n_experts=self.config.n_experts,
-            n_chosen=self.config.n_chosen,
             normalises=self.config.normalises,
         )

@@ -35,6 +35,7 @@ from services.worker.models.hybrid import (
 )
 from services.worker.models.layers import ColumnParallelLinear
 from services.worker.models.mixture import SharedExpert, read_experts
+from services.worker.models.mixture_config import MixtureConfig
 from services.worker.models.rope import head_order
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.sparse_layers import SparseLayers
@@ -117,7 +118,7 @@ def _linear(config: JsonObject) -> tuple[bool, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseHybridConfig(HybridConfig):
+class SparseHybridConfig(MixtureConfig, HybridConfig):
     """The fields that configurations of hybrid models with experts share."""
 
     # Both matter to training only.
@@ -129,13 +130,6 @@ class SparseHybridConfig(HybridConfig):
     shared_expert_size: PositiveInt = field(
         default=512, metadata={"alias": "shared_expert_intermediate_size"}
     )
-
-    def check(self) -> None:
-        super().check()
-        if self.n_chosen > self.n_experts:
-            raise ValueError(
-                f"num_experts_per_tok ({self.n_chosen}) is more than num_experts ({self.n_experts})"
-            )
 
 
 class HybridStage(RotaryStage):
@@ -202,11 +196,8 @@ class HybridStage(RotaryStage):
         return read_experts(
             source,
             prefix,
-            names=("gate_proj", "up_proj", "down_proj"),
-            hidden_size=hidden_size,
+            config,
             size=config.expert_size,
-            n_experts=config.n_experts,
-            n_chosen=config.n_chosen,
             normalises=normalises,
             shared=SharedExpert.read(source, prefix, shared, hidden_size=hidden_size),
         )

@@ -39,13 +39,14 @@ from services.worker.models.per_layer_inputs import PerLayerGate, PerLayerTable,
 from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RopeConfig, RotaryConfig, read_rope
 from services.worker.models.weights import TensorSource
+from services.worker.models.window_config import LayerWindows
 
 _ACTIVATION = "gelu_pytorch_tanh"
 _FULL, _SLIDING = 0, 1  # indices of the rotary embeddings in `make_rotaries`
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedKVConfig(RotaryConfig):
+class SharedKVConfig(LayerWindows, RotaryConfig):
     """The fields that the configurations of Gemma 3n and Gemma 4 have in common."""
 
     read_keys = RotaryConfig.read_keys | {"hidden_activation", "sliding_window", "layer_types"}
@@ -54,7 +55,6 @@ class SharedKVConfig(RotaryConfig):
 
     attention_bias: bool = False
     final_logit_softcapping: PositiveFloat | None = None
-    windows: tuple[PositiveInt | None, ...]
     sliding_rope: RopeConfig  # for layers with a window; `rope` is for all others
     n_shared_layers: NonNegativeInt = field(default=0, metadata={"alias": "num_kv_shared_layers"})
     per_layer_size: NonNegativeInt = field(
@@ -64,10 +64,6 @@ class SharedKVConfig(RotaryConfig):
         default=262_144, metadata={"alias": "vocab_size_per_layer_input"}
     )
     tie_word_embeddings: bool = True
-
-    @property
-    def layer_windows(self) -> Sequence[int | None]:
-        return self.windows
 
     @property
     def full(self) -> Self:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernels import AttentionForm
 from services.worker.models.config import (
     JsonObject,
-    PositiveInt,
     UnsupportedModel,
     read_windows,
 )
-from services.worker.models.decoder_layers import Attention
 from services.worker.models.families.llama import LlamaConfig, LlamaStage
-from services.worker.models.weights import TensorSource
+from services.worker.models.window_config import LayerWindows
 
 # Defaults of `SmolLM3Config` for missing keys.
 _DEFAULT_INTERVAL = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmolLM3Config(LlamaConfig):
+class SmolLM3Config(LayerWindows, LlamaConfig):
     """Counterpart of Hugging Face's `SmolLM3Config`."""
 
     architecture = "SmolLM3ForCausalLM"
@@ -38,12 +34,7 @@ class SmolLM3Config(LlamaConfig):
     default_rope_theta = 2_000_000.0
 
     turns: tuple[bool, ...]  # which layers have rotary positions
-    windows: tuple[PositiveInt | None, ...]
     tie_word_embeddings: bool = True
-
-    @property
-    def layer_windows(self) -> Sequence[int | None]:
-        return self.windows
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:
@@ -81,14 +72,5 @@ class SmolLM3Stage(LlamaStage):
     config_type = SmolLM3Config
     config: SmolLM3Config
 
-    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
-        has_bias = self.config.attention_bias
-        return Attention.read(
-            source,
-            prefix,
-            self.config,
-            form=AttentionForm(window=self.config.layer_windows[index]),
-            qkv_bias=has_bias,
-            output_bias=has_bias,
-            rotary=0 if self.config.turns[index] else None,
-        )
+    def rotary(self, index: int) -> int | None:
+        return 0 if self.config.turns[index] else None

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +20,11 @@ from services.worker.models.decoder_layers import (
 from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
+from services.worker.models.window_config import EqualWindowsConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Starcoder2Config(RotaryConfig):
+class Starcoder2Config(EqualWindowsConfig):
     """Counterpart of Hugging Face's `Starcoder2Config`."""
 
     architecture = "Starcoder2ForCausalLM"
@@ -45,10 +45,6 @@ class Starcoder2Config(RotaryConfig):
     use_bias: bool = True
     window: PositiveInt | None = field(default=None, metadata={"alias": "sliding_window"})
     tie_word_embeddings: bool = True
-
-    @property
-    def layer_windows(self) -> Sequence[int | None]:
-        return (self.window,) * self.n_layers
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:
