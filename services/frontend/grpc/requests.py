@@ -7,7 +7,6 @@ Only the syntax is checked here. Errors name fields as the HTTP API does (`top_p
 from dataclasses import replace
 from typing import Any
 
-import pydantic_core
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from orcinus.v1 import inference_pb2
@@ -32,6 +31,7 @@ from services.frontend.request.generation_request import (
     GenerationRequest,
     Prompt,
 )
+from services.frontend.request.json_object import read_json_object
 from services.frontend.request.json_schema.client_schema import ClientSchema
 from services.frontend.request.output_format import OutputFormat
 from services.frontend.request.resumption import AnswerSoFar, Resumption
@@ -189,7 +189,7 @@ def _to_tools(message: inference_pb2.Conversation) -> tuple[Tool, ...]:
 def _to_tool(index: int, tool: inference_pb2.Tool) -> Tool:
     check_known("tools", tool)
     if tool.parameters:
-        _json_object(f"tools.{index}.function.parameters", tool.parameters)
+        read_json_object(f"tools.{index}.function.parameters", tool.parameters)
     return Tool(
         name=tool.name,
         description=tool.description,
@@ -216,17 +216,7 @@ def _to_kwargs(text: str) -> dict[str, Any]:
     field = "chat_template_kwargs"
     if len(text) > MAX_TEMPLATE_KWARGS:
         raise errors.InvalidRequest(field, f"must not have more than {MAX_TEMPLATE_KWARGS} bytes")
-    return _json_object(field, text) if text else {}
-
-
-def _json_object(field: str, text: str) -> dict[str, Any]:
-    try:
-        value = pydantic_core.from_json(text)
-    except ValueError as error:
-        raise errors.InvalidRequest(field, f"is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise errors.InvalidRequest(field, "must be a JSON object")
-    return value
+    return read_json_object(field, text) if text else {}
 
 
 def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-import pydantic_core
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from services.common import errors
+from services.frontend.request.json_object import read_json_object
 from services.frontend.request.json_schema.client_schema import AdditionalProperties, ClientSchema
 
 MAX_CHOICES = 1024
@@ -112,13 +112,7 @@ def read_schema(text: str, field: str) -> dict[str, Any]:
         InvalidRequest: the text is not a JSON object, or is too long.
     """
     check_length(field, len(text), MAX_SCHEMA_LENGTH)
-    try:
-        value = pydantic_core.from_json(text)
-    except ValueError as error:
-        raise errors.InvalidRequest(field, f"is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise errors.InvalidRequest(field, "must be a JSON object")
-    return value
+    return read_json_object(field, text)
 
 
 def regex(pattern: str, *, field: str = "regex") -> str:

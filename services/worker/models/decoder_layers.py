@@ -12,8 +12,8 @@ steps to a program. For example, a gated MLP is two steps:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -147,6 +147,7 @@ class Attention:
         qkv_bias: bool = False,
         output_bias: bool = False,
         output_name: str = "o_proj",
+        projected: str = "qkv",
         fused_name: str | None = None,
         order: Sequence[int] | None = None,
         rotary: int | None = 0,
@@ -155,17 +156,17 @@ class Attention:
     ) -> Self:
         """Reads `q_proj`, `k_proj`, `v_proj` and the output projection under `prefix`.
 
-        `fused_name` is the name of one matrix that holds queries, keys and values, one after the
-        other. `order` gives, for each element of a query or key head, the index at which the
-        element is stored (see `rope.head_order`). Raises ValueError for `head_norms` without rotary
-        embedding.
+        `projected` has the letters of the projections that the layer has. `fused_name` is the name
+        of one matrix that holds queries, keys and values, one after the other. `order` gives, for
+        each element of a query or key head, the index at which the element is stored (see
+        `rope.head_order`). Raises ValueError for `head_norms` without rotary embedding.
         """
         if head_norms is not None and rotary is None:
             raise ValueError("heads are normalised where they turn, and these do not turn")
         heads = HeadShare.of(config, source.tp_rank, source.tp_size)
         q, k_or_v = heads.q_elements(config), heads.kv_elements(config)
         n_q, n_kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-        names = [f"{prefix}.{name}_proj" for name in "qkv"]
+        names = [f"{prefix}.{name}_proj" for name in projected]
         n_out, firsts = (n_q, n_kv, n_kv), (0, 0, 0)
         if fused_name is not None:
             names = [f"{prefix}.{fused_name}"] * 3
@@ -174,11 +175,11 @@ class Attention:
             source,
             names,
             n_in=config.hidden_size,
-            n_out=n_out,
+            n_out=n_out[: len(names)],
             shares=[
                 range(first + share.start, first + share.stop)
                 for first, share in zip(firsts, (q, k_or_v, k_or_v), strict=True)
-            ],
+            ][: len(names)],
             has_bias=qkv_bias,
             order=None if order is None else _rows_in_order(heads, order),
         )
@@ -201,6 +202,12 @@ class Attention:
             head_norms=head_norms,
             sinks=sinks,
         )
+
+    @classmethod
+    def of(cls, plain: Attention, **parts: Any) -> Self:
+        """Returns attention of this class with the projections of `plain`. `parts` are the fields
+        that only this class has."""
+        return cls(**{each.name: getattr(plain, each.name) for each in fields(plain)}, **parts)
 
     @property
     def heads(self) -> Heads:

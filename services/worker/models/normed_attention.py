@@ -16,8 +16,7 @@ from kernels.program import Program
 from kernels.steps import Buffer
 from services.worker.models.config import ModelConfig
 from services.worker.models.decoder_layers import Attention
-from services.worker.models.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
-from services.worker.models.tensor_parallel import HeadShare
+from services.worker.models.layers import RMSNorm
 from services.worker.models.weights import TensorSource
 
 Projected = Literal["q", "qk", "qkv"]
@@ -59,37 +58,17 @@ class NormedAttention(Attention):
         `config` must have the number and size of the heads of this layer, which may differ between
         layers.
         """
-        heads = HeadShare.of(config, source.tp_rank, source.tp_size)
-        q, k_or_v = heads.q_elements(config), heads.kv_elements(config)
-        n_q, n_kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-        n = len(projected)
-        qkv = ColumnParallelLinear.read(
+        plain = Attention.read(
             source,
-            [f"{prefix}.{name}_proj" for name in projected],
-            n_in=config.hidden_size,
-            n_out=(n_q, n_kv, n_kv)[:n],
-            shares=(q, k_or_v, k_or_v)[:n],
-            has_bias=has_bias,
-        )
-        output = RowParallelLinear.read(
-            source,
-            f"{prefix}.o_proj",
-            n_in=n_q,
-            n_out=config.hidden_size,
-            share=q,
-            has_bias=has_bias,
-        )
-        return cls(
-            qkv=qkv,
-            output=output,
-            n_heads=len(heads.q),
-            n_kv_heads=len(heads.kv),
-            head_dim=config.head_dim,
+            prefix,
+            config,
             form=form,
+            qkv_bias=has_bias,
+            output_bias=has_bias,
+            projected=projected,
             rotary=rotary,
-            q_norm=q_norm,
-            kv_norms=kv_norms,
         )
+        return cls.of(plain, q_norm=q_norm, kv_norms=kv_norms)
 
     def describe_stored(self, to: Program, qkv: Buffer, layer: int) -> Buffer:
         if self.kv_norms is None:

@@ -273,3 +273,21 @@ def _read_attn_factor(given: dict[str, Any], rope_type: str) -> None:
     if rope_type != "yarn" or type(times) is not float or not isinstance(factor, int | float):
         raise UnsupportedModel(f"config.json: attn_factor {times!r:.40} is not supported")
     given.setdefault("attention_factor", times * yarn_scale(factor, 1.0))
+
+
+def rope_of_kinds(both: Mapping[str, Any]) -> tuple[JsonObject, JsonObject]:
+    """Splits `rope_parameters` with settings for two kinds of layers into two mappings: for full
+    layers, and for sliding layers.
+
+    Each mapping has the keys of a `config.json` whose layers are all of that kind. Raises
+    UnsupportedModel for other kinds of layers.
+    """
+    if set(both) != {"full_attention", "sliding_attention"}:
+        raise UnsupportedModel(
+            f"config.json: rope_parameters are those of {sorted(both)}, not of full_attention and "
+            "sliding_attention"
+        )
+    return (
+        {"rope_parameters": both["full_attention"]},
+        {"rope_parameters": both["sliding_attention"]},
+    )

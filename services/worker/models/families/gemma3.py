@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.worker.models.config import JsonObject, PositiveFloat, UnsupportedModel
+from services.worker.models.config import JsonObject, PositiveFloat
 from services.worker.models.decoder_layers import Attention
 from services.worker.models.families.gemma2 import GemmaConfig, GemmaStage
 from services.worker.models.rope import RotaryEmbedding
-from services.worker.models.rotary_config import RopeConfig, read_rope
+from services.worker.models.rotary_config import RopeConfig, read_rope, rope_of_kinds
 from services.worker.models.weights import TensorSource
 
 _FULL, _SLIDING = 0, 1  # indices of the rotary embeddings in `make_rotaries`
@@ -55,21 +55,13 @@ def split_rope(config: JsonObject) -> tuple[Mapping[str, Any], Mapping[str, Any]
     """Splits the rotary settings of `config` into two mappings: for full layers, and for sliding
     layers.
 
-    Each mapping has the keys of a `config.json` whose layers are all of that kind. Raises
-    UnsupportedModel for other kinds of layers.
+    The mappings are as `rope_of_kinds` describes. Raises UnsupportedModel for other kinds of
+    layers.
     """
     both = config.get("rope_parameters")
     if both is None:
         return {}, {"rope_theta": config.get("rope_local_base_freq")}
-    if set(both) != {"full_attention", "sliding_attention"}:
-        raise UnsupportedModel(
-            f"config.json: rope_parameters are those of {sorted(both)}, not of full_attention and "
-            "sliding_attention"
-        )
-    return (
-        {"rope_parameters": both["full_attention"]},
-        {"rope_parameters": both["sliding_attention"]},
-    )
+    return rope_of_kinds(both)
 
 
 class Gemma3Stage(GemmaStage):

@@ -8,7 +8,7 @@ makes the attention of later positions a little sharper.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -95,11 +95,7 @@ class Ministral3Stage(RotaryStage):
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
         form = AttentionForm(window=self.config.layer_windows[index])
         plain = Attention.read(source, prefix, self.config, form=form)
-        return GrowingAttention(
-            **{each.name: getattr(plain, each.name) for each in fields(plain)},
-            factors=self._factors(),
-            length=self.config.growth_length,
-        )
+        return GrowingAttention.of(plain, factors=self._factors(), length=self.config.growth_length)
 
     def _factors(self) -> Tensor:
         """Returns the factors by which queries are multiplied, [n_lengths]: factor i is for the

@@ -5,7 +5,7 @@ One norm is over all heads of queries, another one over all heads of keys.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
@@ -129,10 +129,7 @@ class WideNormAttention(Attention):
             output_bias=has_bias,
             rotary=rotary,
         )
-        return cls(
-            **{each.name: getattr(plain, each.name) for each in fields(plain)},
-            norms=WideNorms.read(source, prefix, config),
-        )
+        return cls.of(plain, norms=WideNorms.read(source, prefix, config))
 
     def describe_stored(self, to: Program, qkv: Buffer, layer: int) -> Buffer:
         self.norms.describe(to, qkv)

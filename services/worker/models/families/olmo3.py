@@ -9,12 +9,11 @@ from typing import Any
 
 from services.worker.models.config import (
     JsonObject,
-    UnsupportedModel,
     read_windows,
 )
 from services.worker.models.families.olmo2 import Olmo2Config, Olmo2Stage
 from services.worker.models.rope import RotaryEmbedding
-from services.worker.models.rotary_config import RopeConfig, read_rope
+from services.worker.models.rotary_config import RopeConfig, read_rope, rope_of_kinds
 from services.worker.models.window_config import LayerWindows
 
 _FULL, _SLIDING = 0, 1  # indices of the rotary embeddings in `make_rotaries`
@@ -51,23 +50,15 @@ def _split_rope(config: JsonObject) -> tuple[Mapping[str, Any], Mapping[str, Any
     """Splits the rotary settings of `config` into two mappings: for full layers, and for sliding
     layers.
 
-    Each mapping has the keys of a `config.json` whose layers are all of that kind. Older files have
-    one rotary setting, which stretches the context of full layers only. Raises UnsupportedModel for
-    other kinds of layers.
+    The mappings are as `rope_of_kinds` describes. Older files have one rotary setting, which
+    stretches the context of full layers only. Raises UnsupportedModel for other kinds of layers.
     """
     length = {"max_position_embeddings": config.get("max_position_embeddings")}
     both = config.get("rope_parameters")
     if both is None:
         return {}, length
-    if set(both) != {"full_attention", "sliding_attention"}:
-        raise UnsupportedModel(
-            f"config.json: rope_parameters are those of {sorted(both)}, not of full_attention and "
-            "sliding_attention"
-        )
-    return (
-        {"rope_parameters": both["full_attention"]},
-        {"rope_parameters": both["sliding_attention"], **length},
-    )
+    full, sliding = rope_of_kinds(both)
+    return full, {**sliding, **length}
 
 
 class Olmo3Stage(Olmo2Stage):
