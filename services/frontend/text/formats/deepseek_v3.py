@@ -46,7 +46,6 @@ class DeepSeekV3(ToolFormat):
         return CALL in checkpoint.template and FENCE in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer in this format."""
         return DeepSeekReader(rules)
 
     def grammar(

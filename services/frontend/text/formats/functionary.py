@@ -48,14 +48,11 @@ class Functionary31(ToolFormat):
         return BEGIN in checkpoint.template and END in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer in this format."""
         return Functionary31Reader(rules)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar. The rule allows tool calls. With `is_free`, the
-        rule also allows text with calls in it."""
         answer = markers.answer(BEGIN, "call", is_free=is_free, is_single=is_single)
         return answer + one_of(
             tools, lambda tool: f"{quoted(f'{tool.name}>')} {tool.arguments} {quoted(END)}"
@@ -94,7 +91,6 @@ class Functionary32(ToolFormat):
         return f"{TURN}all" in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer in this format."""
         return Functionary32Reader(rules)
 
     def grammar(

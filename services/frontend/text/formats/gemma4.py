@@ -44,14 +44,11 @@ class Gemma4(ToolFormat):
         return checkpoint.has(BEGIN)
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer in this format."""
         return Gemma4Reader(rules)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar. The rule allows tool calls. With `is_free`, the
-        rule also allows text with calls in it."""
         answer = markers.answer(BEGIN, "body", is_free=is_free, is_single=is_single)
         values = {tool.name: GemmaGrammar(tool, f"{tool.arguments}_", markers) for tool in tools}
         rules = one_of(

@@ -45,14 +45,11 @@ class Glm(ToolFormat):
         return KEY in checkpoint.template and BEGIN in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer in this format."""
         return GlmReader(rules)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar. The rule allows tool calls. With `is_free`, the
-        rule also allows text with calls in it."""
         answer = markers.answer(
             BEGIN, "body", is_free=is_free, is_single=is_single, between=self.newline
         )

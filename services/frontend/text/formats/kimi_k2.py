@@ -43,7 +43,6 @@ class KimiK2(ToolFormat):
         return checkpoint.has(ARGUMENTS)
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer in this format."""
         return KimiK2Reader(rules)
 
     def grammar(

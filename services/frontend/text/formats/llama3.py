@@ -38,7 +38,6 @@ class Llama3(ToolFormat):
         return "tools" in checkpoint.template and checkpoint.has(TAG)
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer in this format."""
         return Llama3Reader(rules)
 
     def grammar(

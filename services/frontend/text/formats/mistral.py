@@ -43,7 +43,6 @@ class Mistral(ToolFormat):
         return checkpoint.has(BEGIN)
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer in this format."""
         return MistralReader(rules)
 
     def grammar(

@@ -56,7 +56,6 @@ class Pythonic(ToolFormat):
         return any(text in checkpoint.template for text in ("[func_name1(", "[func_call1(", BEGIN))
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer in this format."""
         return PythonicReader(rules, self)
 
     def grammar(

@@ -53,7 +53,6 @@ class TaggedJson(ToolFormat):
         """Returns whether the model of a checkpoint writes this format."""
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer in this format."""
         return TaggedJsonReader(rules, self)
 
     def grammar(

@@ -84,7 +84,6 @@ class TaggedParameters(ToolFormat):
         """Returns whether the model of a checkpoint writes this format."""
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer in this format."""
         return TaggedParametersReader(rules, self.tags)
 
     def grammar(

@@ -77,7 +77,6 @@ class TaggedReasoning(ReasoningFormat):
     def reader(
         self, rest: MessageReader, *, has_begun: bool, must_call: bool = False
     ) -> MessageReader:
-        """Returns a new reader for an answer in this format."""
         return ThinkReader(rest, has_begun=has_begun, must_call=must_call, tags=self._tags)
 
     def grammar(self, markers: Markers, *, is_thinking: bool) -> str:
