@@ -427,7 +427,7 @@ class TestModelConfig:
             ({"torch_dtype": "float8_e4m3fn"}, "checkpoint_dtype"),
             ({"architectures": []}, "architectures"),
             ({"architectures": None}, "architectures"),
-            ({"architectures": None, "model_type": "bert"}, "architectures"),
+            ({"architectures": None, "model_type": "t5"}, "architectures"),
             ({"architectures": ["LlamaForCausalLM", "B"], "model_type": "llama"}, "no single one"),
             ({"is_causal": False}, "is_causal"),
             ({"is_causal": None}, "is_causal"),
