@@ -27,10 +27,19 @@ PUBLIC_PROTO   := $(BIN)/buf build --path protos/orcinus/v1/inference.proto
 PROTO_BASELINE := protos/baseline.txtpb
 SOURCES := services simulator kernels benchmarks clients examples k8s models release website tests
 
-# Tests that stand side by side stay in one worker, so that most systems that they share start once. Each worker takes
-# half a minute of a processor to begin.
-TEST_WORKERS ?= 2
-IN_PARALLEL  := -n $(TEST_WORKERS) --dist worksteal
+# Where pytest keeps what it remembers, such as the tests that have failed last.
+CACHE  ?= .pytest_cache
+PYTEST := $(BIN)/python -m pytest -o cache_dir=$(CACHE)
+
+# The default tests run in lanes, one process of pytest for each of these folders of tests and one for all others,
+# TEST_WORKERS at a time, those first that take longest. Each imports and collects what its own tests need alone; a worker of
+# pytest-xdist collects all tests, which takes it half a minute of a processor. Some lanes mostly wait for processes that they
+# start, so there is one more lane than processors.
+LANES := system worker frontend kernels scheduler benchmarks local cli k8s
+TEST_WORKERS ?= 3
+
+# Other tests. Those that stand side by side stay in one worker, so that most of what they share is made once.
+IN_PARALLEL  := -n 2 --dist worksteal
 
 # Examples that the thorough tests try of each property.
 EXAMPLES ?= 100
@@ -100,7 +109,7 @@ WITHOUT_VENV := -o addopts= --import-mode=importlib -W ignore::pytest.PytestConf
 SANITIZERS    = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)
 
 SANITIZED     = LD_PRELOAD='$(SANITIZERS)' ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-  $(BIN)/python -m pytest -p tests.kernels.sanitized --capture=sys $(IN_PARALLEL)
+  $(PYTEST) -p tests.kernels.sanitized --capture=sys $(IN_PARALLEL)
 
 # The cluster is the one of kubectl's current context.
 OVERLAY       ?= demo
@@ -123,7 +132,8 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status $(call workload,frontend) --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-chart test-phoenix test-proxy test-browser screenshots test-llama-cpp test-llama-cpp-logits test-real real-model real-embedder check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model wheel release test-install chart images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+LANE_TARGETS := $(LANES:%=lane-%) lane-others lane-given
+.PHONY: $(LANE_TARGETS) help setup constraints locks protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-chart test-phoenix test-proxy test-browser screenshots test-llama-cpp test-llama-cpp-logits test-real real-model real-embedder check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model wheel release test-install chart images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -141,21 +151,32 @@ tune: $(VENV)/.serves best-kernels  ## Find the best settings for MODEL on this 
 ##@ Changing it
 
 test: setup  ## Run up to CASES (2) cases of each test, drawn by the commit; CASES= runs all; ARGS goes to pytest
-	SAMPLE=$(or $(SAMPLE),$(CASES)) $(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
+	@+SAMPLE=$(or $(SAMPLE),$(CASES)) $(MAKE) --no-print-directory -k -j$(TEST_WORKERS) --output-sync=target \
+	  $(if $(filter tests/%,$(ARGS)),lane-given,$(filter-out lane-given,$(LANE_TARGETS)))
+
+# A lane may be left without tests by options such as `-k` and `--last-failed`, which is no failure.
+$(LANES:%=lane-%): lane-%:
+	$(PYTEST)/$* -q tests/$* $(ARGS) || [ $$? = 5 ]
+
+lane-others:
+	$(PYTEST)/others -q tests $(LANES:%=--ignore=tests/%) $(ARGS) || [ $$? = 5 ]
+
+lane-given:
+	$(PYTEST) $(ARGS)
 
 # A sample has no more examples of properties than the default tests.
 test-thorough: native  ## Run more cases of what `make test` holds, or SAMPLE of each test, and EXAMPLES (100) of each property
-	EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m '$(if $(SAMPLE),thorough,(thorough or hypothesis)) and not triton and not gpu and not real and not fuzz and not helm and not install' \
+	EXAMPLES=$(EXAMPLES) $(PYTEST) -m '$(if $(SAMPLE),thorough,(thorough or hypothesis)) and not triton and not gpu and not real and not fuzz and not helm and not install' \
 	  $(if $(SAMPLE),,--hypothesis-profile=thorough) $(IN_PARALLEL) $(ARGS)
 
 test-system: setup  ## Run only the tests of whole processes
-	$(BIN)/python -m pytest -m system $(ARGS)
+	$(PYTEST) -m system $(ARGS)
 
 test-triton: setup  ## Interpret the kernels for GPUs, and compile those that differ from CHANGED_SINCE (HEAD^) and a few others
-	CHANGED_SINCE=$(CHANGED_SINCE) $(BIN)/python -m pytest -m 'triton and not gpu and not thorough' $(IN_PARALLEL) tests/kernels tests/worker $(ARGS)
+	CHANGED_SINCE=$(CHANGED_SINCE) $(PYTEST) -m 'triton and not gpu and not thorough' $(IN_PARALLEL) tests/kernels tests/worker $(ARGS)
 
 test-triton-all: setup  ## Interpret more cases of the kernels for GPUs, and compile all kernels
-	TRITON_CASES=all $(BIN)/python -m pytest -m 'triton and not gpu' $(IN_PARALLEL) tests/kernels tests/worker $(ARGS)
+	TRITON_CASES=all $(PYTEST) -m 'triton and not gpu' $(IN_PARALLEL) tests/kernels tests/worker $(ARGS)
 
 # The kernels of every build that this processor can run, and models that run by the best of them. A sample has two builds,
 # the portable one and the best.
@@ -168,51 +189,51 @@ test-gpu:  ## Run the tests that need a CUDA device, with GPU_PYTHON (.venv's, e
 	$(GPU_PYTHON) -m pytest -m 'gpu and not thorough' $(if $(wildcard $(BIN)/python),,$(WITHOUT_VENV)) $(ARGS)
 
 test-faults: setup  ## Kill and stop processes under load, FAULTS_N (200) times at random; FAULTS_SEED repeats a run
-	FAULTS_N=$(FAULTS_N) FAULTS_SEED=$(FAULTS_SEED) $(BIN)/python -m pytest -m faults tests/faults -q -s $(ARGS)
+	FAULTS_N=$(FAULTS_N) FAULTS_SEED=$(FAULTS_SEED) $(PYTEST) -m faults tests/faults -q -s $(ARGS)
 
 test-numerics: setup  ## Send NUMERICS_N (200) requests whose numbers break beside 64 good streams, with each element type
-	NUMERICS_N=$(NUMERICS_N) NUMERICS_GOOD=64 $(BIN)/python -m pytest -m '' tests/faults/test_numerics.py -q $(ARGS)
+	NUMERICS_N=$(NUMERICS_N) NUMERICS_GOOD=64 $(PYTEST) -m '' tests/faults/test_numerics.py -q $(ARGS)
 
 fuzz: setup $(FUZZER)  ## Send FUZZ_N (100000) made-up inputs to every public and internal API; FUZZ_SEED repeats a run
-	FUZZ_N=$(FUZZ_N) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest -m fuzz tests/fuzz -q -s $(ARGS)
+	FUZZ_N=$(FUZZ_N) FUZZ_SEED=$(FUZZ_SEED) $(PYTEST) -m fuzz tests/fuzz -q -s $(ARGS)
 	@if $(BIN)/python -c 'import atheris' 2>/dev/null; \
 	then $(BIN)/python -m tests.fuzz.coverage all --runs $(FUZZ_N) $(if $(FUZZ_SEED),--seed $(FUZZ_SEED)); \
 	elif [ -n '$(STRICT)' ] && [ "$$(uname -sm)" = 'Linux x86_64' ]; then echo 'atheris cannot be imported'; exit 1; \
 	else echo 'no guided fuzzing: atheris is for Linux on x86-64'; fi
 
 test-hostile: setup  ## Attack the processes as strangers could, within the memory of their pods
-	$(BIN)/python -m pytest -m hostile tests/hostile $(ARGS)
+	$(PYTEST) -m hostile tests/hostile $(ARGS)
 
 test-prometheus: setup  ## Run the tests that need Prometheus (Debian: apt-get install prometheus)
 	@command -v promtool prometheus >/dev/null || { echo 'prometheus and promtool are missing: apt-get install prometheus'; exit 1; }
-	$(BIN)/python -m pytest -m prometheus tests/system $(ARGS)
+	$(PYTEST) -m prometheus tests/system $(ARGS)
 
 test-proxy: setup  ## Run the tests of streams behind a proxy (Debian: apt-get install nginx)
 	@command -v nginx >/dev/null || { echo 'nginx is missing: apt-get install nginx'; exit 1; }
-	$(BIN)/python -m pytest -m proxy tests/proxies $(ARGS)
+	$(PYTEST) -m proxy tests/proxies $(ARGS)
 
 test-browser: setup page-tools  ## Look at the page in a real browser (Debian: apt-get install chromium)
 	@command -v chromium >/dev/null || [ -n "$$ORCINUS_CHROMIUM" ] || { echo 'chromium is missing: apt-get install chromium'; exit 1; }
-	$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
+	$(PYTEST) -m browser tests/browser $(ARGS)
 
 screenshots: setup  ## Take the pictures of the page that the docs show, into docs/images
 	@[ -e build/llama-125m ] || $(BIN)/python -m benchmarks.make_model build/llama-125m
 	$(BIN)/python -m tests.browser.screenshots docs/images
 
 test-chart: setup $(HELM)  ## Render the Helm chart by Helm, and compare it with kustomize; ARGS="-m helm" renders all pairs of components
-	HELM='$(abspath $(HELM))' $(BIN)/python -m pytest -m 'helm and not thorough' tests/k8s/chart $(ARGS)
+	HELM='$(abspath $(HELM))' $(PYTEST) -m 'helm and not thorough' tests/k8s/chart $(ARGS)
 
 test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoenix
-	PATH="$$PATH:$(CURDIR)/$(dir $(PHOENIX))" $(BIN)/python -m pytest -m phoenix tests/tracing_backend $(ARGS)
+	PATH="$$PATH:$(CURDIR)/$(dir $(PHOENIX))" $(PYTEST) -m phoenix tests/tracing_backend $(ARGS)
 
 test-real: real-model real-embedder $(CLIENTS) $(VENV)/clients/.linked $(AGENT_TOOLS)  ## Serve models to clients and agents that people use, unmodified
-	$(BIN)/python -m pytest -m 'real and not thorough' tests/real $(ARGS)
+	$(PYTEST) -m 'real and not thorough' tests/real $(ARGS)
 
 test-llama-cpp: setup $(LLAMA_CPP)  ## Read GGUF files of llama.cpp's own converter, and the vocabularies of its tests
-	LLAMA_CPP='$(CURDIR)/$(LLAMA_CPP)' $(BIN)/python -m pytest -m real tests/real/test_llama_cpp.py $(ARGS)
+	LLAMA_CPP='$(CURDIR)/$(LLAMA_CPP)' $(PYTEST) -m real tests/real/test_llama_cpp.py $(ARGS)
 
 test-llama-cpp-logits: setup $(LLAMA_CPP_PYTHON)/.installed  ## Compare logits of GGUF files with llama.cpp's, which is compiled first, in some 15 minutes
-	LLAMA_CPP_PYTHON='$(CURDIR)/$(LLAMA_CPP_PYTHON)/bin/python' $(BIN)/python -m pytest -m real tests/real/test_llama_cpp_logits.py $(ARGS)
+	LLAMA_CPP_PYTHON='$(CURDIR)/$(LLAMA_CPP_PYTHON)/bin/python' $(PYTEST) -m real tests/real/test_llama_cpp_logits.py $(ARGS)
 
 $(LLAMA_CPP_PYTHON)/.installed: benchmarks/peers/llama_cpp.txt | $(UV)
 	$(UV) venv --quiet --clear --python $(PYTHON) $(@D)
@@ -306,7 +327,7 @@ release: setup $(RELEASE)  ## Build wheel, chart, list of packages, provenance a
 	CXX='$(CXX)' $(BIN)/python -m release --tools $(VENV)/release/bin dist
 
 test-install: setup $(RELEASE)  ## Build a release twice and compare, and serve from its wheel in an empty environment; minutes
-	$(BIN)/python -m pytest -m install tests/install $(ARGS)
+	$(PYTEST) -m install tests/install $(ARGS)
 
 ##@ On Kubernetes
 
@@ -365,7 +386,7 @@ test-cluster: setup images $(HELM)  ## Run the tests of a deployment on the clus
 	@test -n "$$KUBECONFIG" || { echo 'KUBECONFIG must name a cluster; "kind create cluster --kubeconfig FILE" makes one'; exit 1; }
 	$(LOAD_IMAGE) $(IMAGE_NAMES)
 	CUT_NODE='$(CUT_NODE)' HEAL_NODE='$(HEAL_NODE)' STOP_API='$(STOP_API)' START_API='$(START_API)' HELM='$(abspath $(HELM))' \
-	  $(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
+	  $(PYTEST) -m cluster tests/cluster $(ARGS)
 
 drills: setup images  ## Stop and kill each process on the cluster of KUBECONFIG, and write the waits into the docs; needs KILL_POD
 	$(LOAD_IMAGE) $(IMAGE_NAMES)

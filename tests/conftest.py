@@ -59,14 +59,14 @@ def _root_logger() -> Generator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Lets this process and all processes of tests share bytecode in pytest's cache where none may
-    be written beside the sources.
+    """Lets this process and all processes of tests share bytecode in `.pytest_cache` where none may
+    be written beside the sources. All runs share it, also where each has a `cache_dir` of its own.
 
     Tests start hundreds of processes, each of which would compile our modules again, and each run
     would rewrite the assertions of all tests again, which takes ten seconds.
     """
-    if sys.dont_write_bytecode and config.cache is not None:
-        sys.pycache_prefix = str(config.cache.mkdir("bytecode"))
+    if sys.dont_write_bytecode:
+        sys.pycache_prefix = str(config.rootpath / ".pytest_cache/bytecode")
         sys.dont_write_bytecode = False
         os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
