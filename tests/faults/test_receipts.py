@@ -72,7 +72,7 @@ async def collected(tree: Tree, clients: Clients) -> dict[str, Any]:
     await asyncio.gather(*asking, counting, return_exceptions=True)
     took_s = round(time.monotonic() - begun_s, 1)
     return {
-        "n_kills": len(nemesis.injected),
+        "n_kills": sum(one.fault.kind == "kill" for one in nemesis.injected),
         "n_resumed": log.n_resumed,
         **counters.totals,
         "took_s": took_s,
