@@ -31,8 +31,10 @@ class Counters:
         """Adds what was counted since the last scrape."""
         for service in self._tree.names_of(self._service):
             samples = self._tree.scrape(service)
-            for name in self._names if samples is not None else ():
-                now, key = samples.sum(name), f"{service} {name}"
+            if samples is None:  # being restarted
+                continue
+            for name in self._names:
+                now, key = int(samples.sum(name)), f"{service} {name}"
                 before = self._last[key] if now >= self._last[key] else 0
-                self.totals[name] += int(now - before)
-                self._last[key] = int(now)
+                self.totals[name] += now - before
+                self._last[key] = now

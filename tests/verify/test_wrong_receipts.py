@@ -100,6 +100,7 @@ def test_one_digit_of_another_model_or_arithmetic_is_named(name: str, data: st.D
         return digest[:at] + data.draw(st.sampled_from(digits)) + digest[at + 1 :]
 
     receipt = honest(10, 14)
+    changes: dict[str, Any]
     if name in ARITHMETIC:
         changes = {"arithmetic": [{**ARITHMETIC, name: other(ARITHMETIC[name])}]}
         receipt["tokens"][0] += 1  # of equal tokens it would be a note
