@@ -62,6 +62,10 @@ CASES       ?= 2
 FAULTS_N    ?= 200
 FAULTS_SEED ?=
 
+# Receipts that are made while processes are killed, and the kills.
+RECEIPTS_N  ?= 10000
+KILLS       ?= 50
+
 # Requests whose numbers break.
 NUMERICS_N  ?= 200
 
@@ -133,7 +137,7 @@ wait_serving = $(wait_workers) && \
 
 .DEFAULT_GOAL := help
 LANE_TARGETS := $(LANES:%=lane-%) lane-others lane-given
-.PHONY: $(LANE_TARGETS) help setup constraints locks protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-chart test-phoenix test-proxy test-browser screenshots test-llama-cpp test-llama-cpp-logits test-real real-model real-embedder check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model wheel release test-install chart images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: $(LANE_TARGETS) help setup constraints locks protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-receipts test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-chart test-phoenix test-proxy test-browser screenshots test-llama-cpp test-llama-cpp-logits test-real real-model real-embedder check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model wheel release test-install chart images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -190,6 +194,9 @@ test-gpu:  ## Run the tests that need a CUDA device, with GPU_PYTHON (.venv's, e
 
 test-faults: setup  ## Kill and stop processes under load, FAULTS_N (200) times at random; FAULTS_SEED repeats a run
 	FAULTS_N=$(FAULTS_N) FAULTS_SEED=$(FAULTS_SEED) $(PYTEST) -m faults tests/faults -q -s $(ARGS)
+
+test-receipts: setup  ## Kill processes KILLS (50) times, and verify RECEIPTS_N (10000) receipts; FAULTS_SEED repeats a run
+	RECEIPTS_N=$(RECEIPTS_N) KILLS=$(KILLS) FAULTS_SEED=$(FAULTS_SEED) $(PYTEST) -m faults tests/faults/test_receipts.py -q -s $(ARGS)
 
 test-numerics: setup  ## Send NUMERICS_N (200) requests whose numbers break beside 64 good streams, with each element type
 	NUMERICS_N=$(NUMERICS_N) NUMERICS_GOOD=64 $(PYTEST) -m '' tests/faults/test_numerics.py -q $(ARGS)

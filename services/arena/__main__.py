@@ -5,7 +5,8 @@ file FILE.py that defines a policy or an order. By default, policies run in virt
 scheduling core runs on a simulated machine whose costs are known. With --real, policies also run on
 a model on this machine. With --sleeping, they also run in a real system whose ranks sleep for the
 time that a given machine takes. The costs in virtual time are then the costs that were measured in
-that system. Every batch is checked, and a policy that breaks a rule is stopped.
+that system. A third line, `replayed`, is virtual time with the costs that the iterations of that
+very run had. Every batch is checked, and a policy that breaks a rule is stopped.
 
 The exit status is 0 if all runs were complete, 1 if one was stopped because its policy broke a rule
 or its system failed, and 2 if nothing could be run.
@@ -15,6 +16,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -127,7 +129,7 @@ def _compared(
             _say(f"{traffic.name}: {entrant.name}")
             results.append(_virtual(options, entrant, setup, traffic))
             if place is not None and results[-1].figures is not None:
-                results.append(_real(options, entrant, place, traffic, results[-1].figures))
+                results += _real(options, entrant, place, setup, traffic, results[-1].figures)
         yield results
 
 
@@ -169,18 +171,25 @@ def _real(
     options: argparse.Namespace,
     entrant: Entrant,
     place: real.Place,
+    setup: Setup,
     traffic: Traffic,
     predicted: Figures,
-) -> Result:
+) -> list[Result]:
+    """Runs an entrant on a real system, and then in virtual time with the costs that the iterations
+    of this run had. Returns the results of both. The second run shows whether a difference between
+    `predicted` and the real run is a difference of the machine's speed."""
     n_output = sum(one.n_output for one in traffic.arrivals)
     expected_s = n_output / predicted.tokens_per_s
     try:
-        figures = real.run(
-            entrant, place, traffic.arrivals, expected_s=expected_s, seed=options.seed
-        )
+        found = real.run(entrant, place, traffic.arrivals, expected_s=expected_s, seed=options.seed)
     except (Stopped, SystemFailed) as stopped:
-        return Result(traffic.name, entrant.name, place.way, None, str(stopped))
-    return Result(traffic.name, entrant.name, place.way, figures)
+        return [Result(traffic.name, entrant.name, place.way, None, str(stopped))]
+    costs = replace(found.costs, request_s=setup.costs.request_s)
+    again = _virtual(options, entrant, replace(setup, costs=costs), traffic)
+    return [
+        Result(traffic.name, entrant.name, place.way, found.figures),
+        replace(again, way="replayed"),
+    ]
 
 
 def _say(line: str) -> None:

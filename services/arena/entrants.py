@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from services.arena.raised import described
 from services.scheduler.core.order.order import Order
 from services.scheduler.core.order.registry import ORDERS
 from services.scheduler.core.policies import Policy
@@ -73,14 +74,16 @@ def load_file(path: Path) -> str:
     """
     module_name = f"orcinus_arena_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None or not path.is_file():
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist")
+    if spec is None or spec.loader is None:
         raise ValueError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a policy may raise anything
-        raise ValueError(f"{path} cannot be loaded: {error!r}") from error
+        raise ValueError(f"{path} cannot be loaded: {described(error)}") from error
     found = [
         one
         for one in vars(module).values()
@@ -124,11 +127,11 @@ def parse(texts: list[str]) -> tuple[list[Entrant], list[Path]]:
 
 def _parts(text: str) -> list[str]:
     """Divides a text into the names or files of a policy, of an order, or of both. The names of
-    files may contain slashes."""
-    if text.endswith(".py") and Path(text).is_file():
-        return [text]
+    files may contain slashes. A text that ends with `.py` names a single file, unless it begins
+    with the name of a policy and a slash."""
     file, end, tail = text.partition(".py/")
     if end:
         return [f"{file}.py", tail]
     head, slash, tail = text.partition("/")
-    return [head, tail] if slash else [text]
+    is_file = text.endswith(".py") and (Path(text).is_file() or head not in POLICIES)
+    return [head, tail] if slash and not is_file else [text]

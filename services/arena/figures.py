@@ -63,8 +63,8 @@ class Result:
     trace: str
     entrant: str
     way: str
-    """How the run was made: `virtual`, `sleeping`, `real`, or `recorded` for what happened in a
-    recording."""
+    """How the run was made: `virtual`, `sleeping`, `real`, `replayed` for virtual time with the
+    costs of a real run's own iterations, or `recorded` for what happened in a recording."""
     figures: Figures | None
     """Figures of the run. None if the run was stopped."""
     stopped: str = ""

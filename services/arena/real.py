@@ -23,12 +23,21 @@ from services.arena.sleeping.machine_here import VARIABLE
 from services.common.by_model import for_all
 from services.common.cpus import usable_cpus
 from services.local.settings import LocalSettings
-from services.tune.calibration import Calibration, calibrate, iterations_of
+from services.tune.calibration import Calibration, calibrate, costs_of_run, iterations_of
 from services.tune.check import outcome_of, run_load
 from services.tune.model_shape import ModelShape
 from services.tune.probe import Probe
 from services.tune.search import Memory
-from services.tune.system import Prompt, System, SystemFailed, TimedReply, TuneLauncher, running
+from services.tune.system import (
+    Prompt,
+    Record,
+    System,
+    SystemFailed,
+    TimedReply,
+    TuneLauncher,
+    running,
+)
+from simulator.costs import LinearCosts
 from simulator.engine import Arrival
 from simulator.outcome import Outcome
 
@@ -128,6 +137,17 @@ class Place:
             os.environ[VARIABLE] = self.sleeping
 
 
+@dataclass(frozen=True, slots=True)
+class RealRun:
+    """The result of a run of an entrant on a real system."""
+
+    figures: Figures
+    """Figures as the client measures them."""
+    costs: LinearCosts
+    """Costs that were fitted to the iterations of this run. The time that requests spend outside of
+    iterations is not among them."""
+
+
 async def calibrated(
     system: System, shape: ModelShape, *, max_batch_size: int, limit_s: float
 ) -> tuple[Calibration, Memory]:
@@ -182,9 +202,8 @@ def measured_setup(place: Place, *, limit_s: float) -> Setup:
 
 def run(
     entrant: Entrant, place: Place, arrivals: Sequence[Arrival], *, expected_s: float, seed: int
-) -> Figures:
-    """Runs an entrant on a real system, and returns its figures as the client measures them.
-    `expected_s` is the duration of the run in virtual time.
+) -> RealRun:
+    """Runs an entrant on a real system. `expected_s` is the duration of the run in virtual time.
 
     Raises:
         Stopped: a rule was broken.
@@ -195,21 +214,23 @@ def run(
         report = Path(scratch, "report.json")
         place.prepare(report)
         try:
-            outcome = asyncio.run(_outcome(entrant, place, arrivals, limit_s, seed))
+            outcome, records = asyncio.run(_outcome(entrant, place, arrivals, limit_s, seed))
         except SystemFailed:
             told = _told(report)
             if "stopped" in told:
                 raise Stopped(told["stopped"]) from None
             raise
         told = _told(report)
-    return Figures.of(
+    figures = Figures.of(
         outcome, n_preemptions=told.get("n_preemptions"), select_us=told.get("select_us")
     )
+    return RealRun(figures, costs_of_run(iterations_of(records)))
 
 
 async def _outcome(
     entrant: Entrant, place: Place, arrivals: Sequence[Arrival], limit_s: float, seed: int
-) -> Outcome:
+) -> tuple[Outcome, list[Record]]:
+    """Returns the outcome of a run as the client measures it, and the records of its iterations."""
     chance = random.Random(f"prompts {seed}")
     vocabulary = range(place.shape().vocab_size)
     load = [
@@ -218,10 +239,12 @@ async def _outcome(
     ]
     async with running(place.settings(entrant), place.launcher) as system:
         await system.ask(Prompt([1, 2, 3, 4], 2))  # sets up connections and buffers
-        replies, start_s = await run_load(system, load, limit_s=limit_s)
+        async with system.recorded() as records:
+            replies, start_s = await run_load(system, load, limit_s=limit_s)
     if not all(reply.is_complete for _, reply in replies):
         raise SystemFailed(f"{entrant.name}: not all requests have ended after {limit_s:.0f} s")
-    return _with_gaps(outcome_of(replies, start_s), [reply for _, reply in replies])
+    outcome = _with_gaps(outcome_of(replies, start_s), [reply for _, reply in replies])
+    return outcome, records
 
 
 def _with_gaps(outcome: Outcome, replies: Sequence[TimedReply]) -> Outcome:

@@ -2,8 +2,8 @@
 
 A recording (the scheduler's setting `record`) has the requests, the settings of the pipeline, and
 the times of all iterations. This module derives three things from it: the arrivals, a setup, and a
-model of costs that is fitted to the iterations as the tuner fits one. The figures of the recorded
-policy are computed from the recorded times.
+model of costs with which these iterations take as long in all as they took. The figures of the
+recorded policy are computed from the recorded times.
 
 In a run in virtual time, outputs have their recorded lengths. Prompts have numbers in the place of
 tokens, which is enough for a prefix cache to find equal prompts. If a prompt repeats an earlier
@@ -33,7 +33,7 @@ from services.scheduler.core.policies.registry import POLICIES
 from services.scheduler.core.request import TOKEN_ID
 from services.scheduler.replay import NotARecording, objects_of
 from services.scheduler.watching.core_facts import CoreFacts
-from services.tune.calibration import calibrate, iterations_of
+from services.tune.calibration import costs_of_run, iterations_of
 from simulator.engine import Arrival
 from simulator.mooncake import FIRST_TOKEN
 from simulator.outcome import Outcome, RequestTimes
@@ -207,7 +207,7 @@ def _setup(reader: _Reader) -> Setup:
     comes from the first decision; without decisions there is none."""
     first = reader.epochs[0]
     return Setup(
-        calibrate(iterations_of(reader.records)).costs,
+        costs_of_run(iterations_of(reader.records)),
         n_slots=first["n_slots"],
         max_batch_size=first["max_batch_size"],
         max_batch_tokens=first["max_batch_tokens"] or DEFAULT_BATCH_TOKENS,

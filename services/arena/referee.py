@@ -14,6 +14,7 @@ run:
 from time import thread_time_ns
 from typing import Any
 
+from services.arena.raised import described
 from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import MemoryView, Policy, PoolView, Selection
@@ -57,7 +58,9 @@ class RefereedScheduler(WholeBatchScheduler):
         except BrokenRule as broken:
             raise Stopped(f"{place}: {broken}") from broken
         except (Exception, SystemExit) as error:  # a policy may raise anything
-            raise Stopped(f"{place}: policy {self.policy.name}: raises {error!r}") from error
+            raise Stopped(
+                f"{place}: policy {self.policy.name}: raises {described(error)}"
+            ) from error
         return batch
 
     def take_preempted(self) -> list[Request]:

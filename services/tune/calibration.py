@@ -7,14 +7,14 @@ given the time at which its plan was sent.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
 from services.tune.probe import Lone
 from services.tune.system import Record
 from simulator import fit
-from simulator.costs import SLOPES, IterationWork, LinearCosts, features
+from simulator.costs import SLOPES, IterationWork, LinearCosts, dot, features
 
 N_STEPS = 24
 """Number of steps of a golden-section search. Each step reduces the range to 0.62 of its size."""
@@ -88,6 +88,28 @@ def calibrate(iterations: Sequence[MeasuredIteration], lone: Sequence[Lone] = ()
     return Calibration(
         _with_request_s(costs, lone), n_iterations=len(iterations), error=max(errors)
     )
+
+
+def costs_of_run(iterations: Sequence[MeasuredIteration]) -> LinearCosts:
+    """Returns the costs with which these iterations take as long in all as they took.
+
+    `calibrate` gives little weight to iterations that took much longer than others of their kind,
+    since they say little about the next run. A repetition of this run must contain them. So the
+    fitted coefficients of a stage are multiplied by the sum of its measured times, divided by the
+    sum of its predicted times.
+
+    Raises:
+        ValueError: there are no iterations.
+    """
+    costs = calibrate(iterations).costs
+    rows = [features(each.work) for each in iterations]
+    scaled = []
+    for index, coefficients in enumerate(costs.coefficients):
+        measured_s = sum(each.stages_s[index] for each in iterations)
+        predicted_s = sum(dot(coefficients, row) for row in rows)
+        factor = measured_s / predicted_s if predicted_s else 1.0
+        scaled.append(tuple(factor * value for value in coefficients))
+    return replace(costs, coefficients=tuple(scaled))
 
 
 def explain_ends(iterations: Sequence[MeasuredIteration]) -> tuple[float, float]:

@@ -157,15 +157,20 @@ def test_a_policy_that_starves_requests_is_stopped(
 
 
 @pytest.mark.parametrize(
-    ("code", "error"), [("request.nothing", "AttributeError"), ("exit(0)", "SystemExit")]
+    ("code", "error"),
+    [
+        ("request.nothing", r"AttributeError: .*nothing.* \(hog\.py, line \d+\)"),
+        ("1 / 0", r"ZeroDivisionError: division by zero \(hog\.py, line \d+\)"),
+        ("exit(0)", "SystemExit"),
+    ],
 )
-def test_a_policy_that_raises_is_stopped(
+def test_a_policy_that_raises_is_stopped_and_its_line_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], code: str, error: str
 ) -> None:
     path = written(tmp_path, HOG.replace("BREAK", code))
     assert main([str(path), "--requests=8", "--machine=processor", "--json"]) == 1
     [found] = results(capsys)
-    assert f"batch 1: policy hog: raises {error}" in found["stopped"]
+    assert re.match(f"batch 1: policy hog: raises {error}", found["stopped"])
 
 
 def test_a_real_system_has_the_memory_and_the_admission_that_are_asked_for() -> None:
@@ -185,7 +190,9 @@ def test_a_real_system_has_the_memory_and_the_admission_that_are_asked_for() -> 
         ("import nothing_at_all", "cannot be loaded: ModuleNotFoundError"),
         ("A = 1", "must define one policy or order, and defines none"),
         (HOG.replace('name = "hog"', ""), "has no name"),
-        (HOG.replace("api = 1", ""), "is written for version None of the contract"),
+        (HOG.replace("api = 1", ""), "must have `api = 1`"),
+        (HOG.replace("api = 1", "api = 2"), "is written for version 2 of the contract"),
+        (HOG + "\n    x y\n", "cannot be loaded: SyntaxError: invalid syntax (hog.py, line"),
         (HOG.replace('"hog"', '"orca"'), "the policy 'orca' is one of this project"),
         (HOG.replace("def select", "def choose"), "lacks select"),
         (HOG.replace('"hog"', '""'), "has no name"),
@@ -228,9 +235,18 @@ def test_entrants_are_policies_orders_or_both() -> None:
     entrants, files = parse(texts)
     assert [one.name for one in entrants] == ["orca", "fair", "orca/fair", "chunked"]
     assert not files
-    for wrong in ("unheard-of", "orca/unheard-of", "unheard-of/fair", "no.py"):
-        with pytest.raises(ValueError, match=r"there is no|is no Python file"):
+    for wrong in ("unheard-of", "orca/unheard-of", "unheard-of/fair"):
+        with pytest.raises(ValueError, match="there is no"):
             parse([wrong])
+    for text, file in (
+        ("no.py", "no.py"),
+        ("/nowhere/no.py", "/nowhere/no.py"),
+        ("nowhere/no.py", "nowhere/no.py"),
+        ("orca/no.py", "no.py"),
+        ("orca//nowhere/no.py", "/nowhere/no.py"),
+    ):
+        with pytest.raises(ValueError, match=f"^{Path(file).resolve()} does not exist"):
+            parse([text])
 
 
 def test_an_order_may_be_a_file(tmp_path: Path) -> None:

@@ -48,13 +48,15 @@ def test_a_file_runs_in_virtual_time_and_on_ranks_that_sleep(tmp_path: Path) -> 
     assert [(one["policy"], one["way"]) for one in found] == [
         ("request_level", "virtual"),
         ("request_level", "sleeping"),
+        ("request_level", "replayed"),
         ("one_prompt", "virtual"),
         ("one_prompt", "sleeping"),
+        ("one_prompt", "replayed"),
     ]
     assert {one["n_requests"] for one in found} == {12}
     assert all(one["select_us"] > 0 and one["n_preemptions"] == 0 for one in found)
     # The answers of a batch come together, also from a real system.
-    assert found[1]["gap_p50_s"] < 0.5 * found[3]["gap_p50_s"]
+    assert found[1]["gap_p50_s"] < 0.5 * found[4]["gap_p50_s"]
 
 
 def test_a_policy_of_a_package_serves_and_ends_the_scheduler_when_it_breaks_a_rule(

@@ -70,6 +70,8 @@ class Log:
     """Streams that have begun and not ended, with the time of their last token."""
     n_begun: int = 0
     """Requests that were sent so far."""
+    receipts: dict[StreamId, dict[str, Any]] = field(default_factory=dict)
+    """The receipt of each answer that has one."""
 
     def write(self, event: Event) -> None:
         self.events.append(event)
@@ -155,6 +157,10 @@ class Clients:
         self.log.write(End(StreamId(progress.request, index), reason, time.monotonic()))
         progress.is_finished[index] = True
 
+    def _keep_receipt(self, progress: Progress, index: int, receipt: dict[str, Any] | None) -> None:
+        if receipt is not None:
+            self.log.receipts[StreamId(progress.request, index)] = receipt
+
     async def _receive_http(self, progress: Progress) -> AsyncGenerator[None]:
         """Takes a stream of server-sent events, to its end."""
         path = "/v1/chat/completions" if progress.question.protocol == "chat" else "/v1/completions"
@@ -192,6 +198,7 @@ class Clients:
         self._take(progress, index, token_ids, text, start=start)
         if choice["finish_reason"] is not None:
             self._finish(progress, index, choice["finish_reason"])
+            self._keep_receipt(progress, index, choice.get("receipt"))
 
     async def _receive_grpc(self, progress: Progress) -> AsyncGenerator[None]:
         """Takes the messages of a stream, to its end."""
@@ -218,6 +225,7 @@ class Clients:
         self._take(progress, choice.index, list(choice.token_ids), choice.text, start=start)
         if choice.finish_reason:
             self._finish(progress, choice.index, REASONS[choice.finish_reason])
+            self._keep_receipt(progress, choice.index, json.loads(choice.receipt or "null"))
 
 
 def error_of(message: str) -> Exception:

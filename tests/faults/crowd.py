@@ -3,7 +3,7 @@ system."""
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tests.faults.checker import End, Expected, StreamId, Tokens, check
 from tests.faults.client import Clients, Log
@@ -16,7 +16,7 @@ MAX_PAUSE_S = 60.0
 class Crowd:
     """Clients that ask one question after the other until they are told to stop."""
 
-    def __init__(self, clients: Clients, questions: list[Question]) -> None:
+    def __init__(self, clients: Clients, questions: Iterable[Question]) -> None:
         self.sent: dict[str, Question] = {}
         """The question of each request, by the request's name in the log."""
         self.is_over = False

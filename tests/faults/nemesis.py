@@ -100,13 +100,21 @@ def draw_faults(
 class Nemesis:
     """Harms a tree, while clients write to a log."""
 
-    def __init__(self, tree: Tree, log: Log, random: Random) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        log: Log,
+        random: Random,
+        *,
+        recovery_limit_s: float = RECOVERY_LIMIT_S,
+    ) -> None:
         self.injected: list[Injected] = []
         self.epochs: list[int] = []
         """Epochs that have served, as they were seen."""
         self._tree = tree
         self._log = log
         self._random = random
+        self._recovery_limit_s = recovery_limit_s
         self._lasting: set[asyncio.Task[None]] = set()
 
     async def run(self, faults: list[Fault], tell: Callable[[str], None]) -> None:
@@ -193,7 +201,7 @@ class Nemesis:
         Raises:
             NoRecovery: there is none for too long.
         """
-        deadline = time.monotonic() + RECOVERY_LIMIT_S
+        deadline = time.monotonic() + self._recovery_limit_s
         while (pid := self._tree.pid(fault.role, fault.index)) is None:
             if time.monotonic() > deadline:
                 raise NoRecovery(f"no {fault.role} {fault.index}, after {self.injected[-1:]}")
@@ -211,7 +219,7 @@ class Nemesis:
         Raises:
             NoRecovery: it takes too long.
         """
-        deadline = time.monotonic() + RECOVERY_LIMIT_S
+        deadline = time.monotonic() + self._recovery_limit_s
         await asyncio.gather(*self._lasting)  # raises what one of them has
         since_s = time.monotonic()
         if self.injected:  # what was under way is not news

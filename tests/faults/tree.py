@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import grpc
 import httpx
@@ -129,7 +129,7 @@ class Tree:
             )
         return False
 
-    def _named(self, service: str) -> list[str]:
+    def names_of(self, service: str) -> list[str]:
         """Returns the names of the services of one kind: `frontend` and `frontend 2`."""
         return [name for name in self._metrics if name.split()[0] == service]
 
@@ -149,7 +149,7 @@ class Tree:
                 "orcinus_frontend_answers_held",
             ),
         }.items():
-            for each in self._named(service):
+            for each in self.names_of(service):
                 samples = self.scrape(each)
                 found |= {
                     f"{each}: {name}": samples.sum(name) if samples else float("nan")
@@ -173,8 +173,9 @@ def n_serving(scheduler: Samples) -> int:
 
 
 @contextlib.contextmanager
-def growing(model: Path, shape: Shape, directory: Path) -> Iterator[Tree]:
-    """Starts a tree, and ends it with all its processes; its socket is in the directory."""
+def growing(model: Path, shape: Shape, directory: Path, **options: Any) -> Iterator[Tree]:
+    """Starts a tree, and ends it with all its processes; its socket is in the directory. `options`
+    are further settings of the launcher, and replace those that every tree has."""
     orders = directory / "links"
     with serving(
         model,
@@ -187,7 +188,6 @@ def growing(model: Path, shape: Shape, directory: Path) -> Iterator[Tree]:
         frontends=shape.n_frontends,
         fail_fast=False,
         metrics=True,
-        max_batch_size=32,
-        kv_memory="8MiB",
+        **{"max_batch_size": 32, "kv_memory": "8MiB", **options},
     ) as stack:
         yield Tree(stack, shape, orders)

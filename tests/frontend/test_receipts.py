@@ -105,8 +105,26 @@ async def test_each_answer_has_a_receipt_with_its_own_seed(site: Site) -> None:
     receipts = [await checked(site, choice["receipt"]) for choice in answer["choices"]]
     seeds = [2**63 - 2, 2**63 - 1, -(2**63), 1 - 2**63]
     assert [it.seed for it in receipts] == [str(seed) for seed in seeds]
-    best = await post(site, "/v1/completions", {**HELLO, "best_of": 3, "logprobs": 1})
-    assert (await checked(site, best["choices"][0]["receipt"])).tokens == [20, 21, EOS]
+
+
+async def test_of_several_answers_those_that_are_returned_are_signed(site: Site) -> None:
+    async def by_rank(request: FakeRequest) -> None:
+        """The second of three answers is the best. No receipt of the third can be made."""
+        index = int(request.request_id[-1])
+        traits = TRAITS if index < 2 else {"dtype": "float32"}
+        request.accept()
+        request.built_by("b1", **traits)
+        await says(20 + index % 2, EOS)(request)
+
+    site.scheduler.behaviour = by_rank
+    body = {**HELLO, "n": 1, "best_of": 3, "temperature": 0.7}
+    answer = await post(site, "/v1/completions", body)
+    (receipt,) = [await checked(site, choice["receipt"]) for choice in answer["choices"]]
+    assert receipt.id == f"{answer['id'].removeprefix('cmpl-')}-1"
+    assert (receipt.tokens, receipt.seed) == ([21, EOS], "4")
+    refused = await soon(site.http.post("/v1/completions", json={**body, "n": 3, "best_of": 3}))
+    assert (refused.status_code, "workers without the setting" in refused.text) == (503, True)
+    site.scheduler.behaviour = by_avx2
 
 
 @pytest.mark.parametrize(

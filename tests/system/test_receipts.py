@@ -1,6 +1,8 @@
 """Receipts of a real system, by all protocols, are verified by computing their answers again."""
 
+import functools
 import json
+import operator
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -120,6 +122,38 @@ def test_what_was_changed_or_signed_by_others_is_found(
     assert "weights" in said[3]["why"]
     file.write_text(json.dumps(other_weights))
     assert verified(capsys, file, where)[0] == UNCHECKED
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("prompt", "tokens", 0),
+        ("seed",),
+        ("options", "sampling", "temperature"),
+        ("options", "sampling", "min_p"),
+        ("options", "sampling", "repetition_penalty"),
+        ("options", "max_tokens"),
+    ],
+    ids=lambda path: ".".join(map(str, path)),
+)
+def test_computing_finds_what_was_changed_before_a_receipt_was_signed(
+    one_stage: Stack,
+    saved: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    path: tuple[str | int, ...],
+) -> None:
+    receipt = json.loads((saved / "5-False").read_text())["choices"][0]["receipt"]
+    del receipt["signature"]
+    *steps, name = path
+    holder = functools.reduce(operator.getitem, steps, receipt)
+    holder[name] = str(int(holder[name]) + 1) if name == "seed" else holder[name] + 1
+    file, keys = tmp_path / "receipt.json", tmp_path / "keys.pem"
+    keys.write_bytes(new_key())
+    file.write_text(json.dumps(SigningKeys.parse(keys.read_bytes()).signed(receipt)))
+    status, verdicts = verified(capsys, file, f"--grpc={one_stage.grpc}", "--keys", keys)
+    assert [(it["outcome"], it["signature"]) for it in verdicts] == [("differs", "valid")]
+    assert status == 1
 
 
 @pytest.mark.thorough

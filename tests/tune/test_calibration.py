@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 from orcinus.v1 import watch_pb2
 
-from services.tune.calibration import calibrate, iteration_s, iterations_of
+from services.tune.calibration import calibrate, costs_of_run, iteration_s, iterations_of
 from services.tune.probe import Lone
 from services.tune.system import Record
 from simulator.costs import IterationWork, LinearCosts
@@ -118,6 +118,22 @@ def test_gaps_and_ways_are_told_apart_where_iterations_are_uneven(
     assert found.hop_s == pytest.approx(way_s, abs=2e-5)
 
 
+def test_the_costs_of_a_run_contain_its_slow_iterations() -> None:
+    true = costs()
+    records = run(true, 300)
+    for one in records[::10]:
+        one.stages[0].compute_ns *= 6
+    iterations = iterations_of(records)
+    measured_s = sum(each.stages_s[0] for each in iterations)
+
+    def predicted_s(found: LinearCosts) -> float:
+        return sum(found.stage_s(0, each.work) - found.gap_s for each in iterations)
+
+    assert predicted_s(calibrate(iterations).costs) < 0.75 * measured_s
+    assert predicted_s(costs_of_run(iterations)) == pytest.approx(measured_s)
+
+
 def test_no_iterations_are_no_calibration() -> None:
-    with pytest.raises(ValueError, match="no iteration"):
-        calibrate([])
+    for of in (calibrate, costs_of_run):
+        with pytest.raises(ValueError, match="no iteration"):
+            of([])

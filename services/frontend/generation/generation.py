@@ -133,7 +133,7 @@ class Generation:
             span=span,
             call=measured,
             cut_off=self._submissions.cut_off,
-            receipts=self._receipts,
+            receipts=None if options.is_ranked else self._receipts,
         )
         self._restored = RestoredAnswers(
             self._answers,
@@ -303,7 +303,7 @@ class Generation:
         answers = WholeAnswers(self.options, self._resources.share, n_answers=self.n_answers)
         async for piece in self.pieces():
             answers.add(piece)
-        return answers.best()
+        return answers.best(self._with_receipt)
 
     def put(self, event: Event, answer: Answer) -> None:
         """Takes an event of an answer as soon as the event arrives, also while no task waits for
@@ -358,6 +358,14 @@ class Generation:
             self._inbox.fail(error)
         if answer.is_finished:  # the reader may have nothing more to wait for
             self._inbox.put_nowait(Completed(event.request_id, FinishReason.STOP))
+
+    def _with_receipt(self, whole: Piece) -> Piece:
+        """Returns an answer, as one piece, with its receipt if it has one."""
+        if self._receipts is None:
+            return whole
+        return self._receipts.with_receipt(
+            self._answers.begun[self._answers.name(whole.index)], whole
+        )
 
     async def _checked(self, piece: Piece) -> Piece:
         """Returns a piece. If the values of the answer are checked, the answer's last piece also

@@ -2,7 +2,8 @@
 
 The digests of a model's tokenizer and templates are computed once, when the frontend starts. The
 scheduler reports the traits of the workers, which say what they computed with, before the first
-token of each answer. A receipt is made and signed when its answer ends.
+token of each answer. A receipt is made and signed when its answer ends, or, with `best_of`, when
+the answers that are returned are known.
 """
 
 import secrets

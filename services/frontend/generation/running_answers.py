@@ -34,7 +34,7 @@ class RunningAnswers:
         receipts: CallReceipts | None = None,
     ) -> None:
         """`cut_off` is called with the name of an answer that has ended in this process, so that
-        the scheduler cancels it. `receipts` makes the receipts of the answers, if they have any."""
+        the scheduler cancels it. `receipts` makes the receipt of each answer when it ends."""
         self._receipts = receipts
         self._answers = answers
         self._span = span
@@ -66,7 +66,7 @@ class RunningAnswers:
 
     def ended(self, answer: Answer, last: Piece) -> Piece:
         """Reports that an answer has ended with the piece `last`. Returns that piece, with the
-        receipt of the answer if it has one."""
+        receipt of the answer if receipts are made when answers end."""
         reason = last.finish_reason or FinishReason.STOP
         self._span.finished(answer.index, reason)
         self._call.finished(

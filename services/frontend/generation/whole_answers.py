@@ -1,6 +1,6 @@
 """The answers of a call that is not streamed: the client gets them when all are complete."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from services.frontend.generation.answer import Piece
@@ -34,20 +34,21 @@ class WholeAnswers:
             pieces[:] = [self._joined(pieces)]
             self._share.grow(_n_bytes(pieces[0]) - n_before)
 
-    def best(self) -> list[Piece]:
+    def best(self, sign: Callable[[Piece], Piece]) -> list[Piece]:
         """Returns the answers in order, each as one piece. If more answers were generated for a
         prompt (`best_of`) than the client requests (`n`), returns the `n` answers with the highest
-        mean log-probability, the highest first."""
+        mean log-probability, the highest first. `sign` then returns each of these answers with its
+        receipt; the other answers get none."""
         answers = [self._joined(pieces) for pieces in self._answers]
         n, n_generated = self._options.n, self._options.n_generated
-        if n == n_generated:
+        if not self._options.is_ranked:
             return answers
         best: list[Piece] = []
         for start in range(0, len(answers), n_generated):
             candidates = answers[start : start + n_generated]
             for piece in sorted(candidates, key=_mean_logprob, reverse=True)[:n]:
                 wanted = piece.scores if self._options.n_logprobs is not None else None
-                best.append(replace(piece, index=len(best), scores=wanted))
+                best.append(replace(sign(piece), index=len(best), scores=wanted))
         return best
 
     def _joined(self, pieces: Sequence[Piece]) -> Piece:

@@ -141,11 +141,16 @@ class GenerationOptions:
         return self.return_token_ids or self.n_logprobs is not None
 
     @property
+    def is_ranked(self) -> bool:
+        """Whether more answers are generated (`best_of`) than are returned (`n`)."""
+        return self.n_generated > self.n
+
+    @property
     def n_ranked(self) -> int | None:
         """Number of alternatives of each token that the scheduler must send. The number is 0 if
         log-probabilities are needed only to find the best answers, and None if they are not needed
         at all."""
-        if self.n_logprobs is None and self.n_generated > self.n:
+        if self.n_logprobs is None and self.is_ranked:
             return 0
         return self.n_logprobs
 

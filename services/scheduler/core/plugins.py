@@ -109,8 +109,11 @@ class Registry(Generic[Kind]):
         name = getattr(kind, "name", None)
         if not (isinstance(name, str) and name):
             raise ValueError(f"{where} has no name")
-        if getattr(kind, "api", None) != self._api:
+        api = getattr(kind, "api", None)
+        if api is None:
+            raise ValueError(f"{where} must have `api = {self._api}`, the version of the contract")
+        if api != self._api:
             raise ValueError(
-                f"{where} is written for version {getattr(kind, 'api', None)} of the contract, "
+                f"{where} is written for version {api} of the contract, "
                 f"and this is version {self._api}"
             )

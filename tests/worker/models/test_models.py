@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from services.worker.models import (
@@ -17,6 +19,7 @@ from services.worker.models import (
     checkpoint_digest,
     layer_range,
     random_stage,
+    weights_digest,
 )
 from services.worker.models.checkpoint import load_stage
 from services.worker.models.config_file import read_config
@@ -529,3 +532,24 @@ def test_the_digest_tells_checkpoints_of_the_same_shape_apart(tmp_path: Path) ->
     (other / "model.safetensors").unlink()
     with pytest.raises(CheckpointError):
         checkpoint_digest(other)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose file of weights may be changed and is put right again."""
+    return write_checkpoint(tmp_path_factory.mktemp("weights"))
+
+
+@given(st.data())
+def test_the_digest_of_weights_tells_one_changed_bit(weights: Path, data: st.DataObject) -> None:
+    file = weights / "model.safetensors"
+    right, digest = file.read_bytes(), weights_digest(weights)
+    at = data.draw(st.integers(0, len(right) - 1))
+    wrong = bytearray(right)
+    wrong[at] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        file.write_bytes(wrong)
+        assert weights_digest(weights) != digest
+    finally:
+        file.write_bytes(right)
+    assert weights_digest(weights) == digest
