@@ -46,3 +46,41 @@ def test_the_settings_of_the_overlay_win_over_those_of_its_components(tmp_path: 
     worker = manifests.workload("worker")
     assert worker.container["resources"]["limits"] == {"memory": "14Gi", "ephemeral-storage": "1Gi"}
     assert worker.item["spec"]["replicas"] == int(pipeline["ORCINUS_N_STAGES"])
+    [shm] = [it for it in worker.item["spec"]["template"]["spec"]["volumes"] if it["name"] == "shm"]
+    assert shm["emptyDir"]["sizeLimit"] == "4300Mi"  # 4 GiB of keys and values, and 128 MiB
+
+
+def shown(page: str, start: str) -> str:
+    """Returns the indented lines of a page of `docs/operations` that begin with `start`."""
+    text = (K8S.parent / "docs" / "operations" / page).read_text(encoding="utf-8")
+    [lines] = re.findall(rf"^    {re.escape(start)}.*\n(?:    .*\n|\n(?=    ))*", text, flags=re.M)
+    return textwrap.dedent(lines)
+
+
+def test_the_patch_for_a_registry_reaches_every_pod(tmp_path: Path) -> None:
+    overlay = write_overlay(tmp_path)
+    file = overlay / "kustomization.yaml"
+    items = yaml.safe_load(file.read_text(encoding="utf-8"))
+    items["patches"] += yaml.safe_load(shown("deploy.md", "- target: {kind: Deployment}"))
+    file.write_text(yaml.safe_dump(items), encoding="utf-8")
+    manifests = Manifests([*yaml.safe_load_all(render_directory(overlay))])
+    for name in ("frontend", "scheduler", "worker"):
+        pod = manifests.workload(name).item["spec"]["template"]["spec"]
+        assert pod["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_the_patch_for_cert_manager_names_the_issuer_of_clients(tmp_path: Path) -> None:
+    overlay = write_overlay(tmp_path)
+    file = overlay / "kustomization.yaml"
+    items = yaml.safe_load(file.read_text(encoding="utf-8"))
+    items |= yaml.safe_load(shown("secure.md", "components: [../../components/mtls,"))
+    file.write_text(yaml.safe_dump(items), encoding="utf-8")
+    made = [*yaml.safe_load_all(render_directory(overlay))]
+    [certificate] = [
+        item["spec"]
+        for item in made
+        if item["kind"] == "Certificate" and item["metadata"]["name"] == "orcinus-public-tls"
+    ]
+    assert certificate["dnsNames"] == ["llm.example.org"]
+    assert certificate["issuerRef"] == {"kind": "ClusterIssuer", "name": "letsencrypt"}
+    assert certificate["secretName"] == "orcinus-public-tls"
