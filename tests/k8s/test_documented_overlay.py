@@ -50,6 +50,13 @@ def test_the_settings_of_the_overlay_win_over_those_of_its_components(tmp_path: 
     assert shm["emptyDir"]["sizeLimit"] == "4300Mi"  # 4 GiB of keys and values, and 128 MiB
 
 
+def test_the_page_names_what_is_read_of_the_common_config_map() -> None:
+    key = r"configMapKeyRef: \{name: orcinus-pipeline, key: (\w+)"
+    read = {name for path in K8S.rglob("*.yaml") for name in re.findall(key, path.read_text())}
+    rule = PAGE.partition("- The ConfigMap `orcinus-pipeline` has")[2].partition("\n- ")[0]
+    assert set(re.findall(r"`([A-Z_]+)`", rule)) == read
+
+
 def shown(page: str, start: str) -> str:
     """Returns the indented lines of a page of `docs/operations` that begin with `start`."""
     text = (K8S.parent / "docs" / "operations" / page).read_text(encoding="utf-8")
