@@ -60,8 +60,10 @@ def test_subcommands_exist(page: Path) -> None:
 
 
 @each_page
-def test_options_of_the_launcher_exist(page: Path) -> None:
-    program = re.compile(r"^(?:\.venv/bin/)?(?:orcinus serve|make run|python -m services\.local)\b")
+def test_options_of_services_exist(page: Path) -> None:
+    program = re.compile(
+        r"^(?:\.venv/bin/)?(?:orcinus serve|make run|python -m services\.(?:local|frontend|scheduler|worker)) "
+    )
     named = {
         option.replace("-", "_")
         for line in commands(page)
