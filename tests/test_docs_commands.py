@@ -61,9 +61,8 @@ def test_subcommands_exist(page: Path) -> None:
 
 @each_page
 def test_options_of_services_exist(page: Path) -> None:
-    program = re.compile(
-        r"^(?:\.venv/bin/)?(?:orcinus serve|make run|python -m services\.(?:local|frontend|scheduler|worker)) "
-    )
+    services = r"python -m services\.(?:local|frontend|scheduler|worker)"
+    program = re.compile(rf"^(?:\.venv/bin/)?(?:orcinus serve|make run|{services}) ")
     named = {
         option.replace("-", "_")
         for line in commands(page)
