@@ -330,7 +330,7 @@ demo-model: setup  ## Train models/demo anew; ARGS="--minutes N"
 wheel: $(RELEASE)  ## Build a wheel for this kind of processor into dist, with the native kernels of all instruction sets
 	CXX='$(CXX)' $(VENV)/release/bin/python -m build --no-isolation --outdir dist
 
-release: setup $(RELEASE)  ## Build wheel, chart, list of packages, provenance and checksums of the commit into dist; publishes nothing
+release: setup $(RELEASE)  ## Build wheels, chart, list of packages, provenance and checksums of the commit into dist; publishes nothing
 	CXX='$(CXX)' $(BIN)/python -m release --tools $(VENV)/release/bin dist
 
 test-install: setup $(RELEASE)  ## Build a release twice and compare, and serve from its wheel in an empty environment; minutes
