@@ -87,7 +87,7 @@ def build_libraries(machine: str) -> str:
 
 
 def needed_glibc(library: bytes) -> tuple[int, int]:
-    """Returns the version, as two numbers, of the newest glibc function that a library uses.
-    `library` is the content of the library's file."""
+    """Returns the version, as two numbers, of the newest glibc function that a library uses, or
+    OLDEST if the library uses none. `library` is the content of the library's file."""
     versions = re.findall(rb"\0GLIBC_(\d+)\.(\d+)(?=[.\0])", library)
-    return max((int(major), int(minor)) for major, minor in versions)
+    return max(((int(major), int(minor)) for major, minor in versions), default=OLDEST)

@@ -86,8 +86,9 @@ void activations(int64_t element) {
   out.print("silu_and_mul");
   call<void>("gelu_tanh", element, x.data(), out.data(), kTokens, kIn);
   out.print("gelu_tanh");
-  call<void>("soft_cap", element, x.data(), out.data(), kTokens, kIn, 0.5f);
-  out.print("soft_cap");
+  Numbers capped(0, kTokens * kIn);
+  call<void>("soft_cap", element, x.data(), capped.data(), kTokens, kIn, 0.5f);
+  capped.print("soft_cap");
 }
 
 void products(int64_t element, int64_t panel) {
