@@ -298,8 +298,9 @@ docs: setup $(WEBSITE)  ## Build the documentation as a site into build/site, an
 	NO_MKDOCS_2_WARNING=1 $(VENV)/website/bin/python -m mkdocs build --quiet --strict --config-file website/mkdocs.yml
 	@echo 'build/site/index.html'
 
-manifests: setup $(CHECKOV)  ## Check the manifests by checkov's rules; `make test` holds them to schemas and our own
+manifests: setup $(CHECKOV) $(HELM)  ## Check the manifests and the chart by checkov's rules; `make test` holds them to schemas and our own
 	$(BIN)/python -m tests.k8s.manifests $(VENV)/manifests
+	HELM='$(abspath $(HELM))' $(BIN)/python -m tests.k8s.chart.rendered $(VENV)/manifests
 	$(CHECKOV) --directory $(VENV)/manifests --framework kubernetes --skip-download --compact --quiet
 
 native: setup  ## Compile all native kernels that this processor can run, where there is a compiler: tests leave out those that are not built

@@ -123,7 +123,7 @@ void quantised_products(int64_t element, int64_t panel, int64_t bits, int64_t ro
     append(scales.data(), panel * 4);
     for (int64_t i = 0; i < n_words; ++i) {
       uint32_t word = 0;
-      for (int j = 0; j < 4; ++j) word = word << 8 | static_cast<uint8_t>(number() * 127);
+      for (int j = 0; j < 4; ++j) word = word << 8 | (static_cast<int>(number() * 127) & 0xff);
       append(&word, 4);
     }
   }
