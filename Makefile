@@ -137,7 +137,7 @@ wait_serving = $(wait_workers) && \
 
 .DEFAULT_GOAL := help
 LANE_TARGETS := $(LANES:%=lane-%) lane-others lane-given
-.PHONY: $(LANE_TARGETS) help setup constraints locks lock-wheels protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-receipts test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-chart test-phoenix test-proxy test-browser screenshots test-llama-cpp test-llama-cpp-logits test-real real-model real-embedder check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model wheel release test-install chart images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: $(LANE_TARGETS) help setup constraints locks lock-wheels protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-receipts test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-chart test-phoenix test-proxy test-browser screenshots site-screenshots test-llama-cpp test-llama-cpp-logits test-real real-model real-embedder check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model wheel release test-install chart images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -226,6 +226,9 @@ test-browser: setup page-tools  ## Look at the page in a real browser (Debian: a
 screenshots: setup  ## Take the pictures of the page that the docs show, into docs/images
 	@[ -e build/llama-125m ] || $(BIN)/python -m benchmarks.make_model build/llama-125m
 	$(BIN)/python -m tests.browser.screenshots docs/images
+
+site-screenshots: docs  ## Take pictures of the documentation site into build/site-pictures, to look at after a change of its look
+	$(BIN)/python -m tests.browser.site_screenshots build/site build/site-pictures
 
 test-chart: setup $(HELM)  ## Render the Helm chart by Helm, and compare it with kustomize; ARGS="-m helm" renders all pairs of components
 	HELM='$(abspath $(HELM))' $(PYTEST) -m 'helm and not thorough' tests/k8s/chart $(ARGS)
