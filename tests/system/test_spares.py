@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import httpx
@@ -29,6 +30,8 @@ CALL = {
 FREE = worker_pb2.WORKER_STATE_FREE
 READY = worker_pb2.WORKER_STATE_READY
 
+Found = TypeVar("Found")
+
 
 def describe(address: str) -> worker_pb2.DescribeResponse:
     """Returns a worker's description of itself, or an empty one while the worker does not
@@ -44,7 +47,7 @@ def describe(address: str) -> worker_pb2.DescribeResponse:
     return found
 
 
-async def until[T](find: Callable[[], T | None]) -> T:
+async def until(find: Callable[[], Found | None]) -> Found:
     """Waits until `find` returns a value, and returns it."""
     async with asyncio.timeout(LIMIT_S):
         while (found := await asyncio.to_thread(find)) is None:

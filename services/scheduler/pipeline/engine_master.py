@@ -83,21 +83,29 @@ class EngineMaster:
         """The grammar that the last stage compiles."""
         self.stored_kv: StoredKV = ()
         """The keys and values that the stages had when they joined the epoch."""
+        self.kept_blocks = worker_pb2.KeptBlocks()
+        """The blocks of these keys and values that hold known tokens, if `start` has asked."""
         self._results: list[worker_pb2.IterationResult] = []
         self._logprobs = LogprobPieces()
         self._loss: Exception | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._loses_soon: asyncio.TimerHandle | None = None
 
-    async def start(self) -> None:
-        """Forms the epoch on all stages.
+    async def start(self, *, wants_kept_blocks: bool = False) -> None:
+        """Forms the epoch on all stages. With `wants_kept_blocks`, the first stage is asked which
+        blocks hold which tokens.
 
         Raises:
             PipelineLost: a stage could not join.
         """
-        watches, self.stored_kv = await join_all(
-            self.pipeline, self._stubs, on_slow=self._on_slow_join
+        watches, answers = await join_all(
+            self.pipeline,
+            self._stubs,
+            wants_kept_blocks=wants_kept_blocks,
+            on_slow=self._on_slow_join,
         )
+        self.stored_kv = tuple(tuple(answer.stored_kv) for answer in answers)
+        self.kept_blocks = answers[0].kept_blocks
         metadata = rpc.epoch_metadata(self.pipeline.epoch)
         self._plans = self._stubs[0].RunIterations(metadata=metadata)
         self._lateness.begin(len(watches))

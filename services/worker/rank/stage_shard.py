@@ -38,6 +38,7 @@ from services.worker.rank.data_plane.transport import (
 )
 from services.worker.rank.device_clock import DeviceClock, HostClock, StreamClock
 from services.worker.rank.epoch_member import EpochMember
+from services.worker.rank.kept_blocks import KeptBlocks
 from services.worker.rank.shard_memory import ShardMemory
 from services.worker.settings import RankSettings
 
@@ -72,6 +73,7 @@ class StageShard:
         self._activity = activity
         self._memory = ShardMemory(settings, model, records_graphs=new_graphs is not None)
         self._kv_file: KVFile | None = None
+        self._kept_blocks = KeptBlocks() if settings.tp_rank == 0 else None
         self.grammars = _grammars(settings, model)
         """The grammars of the model, which outputs can follow. None if this rank does not sample or
         the model can follow no grammar."""
@@ -183,6 +185,7 @@ class StageShard:
             self._clock(),
             self._activity,
             kv_record=None if kv_file is None else kv_file.record,
+            kept_blocks=self._kept_blocks,
         )
         if runner.graphs is not None:
             try:

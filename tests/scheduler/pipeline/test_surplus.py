@@ -88,9 +88,7 @@ async def test_a_spare_with_a_stage_is_recalled_and_a_member_is_not() -> None:
         pipeline = await form(workers(2, members[0], spare), term)
         assert spare.controller.assignment.place is not None
         beside = workers(2, spare)
-        call = RollCall(
-            beside, term, rpc.connect, serving=lambda: {traits_of(pipeline.first)}
-        )
+        call = RollCall(beside, term, rpc.connect, serving=lambda: {traits_of(pipeline.first)})
         async with asyncio.timeout(LIMIT_S):
             while not spare.controller.assignment.is_recalled.is_set():
                 await call.recall_surplus()
