@@ -56,7 +56,7 @@ class InheritedKV:
             complete = None
         # All caches of a leader have the same secret, since a request has one list of keys.
         iteration = 0 if complete is None else complete[1]
-        kv_manager.restore(_entries(kept_blocks, iteration), secret=self._secret)
+        kv_manager.blocks.restore(_entries(kept_blocks, iteration), secret=self._secret)
         self._known.update(pipeline.processes)
         return complete
 

@@ -42,6 +42,7 @@ from services.scheduler.observing.request_observer import RequestObserver
 from services.scheduler.pipeline.drain import Drain
 from services.scheduler.pipeline.engine_master import EngineMaster
 from services.scheduler.pipeline.forming import Former, OnMembers
+from services.scheduler.pipeline.joining import stored_kv_of
 from services.scheduler.pipeline.membership import OnShortfall, Pipeline
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from services.scheduler.pipeline.suspicion import Suspicion
@@ -247,10 +248,11 @@ class Leader:
         """Lets an epoch whose stages have joined go on with the keys and values of an ended epoch,
         or of an earlier leader, if the stages still have them. Returns what has been written to
         their memories."""
-        number, engine, kv_manager = epoch.pipeline.epoch, epoch.engine, epoch.scheduler.kv_manager
-        written, earlier = self._kept.begin(number, engine.stored_kv, epoch.scheduler)
+        number, answers = epoch.pipeline.epoch, epoch.engine.joined
+        kv_manager, stored_kv = epoch.scheduler.kv_manager, stored_kv_of(answers)
+        written, earlier = self._kept.begin(number, stored_kv, epoch.scheduler)
         complete = self._inherited.begin(
-            epoch.pipeline, engine.stored_kv, engine.kept_blocks, kv_manager
+            epoch.pipeline, stored_kv, answers[0].kept_blocks, kv_manager
         )
         if earlier is not None:
             epoch.scheduler.resume(earlier)

@@ -14,8 +14,8 @@ from services.scheduler.core.batch import Batch
 from services.scheduler.core.memory.prefix_cache import OWN_SECRET
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.inherited_kv import InheritedKV, complete_until
+from services.scheduler.pipeline.cache_changes import tell_changes
 from services.scheduler.pipeline.membership import Member, Pipeline
-from services.scheduler.pipeline.plan import tell_changes
 from services.worker.rank.kept_blocks import KeptBlocks
 from tests.scheduler.core.test_complete_kv import (
     MACHINES,

@@ -33,8 +33,8 @@ memory. Empty for a stage whose memory is new in each epoch."""
 async def join_all(
     pipeline: Pipeline,
     stubs: Sequence[worker_pb2_grpc.WorkerServiceStub],
-    *,
     wants_kept_blocks: bool = False,
+    *,
     on_slow: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[Reports], Answers]:
     """Makes all stages of a pipeline join the epoch of the pipeline. Returns the streams of the
@@ -67,6 +67,11 @@ async def join_all(
         except TimeoutError:
             raise _not_formed(index, "it does not report") from None
     return watches, answers
+
+
+def stored_kv_of(answers: Answers) -> StoredKV:
+    """Returns the keys and values that the ranks of all stages still have."""
+    return tuple(tuple(answer.stored_kv) for answer in answers)
 
 
 def _name_missing(

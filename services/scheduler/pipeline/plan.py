@@ -11,8 +11,8 @@ from itertools import chain, compress
 from orcinus.v1 import trace_pb2, worker_pb2
 
 from services.scheduler.core.batch import Batch, Span
-from services.scheduler.core.memory.entry_changes import NO_CHANGES, Changes
 from services.scheduler.core.request import Request
+from services.scheduler.pipeline.cache_changes import tell_changes
 from services.scheduler.pipeline.membership import Pipeline
 
 
@@ -54,15 +54,6 @@ def plan_of(
         if span.request.n_prompt_logprobs is not None:
             plan.next_token_ids.extend(_next_token_ids(span))
     return plan
-
-
-def tell_changes(changes: Changes, plan: worker_pb2.RunIterationsRequest) -> None:
-    """Adds the changes of the prefix cache to a plan, if there are any."""
-    if changes is not NO_CHANGES:
-        plan.cache_changes.secret = changes.secret
-        plan.cache_changes.entered_block_id.extend(changes.entered)
-        plan.cache_changes.entered_key.extend(changes.entered.values())
-        plan.cache_changes.left_block_id.extend(changes.left)
 
 
 def _ask_logprobs(admission: worker_pb2.Admission, request: Request) -> None:

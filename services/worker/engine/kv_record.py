@@ -42,9 +42,6 @@ class KVRecord:
 
     def __init__(self, buffer: memoryview) -> None:
         """Reads the record in `buffer`, which must be writable."""
-        self.begun_iteration = 0
-        """Last iteration of the record's epoch that this process has begun. 0 if this process has
-        begun none, or has failed in one, which may have damaged the keys and values."""
         self._buffer = buffer
         self._sequence, stored = self._newest()
         self._memory, self._n_blocks, self._epoch, self._iteration = stored
@@ -60,7 +57,7 @@ class KVRecord:
         new id and counts as empty."""
         if self._n_blocks != n_blocks:
             self._memory, self._n_blocks = secrets.token_bytes(NAME_BYTES), n_blocks
-            self._epoch = self._iteration = self.begun_iteration = 0
+            self._epoch = self._iteration = 0
             self._write()
         return self.stored
 
@@ -69,10 +66,6 @@ class KVRecord:
         epoch's first iteration."""
         self._epoch, self._iteration = epoch, 0
         self._write()
-
-    def note_failed(self) -> None:
-        """Notes that an iteration has failed, which may have damaged the keys and values."""
-        self.begun_iteration = 0
 
     def note_complete(self, iteration: int) -> None:
         """Records that the keys and values of this iteration, and of all iterations before it, are

@@ -19,14 +19,13 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from services.common.iteration_limit import IterationSize
-from services.worker.engine.kv_record import KVRecord
 from services.worker.engine.logprobs import BatchLogprobs
 from services.worker.engine.pooled_requests import BatchVectors
 from services.worker.rank import wire
 from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.transport import Receipt, Transport
 from services.worker.rank.device_clock import DeviceClock, HostClock
-from services.worker.rank.kept_blocks import KeptBlocks
+from services.worker.rank.kv_journal import NO_JOURNAL, Journal
 from services.worker.rank.reported_tokens import ReportedTokens, reported
 from services.worker.rank.runner import Runner
 
@@ -51,20 +50,15 @@ class EpochMember:
         peers: Transport,
         clock: DeviceClock | None = None,
         activity: Activity | None = None,
-        kv_record: KVRecord | None = None,
-        kept_blocks: KeptBlocks | None = None,
+        journal: Journal = NO_JOURNAL,
     ) -> None:
         """`clock` tells when the device has finished an iteration. Without `clock`, an iteration
         counts as finished when it has been started. `activity` records the steps of this member.
-        `kv_record` is the record of the memory with the keys and values. It is None if keys and
-        values do not outlive epochs, as on every GPU. `kept_blocks` learns what is in this memory;
-        it is None if the memory does not outlive epochs."""
+        `journal` is that of the memory with the keys and values."""
         self.request = request
-        self.joined = _joined(request, kv_record, kept_blocks)
-        """The answer to the request, about the keys and values in the rank's memory."""
-        self._kv_record = kv_record
-        self._kept_blocks = kept_blocks or KeptBlocks()
-        self._has_begun = False
+        self.joined = journal.answer(request)
+        """The rank's answer to the request."""
+        self.journal = journal
         self._runner = runner
         self._peers = peers
         self._clock = clock or HostClock()
@@ -131,10 +125,9 @@ class EpochMember:
         hidden = announced.receive()
         activity.compute(message.iteration, work)
         received = self._clock.mark()
-        self._note_begun(message)
+        self.journal.note_begun(message)
         result, sampled = self._compute(batch, hidden)
-        if self._kv_record is not None:
-            self._kv_record.note_complete(message.iteration)
+        self.journal.note_complete(message.iteration)
         computed = self._clock.mark()
         computed_ns = time.perf_counter_ns()
         if result is not None:
@@ -152,21 +145,6 @@ class EpochMember:
                 ended_unix_ns=sent_unix_ns if self._clock.has_passed(computed) else None,
             )
         )
-
-    def _note_begun(self, message: worker_pb2.RunIterationsRequest) -> None:
-        """Records that an iteration is about to write keys and values."""
-        if self._kv_record is None:
-            return
-        if not self._has_begun:
-            self._kv_record.note_begun(message.epoch)
-            self._has_begun = True
-        self._kv_record.begun_iteration = message.iteration
-        self._kept_blocks.begin(message)
-
-    def note_failed(self) -> None:
-        """Notes that an iteration has failed by itself."""
-        if self._kv_record is not None:
-            self._kv_record.note_failed()
 
     def _compute(
         self, batch: Any, hidden: torch.Tensor | None
@@ -225,26 +203,6 @@ class EpochMember:
             start_unix_ns = ended_unix_ns - duration_ns
             trace = wire.trace_of(started.message, timing, start_unix_ns=start_unix_ns)
         return FinishedIteration(timing, tokens, sampled.cut, trace)
-
-
-def _joined(
-    request: worker_pb2.JoinPipelineRequest,
-    kv_record: KVRecord | None,
-    kept_blocks: KeptBlocks | None,
-) -> worker_pb2.JoinPipelineResponse:
-    """Returns what a rank answers to a request to join an epoch."""
-    if kv_record is None:
-        return worker_pb2.JoinPipelineResponse()
-    stored = worker_pb2.StoredKV(
-        memory=kv_record.stored.memory,
-        epoch=kv_record.stored.epoch,
-        iteration=kv_record.stored.iteration,
-        begun_iteration=kv_record.begun_iteration,
-    )
-    wanted = kept_blocks if request.wants_kept_blocks and request.stage_index == 0 else None
-    return worker_pb2.JoinPipelineResponse(
-        stored_kv=[stored], kept_blocks=None if wanted is None else wanted.to_message()
-    )
 
 
 class _Announced:

@@ -194,7 +194,7 @@ class Rank:
             # A device may raise the error of an iteration that was started before this one.
             known = iteration if is_alone or spares_weights(error) else 0
             report = wire.failure_of(member.request, reason, iteration=known, is_by_itself=True)
-            member.note_failed()
+            member.journal.note_failed()
             self._send_report(report)
             if not spares_weights(error):
                 raise

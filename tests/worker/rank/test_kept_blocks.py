@@ -8,6 +8,7 @@ from orcinus.v1 import worker_pb2
 from services.worker.engine.kv_record import RECORD_BYTES, KVRecord
 from services.worker.rank.epoch_member import EpochMember
 from services.worker.rank.kept_blocks import KeptBlocks
+from services.worker.rank.kv_journal import KVJournal
 from tests.worker.rank.test_epoch_member import Peers, Runner
 
 SECRET = b"s" * 32
@@ -58,7 +59,7 @@ def test_the_first_plan_of_another_epoch_replaces_everything() -> None:
 
 
 def member(
-    record: KVRecord, kept: KeptBlocks, *, epoch: int, wants: bool = True, stage_index: int = 0
+    journal: KVJournal, *, epoch: int, wants: bool = True, stage_index: int = 0
 ) -> EpochMember:
     request = worker_pb2.JoinPipelineRequest(
         pipeline_id="p",
@@ -68,7 +69,7 @@ def member(
         wants_kept_blocks=wants,
     )
     runner = Runner()
-    return EpochMember(request, runner, Peers(runner.done), kv_record=record, kept_blocks=kept)
+    return EpochMember(request, runner, Peers(runner.done), journal=journal)
 
 
 def run(one: EpochMember, message: worker_pb2.RunIterationsRequest) -> None:
@@ -84,40 +85,49 @@ def record() -> KVRecord:
 
 
 def test_a_rank_says_what_it_has_begun_and_which_blocks_it_knows(record: KVRecord) -> None:
-    kept = KeptBlocks()
-    first = member(record, kept, epoch=1)
+    journal = KVJournal(record)
+    first = member(journal, epoch=1)
     [stored] = first.joined.stored_kv
     assert (stored.epoch, stored.begun_iteration) == (0, 0)
     assert not first.joined.HasField("kept_blocks")
     run(first, plan(1, {3: b"a"}))
     run(first, plan(2))
-    joined = member(record, kept, epoch=2).joined
+    joined = member(journal, epoch=2).joined
     [stored] = joined.stored_kv
     assert (stored.epoch, stored.iteration, stored.begun_iteration) == (1, 2, 2)
     assert entries(joined.kept_blocks) == [(3, b"a", 1)]
-    assert not member(record, kept, epoch=3, wants=False).joined.HasField("kept_blocks")
-    assert not member(record, kept, epoch=3, stage_index=1).joined.HasField("kept_blocks")
+    assert not member(journal, epoch=3, wants=False).joined.HasField("kept_blocks")
+    assert not member(journal, epoch=3, stage_index=1).joined.HasField("kept_blocks")
 
 
 def test_a_rank_does_not_vouch_for_what_failed_or_for_what_another_process_has_begun() -> None:
-    memory, kept = bytearray(RECORD_BYTES), KeptBlocks()
+    memory = bytearray(RECORD_BYTES)
     record = KVRecord(memoryview(memory))
     record.begin(8)
-    first = member(record, kept, epoch=1)
+    journal = KVJournal(record)
+    first = member(journal, epoch=1)
     run(first, plan(1))
-    first.note_failed()
-    [stored] = member(record, kept, epoch=2).joined.stored_kv
+    first.journal.note_failed()
+    [stored] = member(journal, epoch=2).joined.stored_kv
     assert (stored.epoch, stored.iteration, stored.begun_iteration) == (1, 1, 0)
 
-    run(member(record, kept, epoch=2), plan(1, epoch=2))
-    restarted = KVRecord(memoryview(memory))
-    [stored] = member(restarted, KeptBlocks(), epoch=3).joined.stored_kv
+    run(member(journal, epoch=2), plan(1, epoch=2))
+    restarted = KVJournal(KVRecord(memoryview(memory)))
+    [stored] = member(restarted, epoch=3).joined.stored_kv
     assert (stored.epoch, stored.iteration, stored.begun_iteration) == (2, 1, 0)
 
 
 def test_another_number_of_blocks_makes_what_was_begun_worthless(record: KVRecord) -> None:
-    kept = KeptBlocks()
-    run(member(record, kept, epoch=1), plan(1))
+    journal = KVJournal(record)
+    run(member(journal, epoch=1), plan(1))
     record.begin(9)
-    [stored] = member(record, kept, epoch=2).joined.stored_kv
+    [stored] = member(journal, epoch=2).joined.stored_kv
     assert (stored.epoch, stored.begun_iteration) == (0, 0)
+
+
+def test_keys_and_values_that_are_new_in_each_epoch_are_not_mentioned() -> None:
+    runner = Runner()
+    request = worker_pb2.JoinPipelineRequest(epoch=1, members=["x"], wants_kept_blocks=True)
+    one = EpochMember(request, runner, Peers(runner.done))
+    run(one, plan(1, {3: b"a"}))
+    assert one.joined == worker_pb2.JoinPipelineResponse()

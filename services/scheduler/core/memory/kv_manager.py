@@ -31,8 +31,6 @@ a reservation counts in full even if other requests share its blocks, so that th
 less.)
 """
 
-from collections.abc import Iterable
-
 from services.scheduler.core.memory.blocks import Blocks
 from services.scheduler.core.memory.entries import Entries
 from services.scheduler.core.memory.expected_use import ExpectedUse, WholeLife
@@ -210,11 +208,6 @@ class KVManager:
         if not self.can_take_over(earlier):
             raise ValueError("the K/V memory of the earlier epoch is of another kind")
         self.blocks.take_over(earlier.blocks)
-
-    def restore(self, entries: Iterable[tuple[int, bytes]], *, secret: bytes) -> None:
-        """Enters blocks into the empty prefix cache that an earlier leader has entered, since the
-        ranks still have their keys and values. `Blocks.restore` describes the arguments."""
-        self.blocks.restore(entries, secret=secret)
 
     def n_cached_columns(self, request: Holder) -> int:
         """Returns how many of a request's first columns of blocks are in the prefix cache."""
