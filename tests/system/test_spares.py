@@ -101,7 +101,7 @@ async def test_a_spare_takes_over_each_stage(model: Path) -> None:
         expected = await anext(told)
         for stage in (1, 0):
             spare = await until(workers.spare)
-            answering = asyncio.create_task(anext(told))
+            answering = asyncio.ensure_future(anext(told))
             *_, rank = workers.processes_of(stage)
             rank.kill()
             await until(lambda: workers.has_taken(spare, stage))  # noqa: B023 - at once
