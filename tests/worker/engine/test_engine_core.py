@@ -65,11 +65,15 @@ def test_mixed_batches_run_and_are_sampled_where_the_services_are_not_installed(
 def test_only_the_loading_of_a_checkpoint_needs_more() -> None:
     run = run_on_bare_machine(
         "import importlib\n"
-        "for name in ('config_file', 'checkpoint'):\n"
+        "for name in ('config_json', 'config_file', 'checkpoint'):\n"
         "    try:\n"
         "        importlib.import_module(f'services.worker.models.{name}')\n"
         "    except ModuleNotFoundError as error:\n"
         "        print(f'{name} needs {error.name}')"
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == ["config_file needs pydantic", "checkpoint needs pydantic"]
+    assert run.stdout.splitlines() == [
+        "config_json needs pydantic",
+        "config_file needs google.protobuf",
+        "checkpoint needs google.protobuf",
+    ]
