@@ -107,6 +107,8 @@ class Leader:
                 control=control,
             )
         )
+        shared = self._fleet.pool_of(0).shared
+        service.adapters.serve(shared.adapters, shared.wake_all)
         self._kept = KeptKV()
         self._serving: dict[asyncio.Task[None], Epoch] = {}  # epochs that join or serve
         self._suspicion = Suspicion()
@@ -296,6 +298,7 @@ class Leader:
             requests=self._requests,
             has_news=has_news,
             grammars=engine.grammars,
+            adapters=engine.adapters,
         )
         drain = Drain(
             pipeline,

@@ -18,6 +18,11 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.engine import Engine
 from services.scheduler.observing.iteration_observer import IterationObserver
 from services.scheduler.observing.request_observer import RequestObserver
+from services.scheduler.pipeline.adapter_orders import (
+    NO_ADAPTER_ORDERS,
+    AdapterOrders,
+    NoAdapterOrders,
+)
 from services.scheduler.pipeline.grammar_preparation import (
     NO_GRAMMAR_PREPARATION,
     GrammarPreparation,
@@ -39,6 +44,7 @@ class ServingLoop:
         requests: RequestObserver,
         has_news: asyncio.Event,
         grammars: GrammarPreparation | NoGrammarPreparation = NO_GRAMMAR_PREPARATION,
+        adapters: AdapterOrders | NoAdapterOrders = NO_ADAPTER_ORDERS,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
@@ -48,6 +54,7 @@ class ServingLoop:
         self._requests = requests
         self._has_news = has_news
         self._grammars = grammars
+        self._adapters = adapters
         self._now = now
         self._is_draining = False
         self.max_sequence_len = scheduler.kv_manager.max_sequence_len
@@ -121,9 +128,10 @@ class ServingLoop:
         return len(self._scheduler.pool) == 0 and self._scheduler.n_in_flight == 0
 
     def _wake(self) -> None:
-        """Makes the pipeline select again if it may send a batch, or needs a grammar."""
+        """Makes the pipeline select again if it may send a batch, or needs a grammar or an adapter."""
         core = self._scheduler
-        if core.n_in_flight < core.pipeline_depth or core.pool.grammars.is_needed:
+        needs = core.pool.grammars.is_needed or core.pool.adapters.is_needed
+        if core.n_in_flight < core.pipeline_depth or needs:
             self._has_news.set()
 
     def _select(self) -> Batch | None:
@@ -138,8 +146,17 @@ class ServingLoop:
         if (due := self._scheduler.next_grammar()) is not None:
             self._grammars.begin(due)
 
+    async def _change_adapters(self) -> None:
+        for outcome in self._adapters.take():
+            self._deliver(self._scheduler.note_adapter(*outcome))
+        if strays := self._scheduler.end_strays():
+            self._deliver(strays)
+        if (change := self._scheduler.next_adapters()) is not None:
+            await self._adapters.order(change)
+
     async def _send_batches(self) -> None:
         self._prepare_grammars()
+        await self._change_adapters()
         if expired := self._scheduler.expire(self._now()):
             self._deliver(expired)
         while (batch := self._select()) is not None:

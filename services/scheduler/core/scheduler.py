@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 
 from services.scheduler.core import complete_kv
 from services.scheduler.core.admission import suspects
+from services.scheduler.core.admission.adapter_gate import UNLOADED, AdapterChange
 from services.scheduler.core.admission.feasible import check_feasible
 from services.scheduler.core.admission.grammar_gate import DueGrammar
 from services.scheduler.core.batch import Batch, Span, Update, span_of, update_of
@@ -220,6 +221,31 @@ class Scheduler:
         message = f"grammar: cannot be followed: {failure}"
         waiting = self.pool.shared.stranded_by(digest)
         return [self._finish(request, FinishReason.FAILED, message=message) for request in waiting]
+
+    def next_adapters(self) -> AdapterChange | None:
+        """Returns what the ranks must do about adapters now, or None. Once the ranks have ended the
+        load of the change, if it has one, `note_adapter` must be called."""
+        return self.pool.next_adapters()
+
+    def note_adapter(self, load_id: int, digest: str, failure: str = "") -> list[Update]:
+        """Notes that the ranks have ended a load. `digest` is that of the adapter. `failure` is the
+        reason why the adapter is not loaded, or empty. After a failure, the requests that wait for
+        the adapter fail. Returns the updates that end these requests."""
+        if not failure:
+            self.pool.adapters.note_loaded(load_id, digest)
+            return []
+        wanted = self.pool.adapters.note_failed(load_id, failure)
+        stranded = self.pool.shared.stranded_without(wanted) if wanted else []
+        message = f"model: its adapter cannot be loaded: {failure}"
+        return [self._finish(request, FinishReason.FAILED, message=message) for request in stranded]
+
+    def end_strays(self) -> list[Update]:
+        """Ends the waiting requests whose adapter was unloaded before they were admitted. Returns
+        the updates that end these requests."""
+        return [
+            self._finish(request, FinishReason.FAILED, message=UNLOADED)
+            for request in self.pool.strays()
+        ]
 
     def adopt(self) -> list[Update]:
         """Begins to admit requests of the pool, which may have requests of earlier epochs. A

@@ -24,8 +24,10 @@ from services.worker.engine.logprobs import BatchLogprobs
 from services.worker.engine.pooled_requests import BatchVectors
 from services.worker.rank import wire
 from services.worker.rank.activity import Activity
+from services.worker.rank.adapter_loader import NO_LOADER
 from services.worker.rank.data_plane.transport import Receipt, Transport
 from services.worker.rank.device_clock import DeviceClock, HostClock
+from services.worker.rank.epoch_adapters import EpochAdapters
 from services.worker.rank.reported_tokens import ReportedTokens, reported
 from services.worker.rank.runner import Runner
 
@@ -51,12 +53,16 @@ class EpochMember:
         clock: DeviceClock | None = None,
         activity: Activity | None = None,
         kv_record: KVRecord | None = None,
+        adapters: EpochAdapters | None = None,
     ) -> None:
         """`clock` tells when the device has finished an iteration. Without `clock`, an iteration
         counts as finished when it has been started. `activity` records the steps of this member.
         `kv_record` is the record of the memory with the keys and values. It is None if keys and
-        values do not outlive epochs, as on every GPU."""
+        values do not outlive epochs, as on every GPU. `adapters` carries out orders about adapters;
+        None if the rank loads none."""
         self.request = request
+        self.adapters = adapters or EpochAdapters(NO_LOADER, runner)
+        """The adapters that are loaded in this epoch."""
         self.stored_kv = None if kv_record is None else kv_record.stored
         """The keys and values that the rank's memory held when it joined the epoch. None if keys
         and values do not outlive epochs."""
@@ -68,6 +74,7 @@ class EpochMember:
         self._activity = activity or Activity()
         self._is_first = request.stage_index == 0
         self._is_last = request.stage_index + 1 == len(request.members)
+        self._n_messages = 0
         self._announced: deque[_Announced] = deque()
         self._started: deque[_Started] = deque()
 
@@ -88,17 +95,25 @@ class EpochMember:
         return self._announced[0].message.iteration
 
     def announce(self, message: worker_pb2.RunIterationsRequest) -> None:
-        """Queues a plan and starts to receive its activations.
+        """Queues a plan and starts to receive its activations. If the message has an order about
+        adapters, carries the order out when the plans before it have been started.
 
         Raises:
             TransferError: the previous stage is gone.
         """
+        self._n_messages += 1
+        if message.HasField("adapter_order"):
+            if self._announced:
+                self._announced[-1].orders.append(message.adapter_order)
+            else:
+                self.adapters.obey(message.adapter_order)
+            return
         hidden = receipt = None
         if not self._is_first:
             hidden = self._runner.empty_hidden(message.n_tokens)
             receipt = self._peers.start_receive(hidden, message.iteration)
         work = IterationSize.of(message.start_position, message.n_tokens)
-        self._announced.append(_Announced(message, work, hidden, receipt))
+        self._announced.append(_Announced(message, self._n_messages, work, hidden, receipt))
 
     def show_activity(self) -> None:
         """Records in `activity` which step of the oldest started iteration the device works on."""
@@ -143,6 +158,7 @@ class EpochMember:
         self._started.append(
             _Started(
                 message,
+                announced.number,
                 work,
                 sampled,
                 marks=(began, received, computed),
@@ -151,6 +167,8 @@ class EpochMember:
                 ended_unix_ns=sent_unix_ns if self._clock.has_passed(computed) else None,
             )
         )
+        for order in announced.orders:
+            self.adapters.obey(order)
 
     def _compute(
         self, batch: Any, hidden: torch.Tensor | None
@@ -207,7 +225,9 @@ class EpochMember:
             duration_ns = timing.receive_ns + timing.compute_ns + timing.send_ns
             ended_unix_ns = started.ended_unix_ns or time.time_ns()
             start_unix_ns = ended_unix_ns - duration_ns
-            trace = wire.trace_of(started.message, timing, start_unix_ns=start_unix_ns)
+            trace = wire.trace_of(
+                started.message, started.number, timing, start_unix_ns=start_unix_ns
+            )
         return FinishedIteration(timing, tokens, sampled.cut, trace)
 
 
@@ -217,12 +237,17 @@ class _Announced:
     def __init__(
         self,
         message: worker_pb2.RunIterationsRequest,
+        number: int,
         work: IterationSize,
         hidden: torch.Tensor | None,
         receipt: Receipt | None,
     ) -> None:
         self.message = message
+        self.number = number
+        """Place of the plan among all messages of the epoch, from 1."""
         self.work = work
+        self.orders: list[worker_pb2.AdapterOrder] = []
+        """Orders about adapters that came after this plan and before the next."""
         self._hidden = hidden
         self._receipt = receipt
 
@@ -248,6 +273,7 @@ class _Started:
     """An iteration that has been started, and its results, which are valid once it is complete."""
 
     message: worker_pb2.RunIterationsRequest
+    number: int  # of the plan among all messages of the epoch, from 1
     work: IterationSize
     sampled: _Sampled
     marks: tuple[Any, Any, Any]  # at its begin, after the receive, after the computation
