@@ -100,7 +100,7 @@ class Program(RecordedSteps):
         self._angles: dict[int, tuple[Buffer, Buffer]] = {}
 
     def copy(self) -> Program:
-        """Returns a program with the same steps and the same weights, to which steps can be added."""
+        """Returns a program with the same steps and weights, to which steps can be added."""
         made = copy.copy(self)
         made.steps, made.buffers = list(self.steps), list(self.buffers)
         made._angles = dict(self._angles)

@@ -83,12 +83,12 @@ class AdapterList:
 
     def merge(self, entries: Iterable[AdapterEntry]) -> list[AdapterEntry]:
         """Takes over the entries that are newer than those in the list, and returns them."""
-        newer = [
-            one for one in entries if one.name not in self._entries or one > self._entries[one.name]
-        ]
-        for one in newer:
-            self._change(one)
-        return newer
+        newer: dict[str, AdapterEntry] = {}
+        for one in entries:
+            known = self._entries.get(one.name)
+            if known is None or one > known:
+                newer[one.name] = self._change(one)
+        return list(newer.values())
 
     def _next_version(self) -> int:
         return max(self._newest + 1, int(self._now() * 1000))

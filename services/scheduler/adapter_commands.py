@@ -31,7 +31,10 @@ MAX_COMMANDS = 32
 """Largest number of loads that clients wait for at a time."""
 
 MAX_DIGEST_LENGTH = 64
-"""Number of characters of a digest."""
+"""Largest number of characters of a digest."""
+
+MAX_VERSION = 2**62
+"""Versions of sound entries are below this number, so that there are higher ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class AdapterCommands:
         self._pipeline = pipeline
 
     def merge(self, entries: Iterable[AdapterEntry]) -> None:
-        """Takes over the list of a frontend. Entries that no scheduler can have made are left out."""
+        """Takes over the list of a frontend. Entries that are not sound are left out."""
         if changed := self.list.merge(filter(_is_sound, entries)):
             self._on_change(changed)
             self._wake()
@@ -182,7 +185,7 @@ def _is_sound(entry: AdapterEntry) -> bool:
             check_form(entry.source)
     except ValueError:
         return False
-    return entry.is_removed or len(entry.digest) == MAX_DIGEST_LENGTH
+    return entry.version < MAX_VERSION and len(entry.digest) <= MAX_DIGEST_LENGTH
 
 
 def _invalid(field: str, message: str) -> Answer:

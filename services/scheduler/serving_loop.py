@@ -128,7 +128,7 @@ class ServingLoop:
         return len(self._scheduler.pool) == 0 and self._scheduler.n_in_flight == 0
 
     def _wake(self) -> None:
-        """Makes the pipeline select again if it may send a batch, or needs a grammar or an adapter."""
+        """Makes the pipeline select again if it may send a batch, or has something to prepare."""
         core = self._scheduler
         needs = core.pool.grammars.is_needed or core.pool.adapters.is_needed
         if core.n_in_flight < core.pipeline_depth or needs:

@@ -50,8 +50,9 @@ def check_submission(
     pipeline: scheduler_pb2.PipelineDescription,
     adapters: Sources,
 ) -> SamplingParams:
-    """Checks a submission for a pipeline and for the adapters that were loaded, and returns its sampling options, without the seed. A
-    submission without a seed gets one, since all ranks must use the same seed.
+    """Checks a submission for a pipeline and returns its sampling options, without the seed. A
+    submission without a seed gets one, since all ranks must use the same seed. `adapters` are those
+    that were loaded.
 
     Raises:
         InvalidRequest: a field of the submission is invalid. The error names the field.

@@ -103,7 +103,7 @@ class KnownPipeline:
         return replace(pipeline, loaded=self._loaded) == self._last
 
     def set_loaded(self, digests: Mapping[str, str]) -> None:
-        """Notes which adapters clients have loaded. `digests` has the digest of each, by its name."""
+        """Notes which adapters clients have loaded. `digests` has their digests, by names."""
         self._loaded = tuple(sorted(digests.items()))
         if self._last is not None:
             self._last = replace(self._last, loaded=self._loaded)

@@ -174,14 +174,14 @@ class RequestPool:
 
     def may_admit(self, request: Request) -> bool:
         """Returns whether the pipeline may admit a waiting request: the pipeline is not late, the
-        request's grammar, if it has one, is compiled, its adapter, if it has one, is loaded, and the
-        request is not left to another pipeline."""
+        ranks have the grammar and the adapter of the request, and the request is not left to
+        another pipeline."""
         if self.is_late or not self.passes_gates(request):
             return False
         return self.shared.placement.is_for(self, request)
 
     def passes_gates(self, request: Request) -> bool:
-        """Returns whether the ranks of this pipeline have the grammar and the adapter of a request."""
+        """Returns whether the ranks have the grammar and the adapter of a request."""
         return self.grammars.passes(request) and self.adapters.passes(request)
 
     def selectable(self) -> Iterator[Request]:

@@ -6,7 +6,7 @@ time is over. All ranks must have read the same bytes: their digests are compare
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from orcinus.v1 import worker_pb2
@@ -32,10 +32,15 @@ class AdapterOrders:
     """The load that the ranks of one epoch carry out, or none."""
 
     def __init__(
-        self, pipeline: Pipeline, *, wake: Callable[[], None], limit_s: float = LOAD_LIMIT_S
+        self,
+        pipeline: Pipeline,
+        *,
+        write: Callable[[worker_pb2.RunIterationsRequest], Awaitable[None]],
+        wake: Callable[[], None],
+        limit_s: float = LOAD_LIMIT_S,
     ) -> None:
-        """`wake` is called when `take` has something to return. `limit_s` is the time for a load in
-        seconds."""
+        """`write` sends a message in the stream of plans. `wake` is called when `take` has
+        something to return. `limit_s` is the time for a load in seconds."""
         self._pipeline = pipeline
         self._write = write
         self._wake = wake

@@ -33,7 +33,7 @@ class StageTracer:
         self._forwarded.clear()
 
     def forwarded(self, now_ns: int) -> None:
-        """Records the time at which the next message of the epoch, usually a plan, was forwarded, in
+        """Records the time at which the next message of the epoch, mostly a plan, was forwarded, in
         nanoseconds since 1970."""
         self._n_plans += 1
         self._forwarded.append(now_ns)

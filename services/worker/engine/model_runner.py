@@ -246,7 +246,7 @@ class ModelRunner:
         return BatchVectors(spans, torch.stack(vectors))
 
     def add_adapter(self, fitted: FittedAdapter) -> None:
-        """Adds an adapter, for the batches that are prepared from now on. Its index must be free."""
+        """Adds an adapter with a free index, for the batches that are prepared from now on."""
         self.model = self.model.with_adapters([*self.model.fitted, fitted])
         self._table.add_adapter(fitted.digest, fitted.index)
 

@@ -170,10 +170,10 @@ def build_stage(
     quantised matrices may round their inputs. `on_progress` is called with the bytes read
     so far and the total bytes of the share, first with 0 bytes and then repeatedly. Matrices that
     `cached` has are taken from there, and it keeps the others. A batch names an adapter by its
-    index in `adapters`. With `takes_adapters`, others can be added later. With `pooling`, the last stage makes vectors. Raises AdapterError for an
-    adapter that does not fit the model, UnsupportedModel for features that are not implemented, and
-    CheckpointError for files that do not match the configuration. All are raised before any weight
-    is read.
+    index in `adapters`. With `takes_adapters`, others can be added later. With `pooling`, the last
+    stage makes vectors. Raises AdapterError for an adapter that does not fit the model,
+    UnsupportedModel for features that are not implemented, and CheckpointError for files that do
+    not match the configuration. All are raised before any weight is read.
     """
     config.check()
     check_rank(tp_rank, tp_size)

@@ -277,8 +277,8 @@ def has_graphs(settings: RankSettings, model: StageModel) -> bool:
 
     This requires that the settings allow it, that the device is a GPU, that the host does not wait
     for transfers, that the shapes of operations do not depend on the contents of a batch, that the
-    model generates, and that there are no adapters and none are loaded: their products have a shape for each number of
-    tokens.
+    model generates, and that there are no adapters and none can be loaded: their products have a
+    shape for each number of tokens.
     """
     has_adapters = bool(settings.adapters) or settings.n_loaded_adapters > 0
     is_possible = settings.device == "cuda" and not (is_staged(settings) or has_adapters)

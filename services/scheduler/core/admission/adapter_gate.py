@@ -13,7 +13,7 @@ requests of other adapters arrive.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -103,12 +103,19 @@ class _Loaded:
     n_running: int = 0
 
 
+class _AnyDigest:
+    """The adapters of ranks that have not said which they hold: any."""
+
+    def __contains__(self, digest: object) -> bool:
+        return True
+
+
 class AdapterGate:
     """The adapters that the ranks of a pipeline hold in this epoch."""
 
     def __init__(self, shared: SharedAdapters) -> None:
         self._shared = shared
-        self._fixed: frozenset[str] = frozenset()
+        self._fixed: Container[str] = _AnyDigest()
         self._max_loaded = 0
         # The least recently used adapter comes first.
         self._loaded: OrderedDict[str, _Loaded] = OrderedDict()

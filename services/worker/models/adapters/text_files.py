@@ -53,8 +53,8 @@ def _check_tokenizer(adapter: Path, model: Path) -> None:
         return
     if own.name != other.name:
         raise ValueError(
-            f"{own.name} cannot be compared with {other.name}, the model's tokenizer; remove it if the "
-            "adapter was trained with the model's"
+            f"{own.name} cannot be compared with {other.name}, the model's tokenizer; remove it if "
+            "the adapter was trained with the model's"
         )
     if _tokenizer(own) != _tokenizer(other):
         raise ValueError(f"{own.name} is another tokenizer than the model's")

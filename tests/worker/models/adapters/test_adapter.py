@@ -96,7 +96,7 @@ def test_other_tensors_are_refused(
 
 
 def test_broken_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(AdapterError, match="adapter_config.json does not exist"):
+    with pytest.raises(AdapterError, match=r"adapter_config\.json does not exist"):
         Adapter("an-adapter", tmp_path)
     write(tmp_path)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"no tensors")
