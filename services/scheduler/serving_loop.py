@@ -12,6 +12,7 @@ from itertools import compress
 
 from orcinus.v1 import worker_pb2
 
+from services.scheduler.core.admission.adapter_gate import UNLOADED
 from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
@@ -148,9 +149,11 @@ class ServingLoop:
 
     async def _change_adapters(self) -> None:
         for outcome in self._adapters.take():
-            self._deliver(self._scheduler.note_adapter(*outcome))
-        if strays := self._scheduler.end_strays():
-            self._deliver(strays)
+            message = f"model: its adapter cannot be loaded: {outcome.failure}"
+            for request in self._scheduler.note_adapter(*outcome):
+                self.give_up(request, message)
+        for request in self._scheduler.strays():
+            self.give_up(request, UNLOADED)
         if (change := self._scheduler.next_adapters()) is not None:
             await self._adapters.order(change)
 
