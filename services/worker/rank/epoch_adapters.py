@@ -28,6 +28,19 @@ class AdaptedRunner(Protocol):
         """Drops an adapter that was added."""
 
 
+class NoRunner:
+    """Replacement for a model runner where no adapters are loaded."""
+
+    def add_adapter(self, fitted: FittedAdapter) -> None:
+        """Does nothing."""
+
+    def drop_adapter(self, digest: str) -> None:
+        """Does nothing."""
+
+
+NO_RUNNER = NoRunner()
+
+
 class EpochAdapters:
     """The adapters of one epoch on one rank, beside those that are there from the start."""
 

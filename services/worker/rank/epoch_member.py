@@ -27,7 +27,7 @@ from services.worker.rank.activity import Activity
 from services.worker.rank.adapter_loader import NO_LOADER
 from services.worker.rank.data_plane.transport import Receipt, Transport
 from services.worker.rank.device_clock import DeviceClock, HostClock
-from services.worker.rank.epoch_adapters import EpochAdapters
+from services.worker.rank.epoch_adapters import NO_RUNNER, EpochAdapters
 from services.worker.rank.reported_tokens import ReportedTokens, reported
 from services.worker.rank.runner import Runner
 
@@ -61,7 +61,7 @@ class EpochMember:
         values do not outlive epochs, as on every GPU. `adapters` carries out orders about adapters;
         None if the rank loads none."""
         self.request = request
-        self.adapters = adapters or EpochAdapters(NO_LOADER, runner)
+        self.adapters = adapters or EpochAdapters(NO_LOADER, NO_RUNNER)
         """The adapters that are loaded in this epoch."""
         self.stored_kv = None if kv_record is None else kv_record.stored
         """The keys and values that the rank's memory held when it joined the epoch. None if keys

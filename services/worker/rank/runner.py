@@ -10,7 +10,6 @@ from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.logprobs import BatchLogprobs
 from services.worker.engine.plan import IterationPlan
 from services.worker.engine.pooled_requests import BatchVectors
-from services.worker.models.adapters.adaptable_program import FittedAdapter
 
 
 class Runner(Protocol):
@@ -44,12 +43,6 @@ class Runner(Protocol):
     def vectors(self, batch: Any, logits: Logits) -> BatchVectors | None:
         """Returns the vectors of the prompts that end in the batch, or None if no request asks for
         one. Called on the last stage only."""
-
-    def add_adapter(self, fitted: FittedAdapter) -> None:
-        """Adds an adapter, for the batches that are prepared from now on."""
-
-    def drop_adapter(self, digest: str) -> None:
-        """Drops an adapter that was added. No later batch may use it."""
 
     def close(self) -> None:
         """Releases the recorded graphs that use the transport's process groups."""
