@@ -1,7 +1,6 @@
 """A load has ended when all ranks of all stages have it, and they must have read the same bytes."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from orcinus.v1 import worker_pb2
@@ -43,8 +42,8 @@ class Epoch:
 
 
 @pytest.fixture
-def ranks() -> Iterator[tuple[tuple[int, int], ...]]:
-    yield ((0, 0), (0, 1), (1, 0), (1, 1))
+def ranks() -> tuple[tuple[int, int], ...]:
+    return ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 async def test_all_ranks_of_all_stages_must_have_it(ranks: tuple[tuple[int, int], ...]) -> None:

@@ -3,12 +3,15 @@
 import json
 import os
 import queue
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from orcinus.v1 import worker_pb2
 
+from services.worker.models.adapters.adaptable_program import FittedAdapter
+from services.worker.models.adapters.adapter import Adapter
 from services.worker.rank.adapter_loader import MAX_ENTRIES, AdapterLoader, LoadEnd
 from services.worker.settings import PipelinePlace, WorkerSettings
 from tests.adapters import sizes_of, write_adapter
@@ -31,10 +34,10 @@ class Site:
         settings = WorkerSettings(
             model=self.model, allowed_adapter_sources=(str(self.allowed),), max_loaded_adapters=2
         )
-        rank = settings.for_rank(0).at(PipelinePlace(0, 1))
+        self.settings = settings.for_rank(0).at(PipelinePlace(0, 1))
         program = load(self.model, dtype="float32", takes_adapters=True).adaptable
         assert program is not None
-        self.loader = AdapterLoader(rank, program)
+        self.loader = AdapterLoader(self.settings, program)
         self.ends: queue.SimpleQueue[LoadEnd] = queue.SimpleQueue()
 
     def write(self, name: str = "law", **config: Any) -> Path:
@@ -133,8 +136,24 @@ def test_a_directory_has_a_bounded_number_of_entries(site: Site) -> None:
 
 
 def test_loads_that_wait_behind_one_that_hangs_are_bounded(site: Site) -> None:
-    for _ in range(2):  # the loader's thread is not to take them
-        site.loader._waiting.put((worker_pb2.AdapterOrder(load_id=9), 0, site.ends.put))
-    own = site.write()
-    ends = [site.load(own) for _ in range(3)]
-    assert {end.load_id for end in ends} <= {1, 9}
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    class Hanging:
+        """A program whose disk does not answer."""
+
+        def fit(self, adapter: Adapter, index: int) -> FittedAdapter:
+            has_begun.set()
+            may_end.wait(HANG_S)
+            return FittedAdapter(adapter.digest, index, {})
+
+    loader = AdapterLoader(site.settings, Hanging())  # type: ignore[arg-type]
+    order = worker_pb2.AdapterOrder(load_id=1, name="law", source=str(site.write()))
+    loader.begin(order, 0, site.ends.put)
+    assert has_begun.wait(HANG_S)
+    for _ in range(3):
+        loader.begin(order, 0, site.ends.put)
+    assert site.ends.get(timeout=HANG_S).failure == "earlier loads have not ended"
+    assert site.ends.empty()
+    may_end.set()
+    for _ in range(3):
+        assert site.ends.get(timeout=HANG_S).fitted is not None
