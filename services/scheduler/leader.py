@@ -38,6 +38,7 @@ from services.scheduler.loop_turns import LoopTurns, TurnEvent
 from services.scheduler.observing.iteration_observer import IterationObservers, ObserveEpoch
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.request_observer import RequestObserver
+from services.scheduler.pipeline.adapter_changes import AdapterChanges
 from services.scheduler.pipeline.drain import Drain
 from services.scheduler.pipeline.engine_master import EngineMaster
 from services.scheduler.pipeline.forming import Former, OnMembers
@@ -298,7 +299,7 @@ class Leader:
             requests=self._requests,
             has_news=has_news,
             grammars=engine.grammars,
-            adapters=engine.adapters,
+            adapters=AdapterChanges(scheduler.pool, engine.adapters),
         )
         drain = Drain(
             pipeline,

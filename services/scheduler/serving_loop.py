@@ -12,17 +12,16 @@ from itertools import compress
 
 from orcinus.v1 import worker_pb2
 
-from services.scheduler.core.admission.adapter_gate import UNLOADED
 from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.engine import Engine
 from services.scheduler.observing.iteration_observer import IterationObserver
 from services.scheduler.observing.request_observer import RequestObserver
-from services.scheduler.pipeline.adapter_orders import (
-    NO_ADAPTER_ORDERS,
-    AdapterOrders,
-    NoAdapterOrders,
+from services.scheduler.pipeline.adapter_changes import (
+    NO_ADAPTER_CHANGES,
+    AdapterChanges,
+    NoAdapterChanges,
 )
 from services.scheduler.pipeline.grammar_preparation import (
     NO_GRAMMAR_PREPARATION,
@@ -45,7 +44,7 @@ class ServingLoop:
         requests: RequestObserver,
         has_news: asyncio.Event,
         grammars: GrammarPreparation | NoGrammarPreparation = NO_GRAMMAR_PREPARATION,
-        adapters: AdapterOrders | NoAdapterOrders = NO_ADAPTER_ORDERS,
+        adapters: AdapterChanges | NoAdapterChanges = NO_ADAPTER_CHANGES,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
@@ -129,10 +128,9 @@ class ServingLoop:
         return len(self._scheduler.pool) == 0 and self._scheduler.n_in_flight == 0
 
     def _wake(self) -> None:
-        """Makes the pipeline select again if it may send a batch, or has something to prepare."""
+        """Makes the pipeline select again if it may send a batch, or has to prepare something."""
         core = self._scheduler
-        needs = core.pool.grammars.is_needed or core.pool.adapters.is_needed
-        if core.n_in_flight < core.pipeline_depth or needs:
+        if core.n_in_flight < core.pipeline_depth or core.pool.gates.is_needed:
             self._has_news.set()
 
     def _select(self) -> Batch | None:
@@ -147,19 +145,9 @@ class ServingLoop:
         if (due := self._scheduler.next_grammar()) is not None:
             self._grammars.begin(due)
 
-    async def _change_adapters(self) -> None:
-        for outcome in self._adapters.take():
-            message = f"model: its adapter cannot be loaded: {outcome.failure}"
-            for request in self._scheduler.note_adapter(*outcome):
-                self.give_up(request, message)
-        for request in self._scheduler.strays():
-            self.give_up(request, UNLOADED)
-        if (change := self._scheduler.next_adapters()) is not None:
-            await self._adapters.order(change)
-
     async def _send_batches(self) -> None:
         self._prepare_grammars()
-        await self._change_adapters()
+        await self._adapters.step(self.give_up)
         if expired := self._scheduler.expire(self._now()):
             self._deliver(expired)
         while (batch := self._select()) is not None:

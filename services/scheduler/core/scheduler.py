@@ -26,7 +26,6 @@ from collections.abc import Mapping, Sequence
 
 from services.scheduler.core import complete_kv
 from services.scheduler.core.admission import suspects
-from services.scheduler.core.admission.adapter_gate import AdapterChange
 from services.scheduler.core.admission.feasible import check_feasible
 from services.scheduler.core.admission.grammar_gate import DueGrammar
 from services.scheduler.core.batch import Batch, Span, Update, span_of, update_of
@@ -221,26 +220,6 @@ class Scheduler:
         message = f"grammar: cannot be followed: {failure}"
         waiting = self.pool.shared.stranded_by(digest)
         return [self._finish(request, FinishReason.FAILED, message=message) for request in waiting]
-
-    def next_adapters(self) -> AdapterChange | None:
-        """Returns what the ranks must do about adapters now, or None. Once the ranks have ended the
-        load of the change, if it has one, `note_adapter` must be called."""
-        return self.pool.next_adapters()
-
-    def note_adapter(self, load_id: int, digest: str, failure: str = "") -> list[Request]:
-        """Notes that the ranks have ended a load. `digest` is that of the adapter. `failure` is the
-        reason why the adapter is not loaded, or empty. Returns the requests that wait for an
-        adapter that is not loaded. `give_up` must be called for each."""
-        if not failure:
-            self.pool.adapters.note_loaded(load_id, digest)
-            return []
-        wanted = self.pool.adapters.note_failed(load_id, failure)
-        return self.pool.shared.stranded_without(wanted) if wanted else []
-
-    def strays(self) -> list[Request]:
-        """Returns the waiting requests whose adapter was unloaded before they were admitted.
-        `give_up` must be called for each."""
-        return self.pool.strays()
 
     def adopt(self) -> list[Update]:
         """Begins to admit requests of the pool, which may have requests of earlier epochs. A

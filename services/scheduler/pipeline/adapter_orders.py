@@ -6,7 +6,7 @@ time is over. All ranks must have read the same bytes: their digests are compare
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from orcinus.v1 import worker_pb2
@@ -110,17 +110,3 @@ class AdapterOrders:
         self._load_id = 0
         self._ended.append(outcome)
         self._wake()
-
-
-class NoAdapterOrders:
-    """Replacement for `AdapterOrders` where no adapters are loaded."""
-
-    async def order(self, change: AdapterChange) -> None:
-        """Does nothing."""
-
-    def take(self) -> Sequence[LoadOutcome]:
-        """Returns nothing: no adapter is loaded."""
-        return ()
-
-
-NO_ADAPTER_ORDERS = NoAdapterOrders()

@@ -21,9 +21,10 @@ from services.worker.channel import ChannelClosed, MessageKind, RankEnd
 from services.worker.rank import wire
 from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.transport import TransferError
-from services.worker.rank.epoch_member import EpochMember, FinishedIteration
+from services.worker.rank.epoch_member import EpochMember
 from services.worker.rank.iteration_errors import spares_weights
 from services.worker.rank.iteration_profiler import IterationProfiler
+from services.worker.rank.iterations import FinishedIteration
 from services.worker.rank.membership import Membership
 
 log = logging.getLogger(__name__)

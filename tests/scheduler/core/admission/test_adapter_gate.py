@@ -42,11 +42,24 @@ def submit(scheduler: Scheduler, name: str, adapter: str = "", n_tokens: int = 4
 
 def load(scheduler: Scheduler, *, failure: str = "") -> AdapterChange | None:
     """Lets the ranks carry out what they must do, and returns it."""
-    change = scheduler.next_adapters()
-    if change is not None and change.load_id:
-        for request in scheduler.note_adapter(change.load_id, change.digest, failure):
+    change = next_change(scheduler)
+    if change is not None and change.load_id and failure:
+        adapter = scheduler.pool.adapters.note_failed(change.load_id, failure)
+        for request in scheduler.pool.shared.stranded_without(adapter):
             scheduler.give_up(request, failure)
+    elif change is not None and change.load_id:
+        scheduler.pool.adapters.note_loaded(change.load_id, change.digest)
     return change
+
+
+def next_change(scheduler: Scheduler) -> AdapterChange | None:
+    """What the ranks must do."""
+    return scheduler.pool.adapters.next_change(scheduler.pool.line())
+
+
+def strays(scheduler: Scheduler) -> list[Request]:
+    """Requests whose adapter was unloaded."""
+    return scheduler.pool.adapters.strays(scheduler.pool.order)
 
 
 def run(scheduler: Scheduler) -> list[str]:
@@ -63,11 +76,11 @@ def test_a_request_waits_for_its_adapter_and_others_pass() -> None:
     for name, adapter in (("1", "a"), ("2", ""), ("3", "b"), ("4", "a"), ("5", FIXED)):
         submit(scheduler, name, adapter)
     assert run(scheduler) == ["2", "5"]
-    change = scheduler.next_adapters()
+    change = next_change(scheduler)
     assert change == AdapterChange((), 1, "a", "/adapters/a", "a")
-    assert scheduler.next_adapters() is None  # one at a time
+    assert next_change(scheduler) is None  # one at a time
     assert run(scheduler) == []
-    assert scheduler.note_adapter(1, "a") == []
+    scheduler.pool.adapters.note_loaded(1, "a")
     assert run(scheduler) == ["1", "4"]
     assert load(scheduler) == AdapterChange((), 2, "b", "/adapters/b", "b")
     assert run(scheduler) == ["3"]
@@ -149,12 +162,12 @@ def test_requests_whose_adapter_is_unloaded_are_strays_unless_the_ranks_hold_it(
     assert isinstance(adapters, AdapterList)
     adapters.remove("a")
     adapters.remove("b")
-    assert scheduler.strays() == [stray]
+    assert strays(scheduler) == [stray]
     scheduler.give_up(stray, "unloaded")
     assert run(scheduler) == ["a2"]
     assert load(scheduler) is None  # in use
     scheduler.suspend()
-    assert {one.request_id for one in scheduler.strays()} == {"a", "a2"}
+    assert {one.request_id for one in strays(scheduler)} == {"a", "a2"}
 
 
 def test_an_unloaded_adapter_is_dropped_when_its_last_request_ends() -> None:
@@ -185,10 +198,10 @@ def test_an_adapter_that_a_client_asks_for_is_loaded_once() -> None:
     other = scheduler.pool.beside()
     other.adapters.begin((), 2)
     asked = Asked(scheduler, "new")
-    change = scheduler.next_adapters()
+    change = next_change(scheduler)
     assert change == AdapterChange((), 1, "new", "/x", "")
-    assert other.next_adapters() is None
-    scheduler.note_adapter(1, "its digest")
+    assert other.adapters.next_change(other.line()) is None
+    scheduler.pool.adapters.note_loaded(1, "its digest")
     assert asked.ends == [("its digest", "")]
     assert not scheduler.pool.shared.adapters.wanted
 
@@ -198,10 +211,10 @@ def test_an_order_that_a_lost_pipeline_had_is_given_to_another() -> None:
     other = scheduler.pool.beside()
     other.adapters.begin((), 2)
     asked = Asked(scheduler, "new")
-    assert scheduler.next_adapters() is not None
+    assert next_change(scheduler) is not None
     scheduler.suspend()
     assert not asked.ends
-    assert other.next_adapters() == AdapterChange((), 1, "new", "/x", "")
+    assert other.adapters.next_change(other.line()) == AdapterChange((), 1, "new", "/x", "")
     other.adapters.note_failed(1, "broken")
     assert asked.ends == [("", "broken")]
 
@@ -209,9 +222,9 @@ def test_an_order_that_a_lost_pipeline_had_is_given_to_another() -> None:
 def test_what_nobody_waits_for_any_more_is_dropped() -> None:
     scheduler = scheduler_with("")
     asked = Asked(scheduler, "new")
-    assert scheduler.next_adapters() is not None
+    assert next_change(scheduler) is not None
     scheduler.pool.shared.adapters.wanted.remove(asked.wanted)  # its time was over
-    scheduler.note_adapter(1, "its digest")
+    scheduler.pool.adapters.note_loaded(1, "its digest")
     assert not asked.ends
     assert load(scheduler) == AdapterChange((1,))
 
@@ -223,7 +236,7 @@ def test_ranks_that_load_nothing_admit_what_they_have() -> None:
     Asked(scheduler, "new")
     assert load(scheduler) is None
     assert run(scheduler) == ["1"]
-    assert scheduler.strays() == []  # another pipeline may have it
+    assert strays(scheduler) == []  # another pipeline may have it
     assert waits in scheduler.pool
 
 
@@ -247,7 +260,7 @@ def test_every_request_ends_and_memory_is_bounded(
             scheduler.suspend()
             held.clear()
         elif step == "load":
-            change = scheduler.next_adapters()
+            change = next_change(scheduler)
             if change is None:
                 continue
             for load_id in change.dropped:
@@ -255,7 +268,7 @@ def test_every_request_ends_and_memory_is_bounded(
             if change.load_id:
                 held[change.load_id] = change.digest
                 assert len(held) <= max_loaded
-                scheduler.note_adapter(change.load_id, change.digest)
+                scheduler.pool.adapters.note_loaded(change.load_id, change.digest)
         elif (batch := scheduler.select()) is not None:
             assert {span.request.adapter for span in batch.spans} <= set(held.values())
             scheduler.apply(batch.iteration, [7] * len(batch.spans))
