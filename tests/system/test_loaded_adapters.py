@@ -1,6 +1,7 @@
 """A system whose clients load and unload adapters while it runs: the tokens are those of merged
 models, in any company and through the deaths of a rank and of a scheduler."""
 
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,9 +35,13 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 @pytest.fixture(
     scope="module", params=[{"stages": 2}, {"pipelines": 2}], ids=["stages", "pipelines"]
 )
-def stack(
-    model: Path, adapters: dict[str, Path], request: pytest.FixtureRequest
-) -> Iterator[Stack]:
+def layout(request: pytest.FixtureRequest) -> dict[str, int]:
+    found: dict[str, int] = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def stack(model: Path, adapters: dict[str, Path], layout: dict[str, int]) -> Iterator[Stack]:
     with serving(
         model,
         allowed_adapter_sources=str(adapters["a0"].parent),
@@ -44,7 +49,7 @@ def stack(
         dtype="float32",
         spares=1,
         fail_fast=False,
-        **request.param,
+        **layout,
     ) as stack:
         yield stack
 
@@ -101,7 +106,38 @@ def test_adapters_are_loaded_evicted_and_unloaded(
             stack.kill(module)
             assert running.result() == alone
         stack.look_at_tree()
+    broken = adapters["a0"].parent / "broken"
+    broken.mkdir(exist_ok=True)
+
+    for path, said in (
+        (broken, "adapter_config.json does not exist"),
+        (model, "is not below a directory"),
+    ):
+        refused = stack.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": str(path)})
+        assert refused.status_code == 400
+        assert said in refused.text
+        assert str(path) not in refused.text
+
     assert stack.post("/v1/unload_lora_adapter", {"lora_name": "a3"}).status_code == 200
     assert "a3" not in names(stack)
     response = stack.post("/v1/completions", {"model": "a3", "prompt": prompt})
     assert response.status_code == 404
+
+
+def test_a_file_that_changes_never_gives_tokens(
+    stack: Stack, adapters: dict[str, Path], layout: dict[str, int]
+) -> None:
+    if "pipelines" in layout:
+        pytest.skip("either pipeline may still hold the first version")
+    changing = adapters["a0"].parent / "changing"
+    shutil.copytree(adapters["a0"], changing)
+    load(stack, "changing", changing)
+    shutil.copytree(adapters["a1"], changing, dirs_exist_ok=True)
+    prompt = tokens(Random(1), 30)
+    for name in ("a1", "a2"):  # they take its place in memory
+        assert stack.complete(prompt, model=name, max_tokens=2)["token_ids"]
+    call = {"model": "changing", "prompt": prompt, "max_tokens": 2}
+    response = stack.post("/v1/completions", call)
+    assert response.status_code == 500
+    assert "loaded first" in response.text
+    assert stack.complete(prompt, model="a1", max_tokens=2)["token_ids"]

@@ -44,8 +44,8 @@ class Added:
 class Epoch:
     """An epoch's adapters with their loader and runner."""
 
-    def __init__(self, **options: int) -> None:
-        self.loader, self.runner = Loader(**options), Added()
+    def __init__(self, max_loaded: int = 2) -> None:
+        self.loader, self.runner = Loader(max_loaded), Added()
         self.adapters = EpochAdapters(self.loader, self.runner, ["fixed"])  # type: ignore[arg-type]
 
     def order(self, load_id: int = 0, *dropped: int) -> None:

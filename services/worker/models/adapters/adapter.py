@@ -162,7 +162,7 @@ def _stored(weights: bytes) -> dict[str, _Stored]:
     """Returns the tensors in the content of a file, by their names. Raises AdapterError if the file
     is broken, or a tensor has no floating-point type."""
     try:
-        found = deserialize(weights)
+        found = deserialize(weights)  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise AdapterError(f"{WEIGHTS_FILE} cannot be read: {error}") from error
     for key, one in found:

@@ -3,6 +3,7 @@ them from the start, and what is computed comes from the bytes of the digest."""
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,15 +37,15 @@ def adapters(base: Path) -> list[Adapter]:
 def test_tokens_are_those_of_a_model_that_has_the_adapters_from_the_start(
     base: Path, adapters: list[Adapter], n_stages: int, tp_size: int
 ) -> None:
-    layout = {"n_stages": n_stages, "tp_size": tp_size}
+    layout: dict[str, Any] = {"n_stages": n_stages, "tp_size": tp_size}
     first, *others = adapters
     started = Pipeline(base, dtype="float32", adapters=adapters, **layout)
     expected = [follow(started, one, 4) for one in (None, *adapters)]
     grown = Pipeline(base, dtype="float32", adapters=[first], max_loaded_adapters=2, **layout)
     for index, one in enumerate(others, 1):
         grown.add_adapter(one, index)
-    for one, (logits, tokens) in zip((None, *adapters), expected, strict=True):
-        own_logits, own_tokens = follow(grown, one, 4)
+    for own, (logits, tokens) in zip((None, *adapters), expected, strict=True):
+        own_logits, own_tokens = follow(grown, own, 4)
         assert torch.equal(own_logits, logits)
         assert own_tokens == tokens
 
@@ -52,7 +53,7 @@ def test_tokens_are_those_of_a_model_that_has_the_adapters_from_the_start(
 def test_adapters_take_each_others_places(base: Path, adapters: list[Adapter]) -> None:
     pipeline = Pipeline(base, dtype="bfloat16", max_loaded_adapters=1)
     alone, _ = follow(pipeline, None, 3)
-    seen = {}
+    seen: dict[str, torch.Tensor] = {}
     for _ in range(2):
         for one in adapters:
             pipeline.add_adapter(one, 0)
