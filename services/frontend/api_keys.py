@@ -395,6 +395,7 @@ def main() -> int:
     parser.add_argument("--min-priority", type=int, default=argparse.SUPPRESS, metavar="N")
     parser.add_argument("--model", dest="models", action="append", metavar="NAME")
     parser.add_argument("--may-watch", action="store_true")
+    parser.add_argument("--manage", action="store_true")
     arguments = parser.parse_args()
     arguments.models = arguments.models and tuple(arguments.models)
     secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
