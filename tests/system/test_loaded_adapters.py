@@ -35,13 +35,13 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 @pytest.fixture(
     scope="module", params=[{"stages": 2}, {"pipelines": 2}], ids=["stages", "pipelines"]
 )
-def layout(request: pytest.FixtureRequest) -> dict[str, int]:
-    found: dict[str, int] = request.param
+def layout(request: pytest.FixtureRequest) -> dict[str, Any]:
+    found: dict[str, Any] = request.param
     return found
 
 
 @pytest.fixture(scope="module")
-def stack(model: Path, adapters: dict[str, Path], layout: dict[str, int]) -> Iterator[Stack]:
+def stack(model: Path, adapters: dict[str, Path], layout: dict[str, Any]) -> Iterator[Stack]:
     with serving(
         model,
         allowed_adapter_sources=str(adapters["a0"].parent),
@@ -125,7 +125,7 @@ def test_adapters_are_loaded_evicted_and_unloaded(
 
 
 def test_a_file_that_changes_never_gives_tokens(
-    stack: Stack, adapters: dict[str, Path], layout: dict[str, int]
+    stack: Stack, adapters: dict[str, Path], layout: dict[str, Any]
 ) -> None:
     if "pipelines" in layout:
         pytest.skip("either pipeline may still hold the first version")

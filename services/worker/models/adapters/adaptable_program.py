@@ -103,8 +103,8 @@ class AdaptableProgram:
 
         Raises:
             AdapterError: the adapter has a module that is no linear layer of the model, matrices of
-                other sizes than the module's, or numbers that are not finite; or its files have
-                changed.
+                other sizes than the module's, numbers that are not finite, or a product that
+                adapters cannot change; or its files have changed.
         """
         self._places.check(adapter)
         modules, tensors = modules_by_name(adapter), adapter.read()
@@ -125,7 +125,12 @@ class AdaptableProgram:
             if shares:
                 products[place] = shares
         self._refuse_unused(adapter, modules, used)
-        return FittedAdapter(adapter.digest, index, products)
+        fitted = FittedAdapter(adapter.digest, index, products)
+        try:
+            self.with_adapters([fitted])
+        except ValueError as error:  # here, and not between two iterations
+            raise adapter.error(str(error)) from error
+        return fitted
 
     def with_adapters(self, adapters: Iterable[FittedAdapter]) -> Program:
         """Returns the variant of the program with some adapters. Each has another index."""
