@@ -68,7 +68,6 @@ class RequestPool:
         self.adapters = AdapterGate(self.shared.adapters)
         """The adapters that the ranks of this pipeline have loaded."""
         self.gates = Gates(self.grammars, self.adapters)
-        """Both gates, which know the requests that wait for a grammar or an adapter."""
         self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT
         self.n_running_vectors = 0
         """Number of the admitted requests that want vectors."""
