@@ -137,7 +137,7 @@ wait_serving = $(wait_workers) && \
 
 .DEFAULT_GOAL := help
 LANE_TARGETS := $(LANES:%=lane-%) lane-others lane-given
-.PHONY: $(LANE_TARGETS) help setup constraints locks protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-receipts test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-chart test-phoenix test-proxy test-browser screenshots test-llama-cpp test-llama-cpp-logits test-real real-model real-embedder check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model wheel release test-install chart images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: $(LANE_TARGETS) help setup constraints locks lock-wheels protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-receipts test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-chart test-phoenix test-proxy test-browser screenshots site-screenshots test-llama-cpp test-llama-cpp-logits test-real real-model real-embedder check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model wheel release test-install chart images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -227,6 +227,9 @@ screenshots: setup  ## Take the pictures of the page that the docs show, into do
 	@[ -e build/llama-125m ] || $(BIN)/python -m benchmarks.make_model build/llama-125m
 	$(BIN)/python -m tests.browser.screenshots docs/images
 
+site-screenshots: docs  ## Take pictures of the documentation site into build/site-pictures, to look at after a change of its look
+	$(BIN)/python -m tests.browser.site_screenshots build/site build/site-pictures
+
 test-chart: setup $(HELM)  ## Render the Helm chart by Helm, and compare it with kustomize; ARGS="-m helm" renders all pairs of components
 	HELM='$(abspath $(HELM))' $(PYTEST) -m 'helm and not thorough' tests/k8s/chart $(ARGS)
 
@@ -298,8 +301,9 @@ docs: setup $(WEBSITE)  ## Build the documentation as a site into build/site, an
 	NO_MKDOCS_2_WARNING=1 $(VENV)/website/bin/python -m mkdocs build --quiet --strict --config-file website/mkdocs.yml
 	@echo 'build/site/index.html'
 
-manifests: setup $(CHECKOV)  ## Check the manifests by checkov's rules; `make test` holds them to schemas and our own
+manifests: setup $(CHECKOV) $(HELM)  ## Check the manifests and the chart by checkov's rules; `make test` holds them to schemas and our own
 	$(BIN)/python -m tests.k8s.manifests $(VENV)/manifests
+	HELM='$(abspath $(HELM))' $(BIN)/python -m tests.k8s.chart.rendered $(VENV)/manifests
 	$(CHECKOV) --directory $(VENV)/manifests --framework kubernetes --skip-download --compact --quiet
 
 native: setup  ## Compile all native kernels that this processor can run, where there is a compiler: tests leave out those that are not built
@@ -330,7 +334,7 @@ demo-model: setup  ## Train models/demo anew; ARGS="--minutes N"
 wheel: $(RELEASE)  ## Build a wheel for this kind of processor into dist, with the native kernels of all instruction sets
 	CXX='$(CXX)' $(VENV)/release/bin/python -m build --no-isolation --outdir dist
 
-release: setup $(RELEASE)  ## Build wheel, chart, list of packages, provenance and checksums of the commit into dist; publishes nothing
+release: setup $(RELEASE)  ## Build wheels, chart, list of packages, provenance and checksums of the commit into dist; publishes nothing
 	CXX='$(CXX)' $(BIN)/python -m release --tools $(VENV)/release/bin dist
 
 test-install: setup $(RELEASE)  ## Build a release twice and compare, and serve from its wheel in an empty environment; minutes
@@ -410,39 +414,49 @@ constraints: setup  ## Write what is installed into constraints.txt
 	@{ sed -n 1p constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/^torch==\([0-9.]*\)+.*/torch==\1/' | sort -f; } > constraints.new
 	@mv constraints.new constraints.txt
 
-# Torch without CUDA has an index of its own, and hashes of its own there: that one wheel is installed without.
-LOCK := $(UV) pip compile --quiet --custom-compile-command 'make locks' --constraint constraints.txt --generate-hashes \
-  --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28
+# Each lock is for all versions of Python that pyproject.toml allows and for all processors: markers say which package is
+# for which of them. `torch.txt` has PyTorch and what its build with CUDA needs. Another index has another build, and other
+# hashes, so that the locks of what runs beside PyTorch have none of these.
+LOCK := $(UV) pip compile --quiet --universal --custom-compile-command 'make locks' --generate-hashes --no-annotate --python-version 3.11
+TESTED := $(LOCK) --constraint constraints.txt
+BESIDE_TORCH = $$(sed -nE 's/^((torch|nvidia-|cuda-)[a-z0-9-]*)==.*/--no-emit-package \1/p' requirements/torch.txt)
+WITHOUT_TORCH = $(BESIDE_TORCH) --no-emit-package triton
+MACHINES := x86_64 aarch64
 
-locks: $(UV)  ## Write requirements/: what the images install, by version (constraints.txt) and hash
-	$(LOCK) requirements/common.in requirements/frontend.in --output-file requirements/frontend.txt
-	$(LOCK) requirements/common.in requirements/scheduler.in --output-file requirements/scheduler.txt
-	$(LOCK) requirements/common.in requirements/worker.in --output-file requirements/worker-cuda.txt
-	$(LOCK) requirements/common.in requirements/worker.in --output-file requirements/worker-cpu.txt \
-	  $$(sed -nE 's/^((torch|triton|nvidia-|cuda-)[a-z0-9-]*)==.*/--no-emit-package \1/p' requirements/worker-cuda.txt)
-	echo grpcio-tools | $(LOCK) - --output-file requirements/protos.txt
-	echo cyclonedx-bom==7.5.0 | $(LOCK) - --output-file requirements/sbom.txt
-	$(LOCK) release/requirements.in --output-file release/requirements.txt
-	$(UV) pip compile --quiet --custom-compile-command 'make locks' --generate-hashes --no-annotate --python-version 3.11 \
-	  --python-platform x86_64-manylinux_2_28 tests/real/clients.in --output-file tests/real/clients.txt \
-	  $$(sed -nE 's/^((torch|triton|nvidia-|cuda-)[a-z0-9-]*)==.*/--no-emit-package \1/p' requirements/worker-cuda.txt)
-	$(UV) pip compile --quiet --custom-compile-command 'make locks' --generate-hashes --no-annotate --python-version 3.11 \
-	  --universal website/requirements.in --output-file website/requirements.txt
-	for name in sdks aider; do $(UV) pip compile --quiet --custom-compile-command 'make locks' --generate-hashes --no-annotate \
-	  --python-version 3.11 --python-platform x86_64-manylinux_2_28 tests/real/$$name.in --output-file tests/real/$$name.txt; done
+locks: $(UV)  ## Write requirements/: what .venv and the images install, by version (constraints.txt) and hash
+	echo torch | $(TESTED) - --output-file requirements/torch.txt
+	$(TESTED) pyproject.toml --output-file requirements/local.txt $(WITHOUT_TORCH)
+	$(TESTED) pyproject.toml clients/python/pyproject.toml --extra dev --output-file requirements/dev.txt $(BESIDE_TORCH)
+	$(TESTED) requirements/common.in requirements/frontend.in --output-file requirements/frontend.txt
+	$(TESTED) requirements/common.in requirements/scheduler.in --output-file requirements/scheduler.txt
+	$(TESTED) requirements/common.in requirements/worker.in --output-file requirements/worker-cuda.txt
+	$(TESTED) requirements/common.in requirements/worker.in --output-file requirements/worker-cpu.txt $(WITHOUT_TORCH)
+	echo grpcio-tools | $(TESTED) - --output-file requirements/protos.txt
+	echo cyclonedx-bom==7.5.0 | $(TESTED) - --output-file requirements/sbom.txt
+	$(TESTED) release/requirements.in --output-file release/requirements.txt
+	$(LOCK) tests/real/clients.in --output-file tests/real/clients.txt $(WITHOUT_TORCH)
+	$(LOCK) website/requirements.in --output-file website/requirements.txt
+	for name in sdks aider; do $(LOCK) tests/real/$$name.in --output-file tests/real/$$name.txt; done
+
+# Nothing is installed. A package that has no wheel would be compiled by each user.
+lock-wheels: $(UV)  ## Check that PyPI has a wheel of each package that running needs, for each Python and processor
+	@for python in $$(sed -n 's/.*Programming Language :: Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml); do for machine in $(MACHINES); do \
+	  echo "Python $$python, $$machine"; for lock in local torch; do \
+	  $(UV) pip compile --quiet --no-deps --only-binary :all: --python-version $$python --python-platform $$machine-manylinux_2_31 \
+	    requirements/$$lock.txt >/dev/null || exit; done; done; done
 
 clean:  ## Remove everything that can be made again
 	rm -rf $(VENV) protos/gen kernels/native/lib *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit("Orcinus needs Python 3.11 or newer; set PYTHON=…") if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 15) else "Orcinus needs Python 3.11 to 3.14; set PYTHON=…")'
 	@echo 'Once, this makes .venv: it fetches PyTorch and other packages, and compiles kernels. That is two to ten minutes, by'
 	@echo 'the connection and the processors. Later calls start at once.'
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo '$(VENV) could not be made. Python needs its modules venv and ensurepip for that (Debian: apt-get install python3-venv)'; exit 1; }
 
-$(VENV)/.protos: $(PROTOS) constraints.txt | $(BIN)/python
-	@$(BIN)/python -c 'import grpc_tools' 2>/dev/null || $(BIN)/pip install --quiet -c constraints.txt grpcio-tools
+$(VENV)/.protos: $(PROTOS) requirements/protos.txt | $(BIN)/python
+	@$(BIN)/python -c 'import grpc_tools' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/protos.txt
 	@echo 'Generating the code of the wire contracts'
 	@rm -rf protos/gen && mkdir -p protos/gen
 	@$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos/gen --pyi_out=protos/gen --grpc_python_out=protos/gen $(PROTOS)
@@ -489,13 +503,13 @@ $(PHOENIX): | $(UV)
 # TORCH_INDEX counts here only where it is given: `TORCH_INDEX=` takes PyTorch from the index of everything else.
 # uv is used where it is installed, or `make uv` was called before.
 INSTALL = @BIN=$(BIN) UV='$(or $(wildcard $(UV)),$(shell command -v uv))' $(if $(filter-out file,$(origin TORCH_INDEX)),TORCH_INDEX='$(TORCH_INDEX)') requirements/install.sh
-WHAT_IS_INSTALLED := pyproject.toml $(wildcard requirements/*.in) clients/python/pyproject.toml constraints.txt requirements/install.sh
+WHAT_IS_INSTALLED := pyproject.toml requirements/local.txt requirements/torch.txt requirements/install.sh
 
 $(VENV)/.serves: $(WHAT_IS_INSTALLED) $(VENV)/.protos
 	$(INSTALL) local
 	@touch $@
 
-$(VENV)/.installed: $(WHAT_IS_INSTALLED) $(VENV)/.protos
+$(VENV)/.installed: $(WHAT_IS_INSTALLED) requirements/dev.txt clients/python/pyproject.toml $(VENV)/.protos
 	$(INSTALL) dev
 	@touch $(VENV)/.serves $@
 

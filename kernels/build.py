@@ -1,11 +1,15 @@
 """Builds the native library, once for each requested instruction set.
 
-    python -m kernels.build [BUILD ...] [--sanitize]
+    python -m kernels.build [BUILD ...] [--sanitize] [--machine MACHINE]
 
 BUILD is an instruction set, `best` for the best one that this processor supports, `runnable` for
 all that this processor supports, or `all` for all instruction sets of this processor's
 architecture. Without a BUILD, the best one is built. An existing library is not built again if it
 was built from the present sources with the present options.
+
+With `--machine`, the libraries are for another machine, such as aarch64, and are compiled by a
+cross-compiler: g++ as Debian calls it, `aarch64-linux-gnu-g++`, or the one that CROSS_CXX names.
+BUILD is then an instruction set of that machine, or `all`. Libraries of this machine are removed.
 
 The build needs g++ 12 or newer, or the compiler that CXX names. The libraries are written to
 `kernels/native/lib`; without them PyTorch's operations are used. This module does not import
@@ -35,6 +39,9 @@ SOURCES = NATIVE / "src"
 LIBRARIES = NATIVE / "lib"
 SANITIZED = LIBRARIES / "sanitized"
 
+HERE = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+"""The architecture of this machine, by the name that Linux has for it."""
+
 PORTABLE = "portable"  # the instruction set that the compiler uses by default
 PROCESSOR = "processor"  # the source, and the library, that tells what the processor has
 OPTIONS = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")
@@ -50,17 +57,27 @@ _X86_64 = {
 }
 
 
-def instruction_sets() -> Mapping[str, Sequence[str]]:
-    """Returns the instruction sets for this machine's architecture, the best one first. Each is
-    mapped to the processor features that its build uses and therefore requires. The features have
-    the compiler's names."""
-    return {**(_X86_64 if platform.machine() in ("x86_64", "AMD64") else {}), PORTABLE: ()}
+def instruction_sets(machine: str = HERE) -> Mapping[str, Sequence[str]]:
+    """Returns the instruction sets for an architecture, the best one first. Each is mapped to the
+    processor features that its build uses and therefore requires. The features have the compiler's
+    names."""
+    return {**(_X86_64 if machine == "x86_64" else {}), PORTABLE: ()}
 
 
 def runnable_with(features: Collection[str]) -> list[str]:
     """Returns the instruction sets that a processor with `features` supports, the best one
     first."""
     return [name for name, needed in instruction_sets().items() if set(needed) <= set(features)]
+
+
+def named_for(machine: str, words: Collection[str]) -> list[str]:
+    """Returns the instruction sets of another machine that `words` name, the best one first. A word
+    is an instruction set or `all`.
+
+    Raises ValueError for another word.
+    """
+    known = list(instruction_sets(machine))
+    return _named(words, known, {"all": known})
 
 
 def named_by(words: Collection[str], features: Collection[str]) -> list[str]:
@@ -70,8 +87,13 @@ def named_by(words: Collection[str], features: Collection[str]) -> list[str]:
     Raises ValueError for another word.
     """
     runnable, known = runnable_with(features), list(instruction_sets())
-    groups = {"best": runnable[:1], "runnable": runnable, "all": known}
-    groups |= {name: [name] for name in known}
+    return _named(words, known, {"best": runnable[:1], "runnable": runnable, "all": known})
+
+
+def _named(
+    words: Collection[str], known: Sequence[str], of_groups: Mapping[str, Sequence[str]]
+) -> list[str]:
+    groups = {**of_groups, **{name: [name] for name in known}}
     if unknown := set(words) - set(groups):
         raise ValueError(f"no build {', '.join(sorted(unknown))}; there are {', '.join(groups)}")
     names = {name for word in words for name in groups[word]}
@@ -102,48 +124,54 @@ def library_path(name: str, directory: Path | None = None) -> Path:
     return (directory or LIBRARIES) / f"orcinus_{name}.so"
 
 
-def is_current(path: Path) -> bool:
+def is_current(path: Path, machine: str = HERE) -> bool:
     """Returns whether the library at `path` exists and was built from the present sources and
-    options. The library is not loaded: the processor may be unable to run it."""
+    options, for `machine`. The library is not loaded: the processor may be unable to run it."""
     try:
-        return sources_digest().encode() in path.read_bytes()
+        return sources_digest(machine).encode() in path.read_bytes()
     except FileNotFoundError:
         return False
 
 
-def missing_of(names: Iterable[str], directory: Path) -> list[str]:
+def missing_of(names: Iterable[str], directory: Path, machine: str = HERE) -> list[str]:
     """Returns the names of the libraries that are missing in `directory` or are not current."""
-    return [name for name in names if not is_current(library_path(name, directory))]
+    return [name for name in names if not is_current(library_path(name, directory), machine)]
 
 
-def sources_digest() -> str:
+def sources_digest(machine: str = HERE) -> str:
     """Returns a digest of the sources and the compiler options. It identifies a build."""
-    digest = hashlib.sha256(repr((OPTIONS, SANITIZE, instruction_sets())).encode())
+    digest = hashlib.sha256(repr((OPTIONS, SANITIZE, instruction_sets(machine))).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def build(names: Iterable[str], directory: Path, further_options: Sequence[str] = ()) -> None:
-    """Compiles and links each library in `names`, which are instruction sets or PROCESSOR, into
-    `directory`. Skips libraries that exist and are current. Removes libraries that were built from
-    other sources.
+def build(
+    names: Iterable[str],
+    directory: Path,
+    further_options: Sequence[str] = (),
+    *,
+    machine: str = HERE,
+) -> None:
+    """Compiles and links each library in `names`, which are instruction sets of `machine` or
+    PROCESSOR, into `directory`. Skips libraries that exist and are current. Removes libraries that
+    were built from other sources or for another machine.
 
     Raises FileNotFoundError without a compiler, and CalledProcessError if the compiler fails.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for path in directory.glob("orcinus_*.so"):
-        if not is_current(path):
+        if not is_current(path, machine):
             path.unlink(missing_ok=True)
-    missing = missing_of(names, directory)
+    missing = missing_of(names, directory, machine)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         units = [unit for name in missing for unit in _units(name, Path(scratch))]
-        _compile(units, further_options)
+        _compile(units, further_options, machine)
         for name in missing:
             # Without an OpenMP runtime, see `kernels.native.library`.
             unfinished = Path(scratch, name)
             objects = [unit.object for unit in units if unit.build == name]
-            _run([*_compiler(), *further_options, "-shared", *objects, "-o", unfinished])
+            _run([*compiler(machine), *further_options, "-shared", *objects, "-o", unfinished])
             # A process that has the old library open keeps using the old file.
             unfinished.replace(library_path(name, directory))
 
@@ -162,11 +190,11 @@ def _units(name: str, scratch: Path) -> list[_Unit]:
     return [_Unit(name, source, scratch / f"{source.stem}.{name}.o") for source in sources]
 
 
-def _compile(units: Iterable[_Unit], further_options: Sequence[str]) -> None:
-    told = f'-DORCINUS_SOURCES="{sources_digest()}"'
-    command = [*_compiler(), *OPTIONS, *further_options, told]
+def _compile(units: Iterable[_Unit], further_options: Sequence[str], machine: str) -> None:
+    told = f'-DORCINUS_SOURCES="{sources_digest(machine)}"'
+    command = [*compiler(machine), *OPTIONS, *further_options, told]
     commands = [
-        [*command, *_options(unit.build), "-c", unit.source, "-o", unit.object]
+        [*command, *_options(unit.build, machine), "-c", unit.source, "-o", unit.object]
         # The largest source takes longest, so it must not begin last.
         for unit in sorted(units, key=lambda unit: -unit.source.stat().st_size)
     ]
@@ -174,16 +202,19 @@ def _compile(units: Iterable[_Unit], further_options: Sequence[str]) -> None:
         list(pool.map(_run, commands))
 
 
-def _options(name: str) -> list[str]:
+def _options(name: str, machine: str) -> list[str]:
     """Returns the compiler options for the processor features that the library `name` uses."""
     return [
         f"-march={feature}" if feature.startswith("x86-64") else f"-m{feature}"
-        for feature in instruction_sets().get(name, ())
+        for feature in instruction_sets(machine).get(name, ())
     ]
 
 
-def _compiler() -> list[str]:
-    return shlex.split(os.environ.get("CXX", "g++"))
+def compiler(machine: str = HERE) -> list[str]:
+    """Returns the words of the command that compiles for `machine`."""
+    if machine == HERE:
+        return shlex.split(os.environ.get("CXX", "g++"))
+    return shlex.split(os.environ.get("CROSS_CXX", f"{machine}-linux-gnu-g++"))
 
 
 def _run(command: Sequence[str | Path]) -> None:
@@ -200,15 +231,20 @@ def main() -> None:
     )
     parser.add_argument("builds", nargs="*", metavar="BUILD", default=["best"])
     parser.add_argument("--sanitize", action="store_true", help="for `make test-sanitizers`")
+    parser.add_argument("--machine", default=HERE, help="compile for another one, such as aarch64")
     arguments = parser.parse_args()
+    machine: str = arguments.machine
     directory, further_options = (SANITIZED, SANITIZE) if arguments.sanitize else (LIBRARIES, ())
     try:
-        build([PROCESSOR], directory)
-        names = named_by(arguments.builds, processor_features(directory))
-        if missing := missing_of(names, directory):
+        build([PROCESSOR], directory, machine=machine)
+        if machine == HERE:
+            names = named_by(arguments.builds, processor_features(directory))
+        else:
+            names = named_for(machine, arguments.builds)
+        if missing := missing_of(names, directory, machine):
             sys.stdout.write(f"Compiling the native kernels for {', '.join(missing)}\n")
             sys.stdout.flush()
-        build(names, directory, further_options)
+        build(names, directory, further_options, machine=machine)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
         sys.exit(f"the native kernels were not built: {error}")
 

@@ -2,11 +2,11 @@
 
     python -m release [--tools BIN] [DIRECTORY]
 
-DIRECTORY, by default `dist`, gets the wheel, the Helm chart, the list of packages that the wheel
-was tested with (CycloneDX), the statement of where these three come from (in-toto, SLSA), and the
-SHA-256 digests of all four. BIN has the programs of
-release/requirements.txt. All of it follows from the commit, the compiler and the programs: a second
-call makes the same bytes.
+DIRECTORY, by default `dist`, gets the wheels for x86-64 and Arm, the Helm chart, the list of
+packages that the wheels were tested with (CycloneDX), the statement of where all these come from
+(in-toto, SLSA), and the SHA-256 digests of all of them. BIN has the programs of
+release/requirements.txt. All of it follows from the commit, the compilers and the programs: a
+second call makes the same bytes.
 """
 
 import argparse

@@ -4,8 +4,9 @@ Python before it builds a wheel.
 A wheel contains the native library for each instruction set that its processors may have, and the
 Python code of the protobuf messages. Both are made in the source tree. The library is compiled by
 g++ 12 or newer, or by the compiler that CXX names. So an installation of the wheel needs no
-compiler. A checkout that is installed with `pip install --editable` uses the same folders, which
-`make` fills.
+compiler. `--config-setting machine=aarch64` builds the wheel for another machine by a
+cross-compiler, see `kernels/build.py`. A checkout that is installed with `pip install --editable`
+uses the same folders, which `make` fills.
 
 A wheel for Linux is tagged with the oldest glibc that has all functions which the libraries use. On
 other systems wheels have no native library, and PyTorch's operations are used instead.
@@ -49,13 +50,16 @@ def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
 def build_wheel(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
-    """Builds the wheel into `wheel_directory`, and returns the name of the wheel's file."""
+    """Builds the wheel into `wheel_directory`, and returns the name of the wheel's file. The
+    setting `machine` is the architecture that the wheel is for, by default that of this machine."""
     generate_protos()
-    tag = build_libraries() if sys.platform == "linux" else "any"
+    given = dict(config_settings or {})
+    machine = given.pop("machine", platform.machine())
+    tag = build_libraries(machine) if sys.platform == "linux" else "any"
     # Setuptools copies all files there before: what an earlier wheel had must not be in this one.
     with tempfile.TemporaryDirectory() as scratch:
         settings = {
-            **(config_settings or {}),
+            **given,
             "--global-option": ["build", f"--build-base={scratch}"],
             "--build-option": [f"--plat-name={tag}"],
         }
@@ -72,17 +76,18 @@ def generate_protos() -> None:
     subprocess.run(command, check=True)
 
 
-def build_libraries() -> str:
-    """Compiles the native library for every instruction set. Returns the platform tag of wheels,
-    which names the oldest glibc that can load all these libraries."""
-    subprocess.run([sys.executable, "kernels/build.py", "all"], check=True)
+def build_libraries(machine: str) -> str:
+    """Compiles the native library for every instruction set of a machine. Returns the platform tag
+    of wheels, which names the oldest glibc that can load all these libraries."""
+    command = [sys.executable, "kernels/build.py", "all", "--machine", machine]
+    subprocess.run(command, check=True)
     libraries = [path.read_bytes() for path in LIBRARIES.glob("*.so")]
     major, minor = max(OLDEST, *map(needed_glibc, libraries))
-    return f"manylinux_{major}_{minor}_{platform.machine()}"
+    return f"manylinux_{major}_{minor}_{machine}"
 
 
 def needed_glibc(library: bytes) -> tuple[int, int]:
-    """Returns the version, as two numbers, of the newest glibc function that a library uses.
-    `library` is the content of the library's file."""
+    """Returns the version, as two numbers, of the newest glibc function that a library uses, or
+    OLDEST if the library uses none. `library` is the content of the library's file."""
     versions = re.findall(rb"\0GLIBC_(\d+)\.(\d+)(?=[.\0])", library)
-    return max((int(major), int(minor)) for major, minor in versions)
+    return max(((int(major), int(minor)) for major, minor in versions), default=OLDEST)

@@ -7,13 +7,13 @@ has no times, so that the same commit, compiler and programs make the same bytes
 
 import hashlib
 import json
-import os
 import platform
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kernels import build
 from services.common.version import VERSION
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -26,10 +26,16 @@ BUILDER = "urn:orcinus:builder:checkout"
 
 
 def statement(
-    files: Iterable[Path], *, commit: str, root: Path, materials: Sequence[str]
+    files: Iterable[Path],
+    *,
+    commit: str,
+    root: Path,
+    materials: Sequence[str],
+    machines: Sequence[str],
 ) -> dict[str, Any]:
     """Returns the statement about `files`, made from a commit. `materials` are the files below
-    `root`, the checkout, that pin the programs and packages of the build."""
+    `root`, the checkout, that pin the programs and packages of the build. `machines` are the
+    architectures for which something was compiled."""
     return {
         "_type": STATEMENT,
         "subject": [_resource(file.name, file) for file in sorted(files)],
@@ -38,7 +44,10 @@ def statement(
             "buildDefinition": {
                 "buildType": BUILD,
                 "externalParameters": {"version": VERSION, "command": "make release"},
-                "internalParameters": {"python": platform.python_version(), "cxx": compiler()},
+                "internalParameters": {
+                    "python": platform.python_version(),
+                    "cxx": {machine: compiler_of(machine) for machine in machines},
+                },
                 "resolvedDependencies": [
                     {"name": "source", "digest": {"gitCommit": commit}},
                     *(_resource(name, root / name) for name in sorted(materials)),
@@ -49,10 +58,9 @@ def statement(
     }
 
 
-def compiler() -> str:
-    """Returns the first line in which the C++ compiler names itself. `CXX` names the compiler, by
-    default `g++`."""
-    command = [*os.environ.get("CXX", "g++").split(), "--version"]
+def compiler_of(machine: str) -> str:
+    """Returns the first line in which the C++ compiler for a machine names itself."""
+    command = [*build.compiler(machine), "--version"]
     return subprocess.check_output(command, text=True).partition("\n")[0]
 
 

@@ -18,6 +18,8 @@ from services.common.version import VERSION
 
 ROOT = Path(__file__).parents[1]
 CHECKSUMS = "SHA256SUMS"
+MACHINES = ("x86_64", "aarch64")
+"""Architectures that a release has a wheel for."""
 LOCKS = ("frontend", "scheduler", "worker-cuda")
 """Names of the lock files in `requirements` that together have all packages that the wheel
 needs."""
@@ -53,7 +55,8 @@ def make(directory: Path, tools: Path) -> list[Path]:
         for path in directory.glob(pattern):
             path.unlink()
     with _exported() as tree:
-        build_wheel(tree, directory, tools, date_s)
+        for machine in MACHINES:
+            build_wheel(tree, directory, tools, date_s, machine)
         pack_chart(tree, directory / f"orcinus-{VERSION}.tgz", date_s)
     list_packages(directory / f"orcinus-{VERSION}.cdx.json", tools)
     state_provenance(directory)
@@ -83,11 +86,12 @@ def _exported() -> Iterator[Path]:
         yield Path(made)
 
 
-def build_wheel(tree: Path, directory: Path, tools: Path, date_s: int) -> None:
-    """Builds the wheel of the sources in `tree` into `directory`. `date_s` is the time of its
-    files, in seconds since 1970."""
+def build_wheel(tree: Path, directory: Path, tools: Path, date_s: int, machine: str) -> None:
+    """Builds the wheel for `machine` of the sources in `tree` into `directory`. `date_s` is the
+    time of its files, in seconds since 1970."""
     python = str(tools.absolute() / "python")
     command = [python, "-m", "build", "--no-isolation", "--wheel"]
+    command += ["--config-setting", f"machine={machine}"]
     variables = {**os.environ, "SOURCE_DATE_EPOCH": str(date_s), "PYTHONHASHSEED": "0"}
     places = ["--outdir", str(directory.absolute()), str(tree)]
     subprocess.run([*command, *places], env=variables, check=True)
@@ -150,6 +154,7 @@ def state_provenance(directory: Path) -> None:
         commit=_git("rev-parse", "HEAD"),
         root=ROOT,
         materials=MATERIALS,
+        machines=MACHINES,
     )
     provenance.write(directory / f"orcinus-{VERSION}.provenance.json", made)
 

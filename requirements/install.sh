@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # requirements/install.sh EXTRA: installs what .venv needs, and says what it fetches meanwhile. EXTRA is `local` for what
-# serving needs, as `make run` calls it, or `dev` for everything, as `make setup` does.
+# serving needs, as `make run` calls it, or `dev` for everything, as `make setup` does. Each package is known by its version
+# and hash from the lock file of that name, so that nothing is resolved; `torch.txt` is PyTorch's.
 #
 #   BIN          the virtual environment's bin
 #   UV           the program uv, which installs everything but PyTorch in a tenth of pip's time; empty for pip
@@ -9,10 +10,16 @@
 #                without CUDA from CPU_INDEX, if that answers within five seconds; else as everything else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export PIP_DISABLE_PIP_VERSION_CHECK=1
 bin=${BIN:-.venv/bin}
 cpu_index=${CPU_INDEX:-https://download.pytorch.org/whl/cpu}
 extra=${1:?local or dev}
-wanted=$(sed -n 's/^torch==//p' constraints.txt)
+wanted=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements/torch.txt)
+case $extra in
+  local) ours=(-e .) others='some 80 of them' ;;
+  dev) ours=(-e . -e clients/python) others='some 160 of them, most of them for tests' ;;
+  *) echo "install.sh: local or dev, not $extra" >&2; exit 1 ;;
+esac
 
 is_installed() {
   "$bin/python" -c 'import sys
@@ -33,37 +40,46 @@ answers() {
 urllib.request.urlopen(sys.argv[1], timeout=5).close()' "$1/torch/" >/dev/null 2>&1
 }
 
+install() {
+  if [ -n "${UV:-}" ]; then
+    # Without the list of all that was installed. What goes wrong is printed.
+    "$UV" pip install --python "$bin/python" --no-progress "$@" 2>&1 | sed '/^ [-+~] /d'
+  else
+    "$bin/pip" install "$@" | awk '/^ *Downloading .*\.whl \([0-9.]+ [MG]B\)/ {
+      gsub(/\.whl|[()]/, "")
+      if ($3 >= 10 || $4 == "GB") { print "  " $2 "  " $3 " " $4; fflush() }
+    }'
+  fi
+}
+
+install_locked() { install --require-hashes --no-deps -r "requirements/$1.txt"; }
+
 fetch_torch() {
   echo "PyTorch $wanted: ${2:-the build of $1}"
-  "$bin/pip" install --no-deps --timeout 15 --retries 1 --index-url "$1" "torch==$wanted"
+  "$bin/pip" install --quiet --no-deps --timeout 15 --retries 1 --index-url "$1" "torch==$wanted"
+}
+
+fetch_torch_as_everything_else() {
+  echo "PyTorch $wanted comes from pip's usual index: where its build is the one with CUDA, that is 2.5 GB more."
+  install_locked torch
 }
 
 if is_installed; then
   :
-elif [ -n "${TORCH_INDEX+given}" ]; then
-  [ -z "$TORCH_INDEX" ] || fetch_torch "$TORCH_INDEX"
+elif [ -n "${TORCH_INDEX:-}" ]; then
+  fetch_torch "$TORCH_INDEX"
 elif is_in_a_folder; then
-  [ -z "${UV:-}" ] || "$bin/pip" install --quiet --no-deps "torch==$wanted"  # uv has settings of its own
-elif ! has_gpu && answers "$cpu_index"; then
-  fetch_torch "$cpu_index" "the build without CUDA, 0.2 GB, since there is no GPU here" ||
-    echo "That failed; pip's usual index has PyTorch, too."
-fi
-is_installed || is_in_a_folder ||
-  echo "PyTorch $wanted comes from pip's usual index: where its build is the one with CUDA, that is 2.5 GB more."
-
-case $extra in
-  local) parts=(-e '.[local]') others='some 80 of them' ;;
-  dev) parts=(-e '.[dev]' -e clients/python) others='some 160 of them, most of them for tests' ;;
-  *) echo "install.sh: local or dev, not $extra" >&2; exit 1 ;;
-esac
-echo "Other packages, $others; the large ones:"
-if [ -n "${UV:-}" ]; then
-  # Without the list of all that was installed. What goes wrong is printed.
-  "$UV" pip install --python "$bin/python" --no-progress --constraint constraints.txt "${parts[@]}" 2>&1 | sed '/^ [-+~] /d'
+  "$bin/pip" install --quiet --no-deps "torch==$wanted"
+elif [ -n "${TORCH_INDEX+given}" ] || has_gpu || ! answers "$cpu_index"; then
+  fetch_torch_as_everything_else
 else
-  "$bin/pip" install -c constraints.txt "${parts[@]}" |
-    awk '/^ *Downloading .*\.whl \([0-9.]+ [MG]B\)/ {
-      gsub(/\.whl|[()]/, "")
-      if ($3 >= 10 || $4 == "GB") { print "  " $2 "  " $3 " " $4; fflush() }
-    }'
+  fetch_torch "$cpu_index" "the build without CUDA, 0.2 GB, since there is no GPU here" || {
+    echo "That failed; pip's usual index has PyTorch, too."
+    fetch_torch_as_everything_else
+  }
 fi
+
+echo "Other packages, $others; the large ones:"
+install_locked "$extra"
+# Its build needs setuptools, which is among the packages. With --no-deps nothing more is looked for.
+install --quiet --no-deps --no-build-isolation "${ours[@]}"

@@ -16,8 +16,11 @@ from tests.limits import HANG_S
 ROOT = Path(__file__).parents[1]
 SCRIPT = "requirements/install.sh"
 VERSION = "9.8.7"
-REST = "install -c constraints.txt -e .[dev] -e clients/python"
-TO_SERVE = "install -c constraints.txt -e .[local]"
+USUAL = "install --require-hashes --no-deps -r requirements/torch.txt"
+LOCKED = "install --require-hashes --no-deps -r requirements/dev.txt"
+LOCKED_TO_SERVE = "install --require-hashes --no-deps -r requirements/local.txt"
+OURS = "install --quiet --no-deps --no-build-isolation -e ."
+REST = [LOCKED, f"{OURS} -e clients/python"]
 DRY = f"install --quiet --dry-run --no-index --no-deps torch=={VERSION}"
 
 PIP = """#!/bin/sh
@@ -57,7 +60,8 @@ class Machine:
         self._root = root
         (root / "requirements").mkdir()
         shutil.copy(ROOT / SCRIPT, root / SCRIPT)
-        (root / "constraints.txt").write_text(f"numpy==1\ntorch=={VERSION}\n", encoding="utf-8")
+        lock = f"networkx==1 \\\n    --hash=sha256:1\ntorch=={VERSION} \\\n    --hash=sha256:2\n"
+        (root / "requirements" / "torch.txt").write_text(lock, encoding="utf-8")
         (root / "bin").mkdir()
         self.log = root / "calls"
 
@@ -132,13 +136,14 @@ NOBODY = "http://127.0.0.1:1"
 
 def fetch(index: str) -> str:
     """The call that takes PyTorch from an index."""
-    return f"install --no-deps --timeout 15 --retries 1 --index-url {index} torch=={VERSION}"
+    return (
+        f"install --quiet --no-deps --timeout 15 --retries 1 --index-url {index} torch=={VERSION}"
+    )
 
 
 def test_without_a_gpu_the_build_without_cuda_is_taken(machine: Machine, index: str) -> None:
     done = machine.install(CPU_INDEX=index)
-    assert machine.calls()[:2] == [DRY, fetch(index)]
-    assert machine.calls()[-1] == REST
+    assert machine.calls() == [DRY, fetch(index), *REST]
     assert "the build without CUDA" in done.stdout
 
 
@@ -148,26 +153,25 @@ def test_otherwise_the_usual_index_is_taken_and_its_size_said(
 ) -> None:
     done = machine.install(gpus=gpus, CPU_INDEX=index if gpus else NOBODY)
     assert done.returncode == 0
-    assert set(machine.calls()) == {DRY, REST}
+    assert machine.calls() == [DRY, USUAL, *REST]
     assert "2.5 GB more" in done.stdout
 
 
 def test_an_index_that_fails_is_done_without(machine: Machine, index: str) -> None:
     done = machine.install(CPU_INDEX=index, index_status=1)
     assert done.returncode == 0
-    assert fetch(index) in machine.calls()
-    assert machine.calls()[-1] == REST
+    assert machine.calls() == [DRY, fetch(index), USUAL, *REST]
 
 
 def test_a_torch_that_is_there_stays(machine: Machine, index: str) -> None:
     done = machine.install(is_installed=True, CPU_INDEX=index, TORCH_INDEX=index)
-    assert machine.calls() == [REST]
+    assert machine.calls() == REST
     assert "2.5 GB" not in done.stdout
 
 
 def test_a_torch_in_pips_folders_is_taken_from_there(machine: Machine, index: str) -> None:
     machine.install(is_in_a_folder=True, CPU_INDEX=index)
-    assert set(machine.calls()) == {DRY, REST}
+    assert machine.calls() == [DRY, f"install --quiet --no-deps torch=={VERSION}", *REST]
 
 
 def test_an_index_that_is_given_is_taken_and_must_work(machine: Machine, index: str) -> None:
@@ -178,12 +182,12 @@ def test_an_index_that_is_given_is_taken_and_must_work(machine: Machine, index: 
 
 def test_an_empty_index_is_that_of_everything_else(machine: Machine, index: str) -> None:
     machine.install(CPU_INDEX=index, TORCH_INDEX="")
-    assert set(machine.calls()) == {DRY, REST}
+    assert machine.calls() == [DRY, USUAL, *REST]
 
 
 def test_serving_needs_less_than_everything(machine: Machine) -> None:
     assert machine.install(is_installed=True, extra="local").returncode == 0
-    assert machine.calls() == [TO_SERVE]
+    assert machine.calls() == [LOCKED_TO_SERVE, OURS]
     unknown = machine.install(is_installed=True, extra="loca")
     assert unknown.returncode == 1
     assert "local or dev, not loca" in unknown.stderr
@@ -200,22 +204,14 @@ def test_large_packages_are_named_and_failures_pass_on(machine: Machine) -> None
 def test_uv_installs_everything_but_pytorch(machine: Machine) -> None:
     uv = str(machine.log.parent / "bin" / "uv")
     done = machine.install(TORCH_INDEX=NOBODY, UV=uv)
+    by_uv = f"uv pip install --python {machine.log.parent}/bin/python --no-progress"
     assert machine.calls() == [
         fetch(NOBODY),
-        DRY,
-        f"uv pip install --python {machine.log.parent}/bin/python --no-progress"
-        " --constraint constraints.txt -e .[dev] -e clients/python",
+        *(call.replace("install", by_uv, 1) for call in REST),
     ]
     assert "Downloading numpy (16.7MiB)" in done.stdout.splitlines()
     assert "numpy==2.4.6" not in done.stdout
     assert machine.install(is_installed=True, rest_status=1, UV=uv).returncode == 1
-
-
-def test_uv_does_not_look_for_pytorch_in_pips_folders(machine: Machine) -> None:
-    machine.install(
-        is_in_a_folder=True, CPU_INDEX=NOBODY, UV=str(machine.log.parent / "bin" / "uv")
-    )
-    assert f"install --quiet --no-deps torch=={VERSION}" in machine.calls()
 
 
 def make(

@@ -153,6 +153,7 @@ def _mark_pods(item: dict[str, Any], service: str) -> None:
     container["volumeMounts"].append(_fields(f"{values}.extraVolumeMounts"))
     pod["volumes"].append(_fields(f"{values}.extraVolumes"))
     _mark_model(pod)
+    _mark_shared_memory(pod)
 
 
 _FIELD_NAMES = {"pullSecrets": "imagePullSecrets"}
@@ -190,6 +191,14 @@ def _mark_model(pod: dict[str, Any]) -> None:
                 "reference": Expression(f".Values.model.image | default ({image})"),
                 "pullPolicy": Expression(".Values.image.pullPolicy"),
             }
+
+
+def _mark_shared_memory(pod: dict[str, Any]) -> None:
+    for volume in pod["volumes"]:
+        if isinstance(volume, dict) and volume["name"] == "shm":
+            size = json.dumps(volume["emptyDir"]["sizeLimit"])
+            value = Expression(f".Values.worker.sharedMemory | default {size}")
+            volume["emptyDir"]["sizeLimit"] = value
 
 
 def _mark_claim(values: str) -> Callable[[dict[str, Any]], None]:

@@ -17,7 +17,8 @@ from services.scheduler.settings import SchedulerSettings
 from services.worker.settings import WorkerSettings
 
 Digest = Annotated[str, StringConstraints(pattern=r"^(sha256:[0-9a-f]{64})?$")]
-Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?([kMGTPE]i?)?$")]
+_QUANTITY = r"[0-9]+(\.[0-9]+)?([kMGTPE]i?)?"
+Quantity = Annotated[str, StringConstraints(pattern=rf"^{_QUANTITY}$")]
 Setting = str | bool | int | float
 AnyObject = dict[str, Any]
 
@@ -127,6 +128,15 @@ class Scheduler(Pods):
     """Number of schedulers."""
 
 
+class Worker(Pods):
+    """Workers: each computes one stage of a pipeline."""
+
+    sharedMemory: Annotated[str, StringConstraints(pattern=rf"^({_QUANTITY})?$")] = ""
+    """Size of `/dev/shm`, a volume in memory that counts towards the memory limit: 128 MiB, and
+    ORCINUS_KV_MEMORY for each rank. Empty for the size in the manifests, 400Mi without
+    `components.tensorParallel` and `components.gpu`."""
+
+
 class Autoscaling(Group):
     """Bounds for `components.autoscaling`."""
 
@@ -180,8 +190,7 @@ class Values(Group):
     """Address at which each process listens."""
     frontend: Frontend
     scheduler: Scheduler
-    worker: Pods = Pods()
-    """Workers: each computes one stage of a pipeline."""
+    worker: Worker = Worker()
     weightCache: Claim
     """The claim of `components.weightCache`."""
     autoscaling: Autoscaling

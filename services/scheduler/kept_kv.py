@@ -8,7 +8,7 @@ last iteration that is complete. If these agree with the records of an ended pip
 pipeline goes on with the keys and values of that pipeline. In any doubt no keys and values are
 used, and requests are computed again.
 
-A new leader knows no ended pipelines.
+A new leader knows no ended pipelines; `inherited_kv.py` describes what it learns from the ranks.
 """
 
 from collections.abc import Sequence

@@ -33,6 +33,7 @@ from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.epoch import Epoch
 from services.scheduler.fleet import Fleet
+from services.scheduler.inherited_kv import InheritedKV
 from services.scheduler.kept_kv import KeptKV, Written
 from services.scheduler.loop_turns import LoopTurns, TurnEvent
 from services.scheduler.observing.iteration_observer import IterationObservers, ObserveEpoch
@@ -42,6 +43,7 @@ from services.scheduler.pipeline.adapter_changes import AdapterChanges
 from services.scheduler.pipeline.drain import Drain
 from services.scheduler.pipeline.engine_master import EngineMaster
 from services.scheduler.pipeline.forming import Former, OnMembers
+from services.scheduler.pipeline.joining import stored_kv_of
 from services.scheduler.pipeline.membership import OnShortfall, Pipeline
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from services.scheduler.pipeline.suspicion import Suspicion
@@ -111,6 +113,7 @@ class Leader:
         shared = self._fleet.pool_of(0).shared
         service.adapters.serve(shared.adapters, shared.wake_all)
         self._kept = KeptKV()
+        self._inherited = InheritedKV()
         self._serving: dict[asyncio.Task[None], Epoch] = {}  # epochs that join or serve
         self._suspicion = Suspicion()
         self._turns = LoopTurns()
@@ -182,7 +185,7 @@ class Leader:
         loss: PipelineLost | None = None
         written: Written | None = None
         try:
-            await epoch.engine.start()
+            await epoch.engine.start(wants_kept_blocks=self._may_inherit(epoch.pipeline))
             written = self._resume(epoch)
             self._open(epoch)
             former.note_serving()
@@ -238,14 +241,29 @@ class Leader:
         begun, ended = epoch.scheduler.suspend(loss.iteration, is_by_itself=loss.is_by_itself)
         self._service.suspend(begun, ended, is_open=self._fleet.is_serving)
 
+    def _may_inherit(self, pipeline: Pipeline) -> bool:
+        """Returns whether a pipeline may go on with the keys and values of an earlier leader. This
+        is not so while decisions are recorded, since a replay does not know the tokens of these
+        keys and values."""
+        return self._inherited.is_wanted(pipeline) and not self._watching.decisions.are_wanted
+
     def _resume(self, epoch: Epoch) -> Written:
         """Lets an epoch whose stages have joined go on with the keys and values of an ended epoch,
-        if the stages still have them. Returns what has been written to their memories."""
-        number = epoch.pipeline.epoch
-        written, earlier = self._kept.begin(number, epoch.engine.stored_kv, epoch.scheduler)
+        or of an earlier leader, if the stages still have them. Returns what has been written to
+        their memories."""
+        number, answers = epoch.pipeline.epoch, epoch.engine.joined
+        kv_manager, stored_kv = epoch.scheduler.kv_manager, stored_kv_of(answers)
+        written, earlier = self._kept.begin(number, stored_kv, epoch.scheduler)
+        complete = self._inherited.begin(
+            epoch.pipeline, stored_kv, answers[0].kept_blocks, kv_manager
+        )
         if earlier is not None:
             epoch.scheduler.resume(earlier)
-            n_slots = epoch.scheduler.kv_manager.n_unused_slots
+        elif complete is not None:
+            written = replace(written, complete=complete)
+        if written.memories:
+            kv_manager.prefix_cache.record_changes()
+        if n_slots := kv_manager.n_unused_slots:
             log.info("epoch %d goes on with %d K/V slots of the one before", number, n_slots)
         return written
 

@@ -38,9 +38,9 @@ class MessageKind(IntEnum):
     LOADED = 4
     """From the rank, when the rank's weights are in memory: a DescribeResponse."""
     JOINED = 5
-    """From the rank: the epoch that the rank has joined, as a decimal number. If the rank's keys
-    and values outlive epochs, three fields of their `kv_record.Stored` follow, each after a space:
-    `memory` in hexadecimal digits, `epoch` and `iteration`."""
+    """From the rank: the epoch that the rank has joined as a decimal number, a space, and a
+    JoinPipelineResponse. If the rank's keys and values outlive epochs, `stored_kv` has one entry,
+    which describes them."""
     REPORT = 6
     """From the rank: a WatchStageResponse."""
     NOT_JOINED = 7

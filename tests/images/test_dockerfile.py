@@ -17,6 +17,7 @@ from services.frontend.settings import FrontendSettings
 from services.scheduler.settings import SchedulerSettings
 from services.worker.settings import WorkerSettings
 from tests.images.dockerfile import ROOT, Stage, assignments, exec_form, lineage, read_stages
+from tests.requirements.locks import entries
 
 STAGES = read_stages()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -87,7 +88,7 @@ def normalised(distribution: str) -> str:
 def test_each_image_is_made_from_the_slim_python(name: str) -> None:
     assert image(name).base == "${BASE}"
     base, _, digest = assignments(STAGES[""].all_of("ARG"))["BASE"].partition("@")
-    assert base == f"python:{PROJECT['requires-python'].removeprefix('>=')}-slim"
+    assert base == f"python:{PROJECT['requires-python'].partition(',')[0].removeprefix('>=')}-slim"
     assert re.fullmatch(r"sha256:[0-9a-f]{64}", digest)
 
 
@@ -165,54 +166,23 @@ def test_what_pip_installs_is_known_by_its_hash_or_is_torch_by_its_version(name:
                 assert re.search(r" --require-hashes -r \S+$", install.rstrip())
 
 
-def locked(file: str) -> dict[str, str]:
-    """Versions by names in a file of requirements, each of which has a hash."""
-    text = (ROOT / "requirements" / file).read_text().replace("\\\n", "")
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    found = {}
-    for line in lines:
-        match = re.fullmatch(r"([a-z0-9-]+)==(\S+)((?:\s+--hash=sha256:[0-9a-f]{64})+)", line)
-        assert match, line
-        found[match[1]] = match[2]
-    return found
+LOCKS = ("frontend.txt", "scheduler.txt", "worker-cpu.txt", "worker-cuda.txt")
 
 
-def constraints() -> dict[str, str]:
-    """Versions by names of what is tested together."""
-    pins = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
-    return {normalised(name): version for name, version in pins}
-
-
-LOCKS = {
-    "frontend.txt": "frontend",
-    "scheduler.txt": "scheduler",
-    "worker-cpu.txt": "worker",
-    "worker-cuda.txt": "worker",
-}
-
-
-@pytest.mark.parametrize("file", [*LOCKS, "protos.txt", "sbom.txt"])
-def test_images_hold_the_versions_that_are_tested(file: str) -> None:
-    pins = constraints()
-    versions = locked(file)
-    assert {name: pins.get(name, it) for name, it in versions.items()} == versions
-
-
-def test_every_list_of_requirements_is_one_of_an_image() -> None:
+def test_every_list_of_requirements_is_one_of_an_image_or_of_a_checkout() -> None:
+    of_a_checkout = {"local.txt", "dev.txt", "torch.txt"}
     assert {path.name for path in (ROOT / "requirements").glob("*.txt")} == {
         *LOCKS,
+        *of_a_checkout,
         "protos.txt",
         "sbom.txt",
     }
 
 
-@pytest.mark.parametrize(("file", "service"), LOCKS.items(), ids=LOCKS)
-def test_an_image_is_given_everything_that_its_service_requires(file: str, service: str) -> None:
+@pytest.mark.parametrize("file", LOCKS)
+def test_only_the_image_for_gpus_is_given_pytorch_by_its_lock(file: str) -> None:
     of_cuda = re.compile(r"triton|torch|(nvidia|cuda)-.*")
-    needed = {name for name in installed_for(service) if not of_cuda.fullmatch(name)}
-    names = set(locked(file))
-    # Some are for other systems, or other versions of Python.
-    assert {name for name in needed - names if name in constraints()} == set()
+    names = {normalised(entry.name) for entry in entries(ROOT / "requirements" / file)}
     assert any(of_cuda.fullmatch(name) for name in names) == (file == "worker-cuda.txt")
 
 

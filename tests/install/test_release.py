@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from release.release import CHECKSUMS
+from kernels.build import HERE, PORTABLE, PROCESSOR, compiler, instruction_sets
+from release.release import CHECKSUMS, MACHINES
 from services.common.version import VERSION
 from tests.install.empty_environment import EmptyEnvironment, ask
 
@@ -50,8 +52,13 @@ def make_release(checkout: Path, directory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(release: Path) -> Path:
-    """The wheel of a release."""
-    [found] = release.glob("*.whl")
+    """The wheel of a release for this machine."""
+    return wheel_for(HERE, release)
+
+
+def wheel_for(machine: str, release: Path) -> Path:
+    """Returns the wheel of a release for a machine."""
+    [found] = release.glob(f"*_{machine}.whl")
     return found
 
 
@@ -76,7 +83,7 @@ def test_the_same_commit_makes_the_same_bytes(
         for one in (release, make_release(checkout, tmp_path))
     )
     assert first == second
-    assert len(first) == 5
+    assert len(first) == 6
 
 
 def test_the_checksums_are_those_of_the_files(release: Path) -> None:
@@ -124,23 +131,67 @@ def test_a_checkout_with_changes_is_no_release(checkout: Path, tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-def test_the_wheel_has_what_serving_needs(wheel: Path) -> None:
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_wheel_has_what_serving_needs(release: Path, machine: str) -> None:
+    wheel = wheel_for(machine, release)
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         record = archive.read(f"orcinus-{VERSION}.dist-info/RECORD").decode()
         metadata = archive.read(f"orcinus-{VERSION}.dist-info/METADATA").decode()
     assert names == {row[0] for row in csv.reader(io.StringIO(record))}
-    sets = ("avx512_bf16", "avx512", "avx2", "portable", "processor")
-    assert {f"kernels/native/lib/orcinus_{name}.so" for name in sets} <= names
+    libraries = {name for name in names if name.startswith("kernels/native/lib/")}
+    sets = [*instruction_sets(machine), PROCESSOR]
+    assert libraries == {f"kernels/native/lib/orcinus_{name}.so" for name in sets}
     assert {"orcinus/v1/worker_pb2.py", "services/frontend/page/index.html"} <= names
     assert not [name for name in names if name.startswith(("models/", "tests/", "benchmarks/"))]
     assert "Requires-Dist: torch==" in metadata
 
 
-def test_auditwheel_agrees_with_the_tag(wheel: Path) -> None:
+@pytest.mark.parametrize("machine", MACHINES)
+def test_auditwheel_agrees_with_the_tag(release: Path, machine: str) -> None:
+    wheel = wheel_for(machine, release)
     told = subprocess.check_output([TOOLS / "auditwheel", "show", wheel], text=True)
     tag = wheel.stem.rpartition("-")[2]
     assert f'consistent with the following platform tag: "{tag}"' in " ".join(told.split())
+
+
+@pytest.mark.skipif(shutil.which("qemu-aarch64") is None, reason="needs qemu-user")
+def test_the_library_for_arm_computes_what_the_one_for_x86_64_does(
+    release: Path, tmp_path: Path
+) -> None:
+    printed = {
+        machine: operations(wheel_for(machine, release), machine, tmp_path / machine)
+        for machine in MACHINES
+    }
+    ours, theirs = printed.values()
+    assert len(ours) == 25
+    assert ours.keys() == theirs.keys()
+    for name, numbers in ours.items():
+        # Products are fused with sums on one of both alone.
+        apart = TOLERANCES[name.split()[-1]]
+        assert theirs[name] == pytest.approx(numbers, rel=apart, abs=apart), name
+
+
+TOLERANCES = {"whole": 0.0, "float32": 1e-4, "bfloat16": 1e-2}
+"""How far results may be apart, relatively or absolutely, by their type."""
+
+
+def operations(wheel: Path, machine: str, directory: Path) -> dict[str, list[float]]:
+    """Returns what operations of the portable library in a wheel compute, by the operation and the
+    type, from numbers that are made up. Another machine is emulated."""
+    with zipfile.ZipFile(wheel) as archive:
+        library = archive.extract(f"kernels/native/lib/orcinus_{PORTABLE}.so", directory)
+    program = str(directory / "operations")
+    source = str(Path(__file__).with_name("operations.cpp"))
+    command = [*compiler(machine), "-std=c++20", "-O1", "-fopenmp", "-rdynamic", source]
+    subprocess.run([*command, "-o", program, "-ldl"], check=True)
+    emulator = [f"qemu-{machine}", "-L", f"/usr/{machine}-linux-gnu"] if machine != HERE else []
+    printed = subprocess.check_output([*emulator, program, library], text=True)
+    found = {}
+    for number, line in enumerate(printed.splitlines()):
+        name, kind, *values = line.split()
+        found[f"{number} {name} {kind}"] = [float(value) for value in values]
+    return found
 
 
 def test_it_serves_without_a_compiler(environment: EmptyEnvironment) -> None:

@@ -178,3 +178,27 @@ def test_a_compiler_that_fails_leaves_no_library(checkout: Checkout) -> None:
     assert checkout.built() == {}
     checkout.compiler.unlink()
     assert "No such file" in checkout.build("portable")
+
+
+@pytest.mark.parametrize(
+    ("machine", "names"),
+    [("x86_64", ["avx512_bf16", "avx512", "avx2", "portable"]), ("aarch64", ["portable"])],
+)
+def test_each_machine_has_instruction_sets_of_its_own(machine: str, names: list[str]) -> None:
+    assert build.named_for(machine, ["all"]) == names
+    with pytest.raises(ValueError, match="no build best"):
+        build.named_for(machine, ["best"])
+
+
+def test_libraries_for_another_machine_replace_ours_and_ours_replace_them(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "aarch64" if build.HERE == "x86_64" else "x86_64"
+    monkeypatch.setenv("CROSS_CXX", f"{checkout.compiler} -DOTHER")
+    checkout.build("all")
+    checkout.build("all", "--machine", other)
+    assert checkout.built().keys() == set(build.instruction_sets(other))
+    assert "-DOTHER" in checkout.built()["portable"]
+    checkout.build("all")
+    assert checkout.built().keys() == set(build.instruction_sets())
+    assert "-DOTHER" not in checkout.built()["portable"]

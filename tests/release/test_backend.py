@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
         (["GLIBC_2.2.5", "GLIBC_2.29", "GLIBC_2.14"], (2, 29)),
         (["GLIBC_2.4", "GLIBCXX_3.4.30"], (2, 4)),
         (["GLIBC_2.9", "GLIBC_2.10"], (2, 10)),
+        (["strcmp"], backend.OLDEST),
     ],
 )
 def test_the_newest_function_of_glibc_counts(names: list[str], version: tuple[int, int]) -> None:

@@ -37,16 +37,18 @@ def test_each_package_that_is_needed_is_listed_once_by_version(part: str) -> Non
 def test_the_statement_has_what_made_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CXX", sys.executable)
+    monkeypatch.setenv("CROSS_CXX", sys.executable)
     files = [tmp_path / "b.whl", tmp_path / "a.tgz"]
     for file in files:
         file.write_bytes(file.name.encode())
-    made = provenance.statement(files, commit="c0ffee", root=ROOT, materials=MATERIALS[:1])
+    made = provenance.statement(
+        files, commit="c0ffee", root=ROOT, materials=MATERIALS[:1], machines=["vax"]
+    )
     assert [it["name"] for it in made["subject"]] == ["a.tgz", "b.whl"]
     digest = hashlib.sha256(b"a.tgz").hexdigest()
     assert made["subject"][0]["digest"] == {"sha256": digest}
     build = made["predicate"]["buildDefinition"]
-    assert build["internalParameters"]["cxx"] == f"Python {platform.python_version()}"
+    assert build["internalParameters"]["cxx"] == {"vax": f"Python {platform.python_version()}"}
     source, locked = build["resolvedDependencies"]
     assert source == {"name": "source", "digest": {"gitCommit": "c0ffee"}}
     assert (locked["name"], len(locked["digest"]["sha256"])) == ("release/requirements.txt", 64)

@@ -1,5 +1,5 @@
-"""A rank or a worker is killed under streams: nothing that was computed is computed again, and all
-tokens are those of a system that nobody disturbs."""
+"""A rank, a worker or the leading scheduler is killed under streams: nothing that was computed is
+computed again, and all tokens are those of a system that nobody disturbs."""
 
 import asyncio
 import contextlib
@@ -94,6 +94,29 @@ async def test_nothing_is_computed_again_after_a_process_was_killed(
     # Of each request, the token in flight, or a block that the token was to fill.
     n_again = after.sum("orcinus_recomputed_tokens_total") - n_recomputed
     assert N_STREAMS <= n_again <= N_STREAMS * BLOCK_SIZE
+
+
+async def test_a_new_leader_goes_on_with_what_was_computed(stack: Stack) -> None:
+    expected = await answers_of(stack)
+    await until(lambda: is_whole(stack) and len(stack.pids("services.scheduler")) == 2)
+    before = stack.metrics("scheduler").sum("orcinus_pipeline_epoch")
+    n_before = stack.metrics("scheduler").sum("orcinus_generation_tokens_total")
+    answering = asyncio.create_task(answers_of(stack))
+
+    def n_generated() -> float:
+        return stack.metrics("scheduler").sum("orcinus_generation_tokens_total") - n_before
+
+    await until(lambda: n_generated() > 40 * N_STREAMS)
+    leader, _ = sorted(stack.pids("services.scheduler"))
+    os.kill(leader, 9)
+    assert await answering == expected
+    after = stack.metrics("scheduler")
+    assert after.sum("orcinus_pipeline_epoch") > before
+    assert after.sum("orcinus_pipeline_losses_total") == 0, "of the new leader"
+    assert after.sum("orcinus_requests_resumed_total") == N_STREAMS
+    # Of each request, what is not in a full block, and a block that was in flight.
+    n_again = after.sum("orcinus_recomputed_tokens_total")
+    assert N_STREAMS <= n_again <= 2 * N_STREAMS * BLOCK_SIZE
 
 
 def is_whole(stack: Stack) -> bool:

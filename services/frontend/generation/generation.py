@@ -133,7 +133,7 @@ class Generation:
             span=span,
             call=measured,
             cut_off=self._submissions.cut_off,
-            receipts=None if self.options.is_ranked else self._receipts,
+            receipts=None if call.options.is_ranked else self._receipts,
         )
         self._restored = RestoredAnswers(
             self._answers,

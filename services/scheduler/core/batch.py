@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from services.common.named_tuples import maker
+from services.scheduler.core.memory.entry_changes import NO_CHANGES, Changes
 from services.scheduler.core.request import FinishReason, Request
 from services.scheduler.core.span_logprobs import SpanLogprobs
 
@@ -62,6 +63,8 @@ class Batch:
     """Rows of the ranks' request tables that became free since the previous batch."""
     n_drafts: int = 0
     """Number of drafts of all spans."""
+    cache_changes: Changes = NO_CHANGES
+    """Changes of the prefix cache since the previous batch."""
     columns: SpanColumns = field(init=False, repr=False, compare=False)
     """The spans in columns. Iterating over one field is several times faster here than over
     `spans`."""

@@ -134,6 +134,7 @@ class Scheduler:
             spans=tuple([self._schedule(one, n, memory) for one, n, memory in selections]),
             released_rows=tuple(self._released_rows),
             n_drafts=n_drafts,
+            cache_changes=self.kv_manager.prefix_cache.take_changes(),
         )
         self._preemption.settle(batch.columns.requests)
         self.pool.mark_running(batch.columns.requests, can_run=self._can_run)

@@ -103,6 +103,11 @@ class AskedWorker:
         """Assigns a stage to the worker. The worker is not settled until it has answered again with
         a description."""
         log.info("stage %d is assigned to %s", order.stage_index, self.address)
+        self.recall(order)
+
+    def recall(self, order: worker_pb2.AssignStageRequest) -> None:
+        """Makes the worker end and start again without a stage. `order` assigns another stage than
+        the one that the worker holds. The worker is not settled until it has answered again."""
         self._order, self._ordered_at = order, asyncio.get_running_loop().time()
         self._has_order.set()
         last = worker_pb2.DescribeResponse()

@@ -21,7 +21,7 @@ from services.common import rpc
 from services.scheduler.core.batch import Batch
 from services.scheduler.pipeline.adapter_orders import AdapterOrders
 from services.scheduler.pipeline.grammar_preparation import GrammarPreparation
-from services.scheduler.pipeline.joining import Reports, StoredKV, join_all
+from services.scheduler.pipeline.joining import Answers, Reports, join_all
 from services.scheduler.pipeline.lateness import Late, Lateness
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
@@ -84,22 +84,22 @@ class EngineMaster:
         """The grammar that the last stage compiles."""
         self.adapters = AdapterOrders(pipeline, write=self._write, wake=wake)
         """The adapter that the ranks load."""
-        self.stored_kv: StoredKV = ()
-        """The keys and values that the stages had when they joined the epoch."""
+        self.joined: Answers = ()
+        """The answers of the stages that have joined, about the keys and values that they have."""
         self._results: list[worker_pb2.IterationResult] = []
         self._logprobs = LogprobPieces()
         self._loss: Exception | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._loses_soon: asyncio.TimerHandle | None = None
 
-    async def start(self) -> None:
-        """Forms the epoch on all stages.
+    async def start(self, *, wants_kept_blocks: bool = False) -> None:
+        """Forms the epoch on all stages. `join_all` describes `wants_kept_blocks`.
 
         Raises:
             PipelineLost: a stage could not join.
         """
-        watches, self.stored_kv = await join_all(
-            self.pipeline, self._stubs, on_slow=self._on_slow_join
+        watches, self.joined = await join_all(
+            self.pipeline, self._stubs, wants_kept_blocks, on_slow=self._on_slow_join
         )
         metadata = rpc.epoch_metadata(self.pipeline.epoch)
         self._plans = self._stubs[0].RunIterations(metadata=metadata)

@@ -143,6 +143,8 @@ class Former:
         while members is None:
             while (pause_s := self._pause_s()) > 0 or not self._may_form():
                 self._check_time()
+                if pause_s <= 0 and self._is_serving():
+                    await self._call.recall_surplus()
                 await self._look(min(pause_s, LOOK_S) if pause_s > 0 else LOOK_S)
             members = await self._complete()
         for drained in self._free.replaced_by(members):

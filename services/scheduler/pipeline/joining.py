@@ -22,6 +22,9 @@ SLOW_JOIN_S = 8.0
 Reports = grpc.aio.UnaryStreamCall[object, object]
 """The stream of a stage's reports."""
 
+Answers = Sequence[worker_pb2.JoinPipelineResponse]
+"""The answers of the stages that have joined, in the order of the stages."""
+
 StoredKV = Sequence[Sequence[worker_pb2.StoredKV]]
 """For each stage and each of its ranks, the description of the keys and values in the rank's
 memory. Empty for a stage whose memory is new in each epoch."""
@@ -30,18 +33,21 @@ memory. Empty for a stage whose memory is new in each epoch."""
 async def join_all(
     pipeline: Pipeline,
     stubs: Sequence[worker_pb2_grpc.WorkerServiceStub],
+    wants_kept_blocks: bool = False,
     *,
     on_slow: Callable[[str], None] = lambda text: None,
-) -> tuple[list[Reports], StoredKV]:
+) -> tuple[list[Reports], Answers]:
     """Makes all stages of a pipeline join the epoch of the pipeline. Returns the streams of the
-    stages' reports, and the keys and values that the stages still have. `on_slow` is called once,
-    with the stages that have not joined, if joining takes longer than usual.
+    stages' reports, and the answers of the stages, which describe the keys and values that they
+    still have. With `wants_kept_blocks`, they also say which blocks hold which tokens. `on_slow` is
+    called once, with the stages that have not joined, if joining takes longer than usual.
 
     Raises:
         PipelineLost: a stage could not join. The error names the stage.
     """
     joining = [
-        asyncio.create_task(_join(pipeline, index, stub)) for index, stub in enumerate(stubs)
+        asyncio.create_task(_join(pipeline, index, stub, wants_kept_blocks))
+        for index, stub in enumerate(stubs)
     ]
     loop = asyncio.get_running_loop()
     naming = loop.call_later(SLOW_JOIN_S, _name_missing, pipeline, joining, on_slow)
@@ -60,7 +66,12 @@ async def join_all(
             raise _not_formed(index, error.details()) from error
         except TimeoutError:
             raise _not_formed(index, "it does not report") from None
-    return watches, tuple(tuple(answer.stored_kv) for answer in answers)
+    return watches, answers
+
+
+def stored_kv_of(answers: Answers) -> StoredKV:
+    """Returns the keys and values that the ranks of all stages still have."""
+    return tuple(tuple(answer.stored_kv) for answer in answers)
 
 
 def _name_missing(
@@ -77,7 +88,10 @@ def _name_missing(
 
 
 async def _join(
-    pipeline: Pipeline, index: int, stub: worker_pb2_grpc.WorkerServiceStub
+    pipeline: Pipeline,
+    index: int,
+    stub: worker_pb2_grpc.WorkerServiceStub,
+    wants_kept_blocks: bool,
 ) -> worker_pb2.JoinPipelineResponse:
     request = worker_pb2.JoinPipelineRequest(
         pipeline_id=pipeline.pipeline_id,
@@ -87,6 +101,7 @@ async def _join(
         rendezvous_address=pipeline.first.rendezvous_address,
         tp_size=pipeline.first.tp_size,
         n_kv_blocks=pipeline.n_kv_blocks,
+        wants_kept_blocks=wants_kept_blocks,
     )
     try:
         answer: worker_pb2.JoinPipelineResponse

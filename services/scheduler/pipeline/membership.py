@@ -24,6 +24,7 @@ from services.scheduler.pipeline.asked_worker import AskedWorker
 from services.scheduler.pipeline.fit import Traits
 from services.scheduler.pipeline.muster import Muster, Offer, muster
 from services.scheduler.pipeline.shortfall import Shortfall, UnfitWorker, log_new
+from services.scheduler.pipeline.surplus import to_recall
 
 log = logging.getLogger(__name__)
 
@@ -191,6 +192,28 @@ class RollCall:
     async def refresh(self) -> None:
         """Asks exactly the workers that are in the directory now."""
         await self._call(self._stages.addresses())
+
+    async def recall_surplus(self) -> None:
+        """Recalls a spare worker from its stage if no spare could take over another stage
+        (`surplus.py`). The process of the worker ends, and starts again without a stage. Must be
+        called only while no further pipeline is to be formed.
+
+        Raises:
+            LeadershipLost: another scheduler leads.
+        """
+        await self.refresh()
+        n_stages = self._stages.n_stages
+        surplus = to_recall(self._offers(), n_stages, serving=self._serving())
+        if surplus is None:
+            return
+        address, held = surplus.address, surplus.answer.stage_index
+        log.info("%s gives up stage %d, to be a spare for all stages", address, held)
+        epoch = await self._term.next_epoch(self.newest_epoch)
+        self._workers[address].recall(
+            worker_pb2.AssignStageRequest(
+                epoch=epoch, stage_index=(held + 1) % n_stages, n_stages=n_stages
+            )
+        )
 
     async def close(self) -> None:
         """Stops asking the workers, and closes the channels to them."""

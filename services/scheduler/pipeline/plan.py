@@ -12,6 +12,7 @@ from orcinus.v1 import trace_pb2, worker_pb2
 
 from services.scheduler.core.batch import Batch, Span
 from services.scheduler.core.request import Request
+from services.scheduler.pipeline.cache_changes import tell_changes
 from services.scheduler.pipeline.membership import Pipeline
 
 
@@ -37,6 +38,7 @@ def plan_of(
         token_ids=list(chain.from_iterable(columns.token_ids)),
         new_block_ids=list(chain.from_iterable(columns.new_block_ids)),
     )
+    tell_changes(batch.cache_changes, plan)
     if batch.n_drafts:
         plan.n_drafts.extend(columns.n_drafts)
     for row, span in compress(zip(rows, batch.spans, strict=True), columns.is_admission):

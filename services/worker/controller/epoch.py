@@ -26,7 +26,7 @@ class Epoch:
         self.pipeline_id = ""
         self.number = 0
         self._ranks: Sequence[RankLink] = ()
-        self._joined: dict[int, str] = {}  # what each rank has stored, by tp_rank
+        self._joined: dict[int, worker_pb2.JoinPipelineResponse] = {}  # by tp_rank
         self._error = ""
         self._is_settled = asyncio.Event()  # all ranks have joined, or one of them cannot
 
@@ -88,18 +88,27 @@ class Epoch:
             raise Unavailable(self._error)
 
     @property
-    def stored_kv(self) -> list[worker_pb2.StoredKV]:
-        """For each rank in order of tp_rank, the keys and values that its memory held when it
-        joined the epoch. Empty if the keys and values of a rank do not outlive epochs."""
-        told = [self._joined.get(tp_rank, "") for tp_rank in range(len(self._ranks))]
-        return [_stored_kv(each) for each in told] if all(told) else []
+    def joined(self) -> worker_pb2.JoinPipelineResponse:
+        """The answer of the stage after its ranks have joined the epoch: the keys and values that
+        the memory of each rank held, in order of tp_rank, and the blocks that the first rank knows.
+        Empty if the keys and values of a rank do not outlive epochs."""
+        nothing = worker_pb2.JoinPipelineResponse()
+        told = [self._joined.get(tp_rank, nothing) for tp_rank in range(len(self._ranks))]
+        if not all(each.stored_kv for each in told):
+            return nothing
+        answer = worker_pb2.JoinPipelineResponse(
+            stored_kv=[stored for each in told for stored in each.stored_kv]
+        )
+        if told[0].HasField("kept_blocks"):
+            answer.kept_blocks.CopyFrom(told[0].kept_blocks)
+        return answer
 
     def note_joined(self, tp_rank: int, payload: bytes) -> None:
         """Records that a rank has joined an epoch. `payload` is the rank's message
         (`MessageKind.JOINED`)."""
-        number, _, stored = payload.decode().partition(" ")
+        number, _, answer = payload.partition(b" ")
         if int(number) == self.number:
-            self._joined[tp_rank] = stored
+            self._joined[tp_rank] = worker_pb2.JoinPipelineResponse.FromString(answer)
         if len(self._joined) == len(self._ranks):
             self._is_settled.set()
 
@@ -115,12 +124,3 @@ class Epoch:
         all join."""
         self._error = reason
         self._is_settled.set()
-
-
-def _stored_kv(told: str) -> worker_pb2.StoredKV:
-    """Parses the part of a JOINED message after the epoch: the fields of `kv_record.Stored` (see
-    `MessageKind.JOINED`)."""
-    memory, epoch, iteration = told.split(" ")
-    return worker_pb2.StoredKV(
-        memory=bytes.fromhex(memory), epoch=int(epoch), iteration=int(iteration)
-    )

@@ -56,7 +56,7 @@ class WorkerService:
     ) -> worker_pb2.JoinPipelineResponse:
         """Makes the stage join the epoch of the request."""
         await self._controller.join(request)
-        return worker_pb2.JoinPipelineResponse(stored_kv=self._controller.epoch.stored_kv)
+        return self._controller.epoch.joined
 
     async def RunIterations(self, context: Any) -> bytes:
         """Forwards the plans of a stream until the sender closes the stream."""

@@ -18,7 +18,6 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from services.common.iteration_limit import IterationSize
-from services.worker.engine.kv_record import KVRecord
 from services.worker.rank import wire
 from services.worker.rank.activity import Activity
 from services.worker.rank.adapter_loader import NO_LOADER
@@ -26,6 +25,7 @@ from services.worker.rank.data_plane.transport import Transport
 from services.worker.rank.device_clock import DeviceClock, HostClock
 from services.worker.rank.epoch_adapters import NO_RUNNER, EpochAdapters
 from services.worker.rank.iterations import Announced, FinishedIteration, Sampled, Started
+from services.worker.rank.kv_journal import NO_JOURNAL, Journal
 from services.worker.rank.reported_tokens import reported
 from services.worker.rank.runner import Runner
 
@@ -40,22 +40,19 @@ class EpochMember:
         peers: Transport,
         clock: DeviceClock | None = None,
         activity: Activity | None = None,
-        kv_record: KVRecord | None = None,
+        journal: Journal = NO_JOURNAL,
         adapters: EpochAdapters | None = None,
     ) -> None:
         """`clock` tells when the device has finished an iteration. Without `clock`, an iteration
         counts as finished when it has been started. `activity` records the steps of this member.
-        `kv_record` is the record of the memory with the keys and values. It is None if keys and
-        values do not outlive epochs, as on every GPU. `adapters` carries out orders about adapters;
-        None if the rank loads none."""
+        `journal` is that of the memory with the keys and values. `adapters` carries out orders
+        about adapters; None if the rank loads none."""
         self.request = request
         self.adapters = adapters or EpochAdapters(NO_LOADER, NO_RUNNER)
         """The adapters that are loaded in this epoch."""
-        self.stored_kv = None if kv_record is None else kv_record.stored
-        """The keys and values that the rank's memory held when it joined the epoch. None if keys
-        and values do not outlive epochs."""
-        self._kv_record = kv_record
-        self._has_begun = False
+        self.joined = journal.answer(request)
+        """The rank's answer to the request."""
+        self.journal = journal
         self._runner = runner
         self._peers = peers
         self._clock = clock or HostClock()
@@ -130,12 +127,9 @@ class EpochMember:
         hidden = announced.receive()
         activity.compute(message.iteration, work)
         received = self._clock.mark()
-        if self._kv_record is not None and not self._has_begun:
-            self._kv_record.note_begun(epoch)
-            self._has_begun = True
+        self.journal.note_begun(message)
         result, sampled = self._compute(batch, hidden)
-        if self._kv_record is not None:
-            self._kv_record.note_complete(message.iteration)
+        self.journal.note_complete(message.iteration)
         computed = self._clock.mark()
         computed_ns = time.perf_counter_ns()
         if result is not None:

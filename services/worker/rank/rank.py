@@ -154,10 +154,8 @@ class Rank:
     def _joined(self, epoch: int) -> bytes:
         """Returns the payload of a message that the rank has joined an epoch."""
         member = self.membership.current
-        stored = None if member is None else member.stored_kv
-        if stored is None:
-            return str(epoch).encode()
-        return f"{epoch} {stored.memory.hex()} {stored.epoch} {stored.iteration}".encode()
+        answer = worker_pb2.JoinPipelineResponse() if member is None else member.joined
+        return f"{epoch} ".encode() + answer.SerializeToString()
 
     def prepare_grammar(self, payload: bytes) -> None:
         """Begins to compile the grammar of a PrepareGrammarRequest, and later reports the result to
@@ -222,6 +220,7 @@ class Rank:
             # A device may raise the error of an iteration that was started before this one.
             known = iteration if is_alone or spares_weights(error) else 0
             report = wire.failure_of(member.request, reason, iteration=known, is_by_itself=True)
+            member.journal.note_failed()
             self._send_report(report)
             if not spares_weights(error):
                 raise

@@ -40,6 +40,7 @@ from services.worker.rank.data_plane.transport import (
 from services.worker.rank.device_clock import DeviceClock, HostClock, StreamClock
 from services.worker.rank.epoch_adapters import EpochAdapters
 from services.worker.rank.epoch_member import EpochMember
+from services.worker.rank.kv_journal import NO_JOURNAL, Journal, KVJournal
 from services.worker.rank.shard_memory import ShardMemory
 from services.worker.settings import RankSettings
 
@@ -75,6 +76,7 @@ class StageShard:
         self._memory = ShardMemory(settings, model, records_graphs=new_graphs is not None)
         self._kv_file: KVFile | None = None
         self._adapter_loader = _adapter_loader(settings, model)
+        self._journal: Journal = NO_JOURNAL
         self.grammars = _grammars(settings, model)
         """The grammars of the model, which outputs can follow. None if this rank does not sample or
         the model can follow no grammar."""
@@ -157,6 +159,8 @@ class StageShard:
         """Opens the file for keys and values, if the settings name a directory for it. All epochs
         of this process use the file."""
         self._kv_file = self._memory.open_kv_file()
+        if self._kv_file is not None:
+            self._journal = KVJournal(self._kv_file.record)
 
     def enter(self, request: worker_pb2.JoinPipelineRequest, peers: Transport) -> EpochMember:
         """Returns the member of a new epoch. If decodes run as CUDA graphs, first records the most
@@ -187,10 +191,8 @@ class StageShard:
             peers,
             self._clock(),
             self._activity,
-            kv_record=None if kv_file is None else kv_file.record,
-            adapters=EpochAdapters(
-                self._adapter_loader, runner, [one.digest for one in self._model.fitted]
-            ),
+            self._journal,
+            EpochAdapters(self._adapter_loader, runner, [one.digest for one in self._model.fitted]),
         )
         if runner.graphs is not None:
             try:

@@ -212,6 +212,20 @@ def test_pods_take_what_a_cluster_wants_of_them(chart: Path) -> None:
     assert {it["imagePullPolicy"] for it in made.all_containers} == {"Always"}
 
 
+@pytest.mark.parametrize(
+    ("components", "size"),
+    [({}, "400Mi"), ({"tensorParallel": True}, "784Mi"), ({"gpu": True}, "8Gi")],
+    ids=str,
+)
+def test_shared_memory_has_the_size_of_its_value_or_of_the_manifests(
+    chart: Path, components: dict[str, bool], size: str
+) -> None:
+    for given, expected in (("", size), ("4300Mi", "4300Mi")):
+        values = {"components": components, "worker": {"sharedMemory": given}}
+        volume = template(chart, values).workload("worker").volume("shm")
+        assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": expected}
+
+
 def test_settings_that_change_replace_their_readers_alone(chart: Path) -> None:
     settings = {"settings": {"frontend": {"ORCINUS_LOG_LEVEL": "DEBUG"}}}
     before, after = (
@@ -281,6 +295,7 @@ def test_the_way_to_the_api_server_can_be_narrow(chart: Path) -> None:
         ({"stages": 0}, "/stages"),
         ({"frontend": {"replica": 2}}, "replica"),
         ({"model": {"from": "hub"}}, "/model/from"),
+        ({"worker": {"sharedMemory": "4 GB"}}, "/worker/sharedMemory"),
         ({"components": {"mtsl": True}}, "mtsl"),
         ({"components": {"certManager": True}}, "/components"),
         ({"components": {"istio": True, "linkerd": True}}, "/components"),

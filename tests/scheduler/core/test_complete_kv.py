@@ -7,6 +7,7 @@ epoch goes on with the same memory, and looks whether every query finds all the 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -63,6 +64,9 @@ class LossyDriver(WindowDriver):
         assert following.adopt() == []
 
 
+Lossy = TypeVar("Lossy", bound=LossyDriver)
+
+
 @dataclass(frozen=True)
 class Machine:
     """The sizes of a pipeline."""
@@ -90,7 +94,12 @@ MACHINES = st.builds(
 )
 
 
-def driver_of(machine: Machine, requests: list[Arrival], data: st.DataObject) -> LossyDriver:
+def driver_of(
+    machine: Machine,
+    requests: list[Arrival],
+    data: st.DataObject,
+    make: type[Lossy] = LossyDriver,  # type: ignore[assignment]
+) -> Lossy:
     """Returns a driver of the machine. Its drafts are drawn."""
     tokens = st.lists(st.sampled_from([PLAIN_TOKEN, PLAIN_TOKEN, STOP_TOKEN, 5]), max_size=4)
 
@@ -125,7 +134,7 @@ def driver_of(machine: Machine, requests: list[Arrival], data: st.DataObject) ->
             drafter=Drafter(max_drafts, max_batch_tokens or 0, propose) if max_drafts else None,
         )
 
-    driver = LossyDriver(new_core(), requests)
+    driver = make(new_core(), requests)
     driver.new_core = new_core
     driver.token_at = TokenAt(requests)
     driver.memory = GroupedMemory(groups, block_size=block_size)
@@ -136,7 +145,11 @@ def driver_of(machine: Machine, requests: list[Arrival], data: st.DataObject) ->
 def test_the_next_epoch_reads_only_what_is_complete(
     requests: list[Arrival], data: st.DataObject, machine: Machine
 ) -> None:
-    driver, depth = driver_of(machine, requests, data), machine.pipeline_depth
+    run_with_losses(driver_of(machine, requests, data), data, depth=machine.pipeline_depth)
+
+
+def run_with_losses(driver: LossyDriver, data: st.DataObject, *, depth: int) -> None:
+    """Runs all requests to their ends, with up to four losses."""
     n_losses = 0
     for _ in range(600):
         if driver.is_done:

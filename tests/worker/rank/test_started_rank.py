@@ -159,7 +159,7 @@ class Ranks:
         for index, each in enumerate(self.all):
             each.tell_to_join(self.request(epoch, index, n_kv_blocks))
         for each in self.all:
-            assert each.outcome() == (MessageKind.JOINED, str(epoch).encode())
+            assert each.outcome() == (MessageKind.JOINED, f"{epoch} ".encode())
 
     def run(self, *plans: worker_pb2.RunIterationsRequest) -> None:
         for each in self.all:
@@ -266,7 +266,7 @@ def test_of_the_ranks_of_a_stage_the_first_one_reports(
         assert ranks[0].result() == expected[1:], "for which both have finished the one before"
         for index, each in enumerate(ranks.all):
             each.tell_to_join(ranks.request(2, index))
-        assert ranks[1].read() == (MessageKind.JOINED, b"2"), "and nothing before that"
+        assert ranks[1].read() == (MessageKind.JOINED, b"2 "), "and nothing before that"
 
 
 @pytest.mark.parametrize("has_come", [False, True], ids=["never comes", "says nothing"])

@@ -69,6 +69,15 @@ class Blocks:
         self.cache, self._free = earlier.cache, earlier._free
         self.cache.begin_count()
 
+    def restore(self, entries: Iterable[tuple[int, bytes]], *, secret: bytes) -> None:
+        """Enters blocks into the prefix cache that an earlier leader has entered
+        (`PrefixCache.restore`). No block may be in use or in the cache. Does nothing if there is no
+        prefix cache."""
+        if isinstance(self.cache, PrefixCache):
+            self.cache.use_secret(secret)
+            self.cache.restore(it for it in entries if it[0] < self.n_blocks)
+            self._free = array("I", [it for it in self._free if it not in self.cache])
+
     def _evict(self) -> int:
         self.n_evicted += 1
         return self.cache.evict()

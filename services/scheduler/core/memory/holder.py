@@ -14,6 +14,8 @@ class BlockKeys:
     whose key was needed."""
 
     block_size: int
+    secret: bytes
+    """Secret with which the keys are made."""
     keys: list[bytes] = field(default_factory=list)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from services.scheduler.core.memory.entry_changes import NO_CHANGES, Changes
 from services.scheduler.core.memory.found import Found
 from services.scheduler.core.memory.holder import Holder
 from services.scheduler.core.memory.reservation import Reservation
@@ -52,6 +53,13 @@ class NoPrefixCache:
 
     def begin_count(self) -> None:
         """Does nothing: no tokens are counted."""
+
+    def record_changes(self) -> None:
+        """Does nothing: there are no entries."""
+
+    def take_changes(self) -> Changes:
+        """Returns no changes."""
+        return NO_CHANGES
 
     def limit(self, max_blocks: int) -> list[int]:
         """Returns an empty list: no block is in the cache."""

@@ -10,8 +10,9 @@ continues to fill it.
 
 The chain of keys begins with the request's scope, which consists of its account and the salt that
 its client has chosen. A request with another scope finds nothing. So no client can learn another
-client's prompts by measuring how long its own prompts take. The hash is keyed with a secret of this
-process, so that no client can construct two sequences with the same key.
+client's prompts by measuring how long its own prompts take. The hash is keyed with a secret, so
+that no client can construct two sequences with the same key. The secret is that of this process, or
+that of an earlier leader whose entries are restored.
 
 A block in the cache may be used by requests or not. An unused block keeps its content until its
 memory is needed. Then the block whose last user left longest ago is evicted first. Among the blocks
@@ -28,17 +29,17 @@ The K/V manager decides when a block is taken, left by a user, or evicted.
 
 import itertools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
+from services.scheduler.core.memory.entry_changes import Changes, EntryChanges, NoEntryChanges
 from services.scheduler.core.memory.found import Found, Rest
 from services.scheduler.core.memory.holder import BlockKeys, Holder
 from services.scheduler.core.memory.kv_groups import ONE_GROUP, BlockGroups, first_seen
 from services.scheduler.core.memory.reservation import Reservation
 
-_SECRET = secrets.token_bytes(32)
-_OF_FIRST_BLOCK = blake2b(digest_size=16, key=_SECRET, person=b"first")
-_OF_OTHERS = blake2b(digest_size=16, key=_SECRET)
+OWN_SECRET = secrets.token_bytes(32)
+"""Secret of this process for the keys of blocks."""
 
 _OF_REST = b"rest"
 """Last part of the cache key of a rest, which is the partly filled last block of an ended request.
@@ -69,6 +70,8 @@ class PrefixCache:
         self._unused: dict[int, None] = {}  # in the order of eviction
         self._rests: dict[int, Rest] = {}  # by block id; no request uses these blocks
         self._forgotten: set[int] = set()  # blocks that have users, and get no more
+        self._changes: EntryChanges | NoEntryChanges = NoEntryChanges()
+        self.use_secret(OWN_SECRET)
         self.n_shared_blocks = 0
         """Number of blocks with several users."""
         self.n_queried_tokens = 0
@@ -82,6 +85,35 @@ class PrefixCache:
 
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._key_of
+
+    def use_secret(self, secret: bytes) -> None:
+        """Makes the keys of blocks with a secret of 32 bytes from now on. The cache must be
+        empty."""
+        self._secret = secret
+        self._of_first_block = blake2b(digest_size=16, key=secret, person=b"first")
+        self._of_others = blake2b(digest_size=16, key=secret)
+
+    def restore(self, entries: Iterable[tuple[int, bytes]]) -> None:
+        """Enters blocks that an earlier leader has entered. They have no users. `entries` are their
+        ids and keys, and each block comes after the blocks before it in its sequence. The cache
+        must be empty and have the secret of that leader."""
+        block_of = {key: block_id for block_id, key in list(entries)[: self._max_blocks]}
+        self._block_of = block_of
+        self._key_of = {block_id: key for key, block_id in block_of.items()}
+        self._unused = dict.fromkeys(reversed(block_of.values()))
+
+    def record_changes(self) -> None:
+        """From now on, `take_changes` returns the changes of the entries. The entries that are
+        there count as entered, except rests."""
+        entries = {it: key for it, key in self._key_of.items() if it not in self._rests}
+        for block_id in self._forgotten:
+            entries.pop(block_id, None)
+        self._changes = EntryChanges(self._secret, entries)
+
+    def take_changes(self) -> Changes:
+        """Returns the changes of the entries since the last call. There are none before
+        `record_changes` is called."""
+        return self._changes.take()
 
     @property
     def n_unused(self) -> int:
@@ -225,6 +257,7 @@ class PrefixCache:
             self._block_of[key] = block_id
             self._key_of[block_id] = key
             self._n_users[block_id] = 1
+            self._changes.enter(block_id, key)
         return evicted
 
     def enter_rest(
@@ -276,8 +309,7 @@ class PrefixCache:
         Returns the blocks that had no users, which are free now. A block with users stays in the
         cache until its last user leaves, and is free then.
         """
-        known = request.block_keys
-        keys = [] if known is None or known.block_size != self._block_size else known.keys[first:]
+        keys = self._known_keys(request).keys[first:]
         free: list[int] = []
         for key, mark in itertools.product(keys, self._all_marks):
             block_id = self._block_of.get(key + mark)
@@ -290,6 +322,7 @@ class PrefixCache:
             else:
                 del self._block_of[key + mark]
                 self._forgotten.add(block_id)
+                self._changes.leave(block_id)
         return free
 
     def evict(self) -> int:
@@ -319,6 +352,7 @@ class PrefixCache:
     def _forget(self, block_id: int) -> None:
         del self._block_of[self._key_of.pop(block_id)]
         self._rests.pop(block_id, None)
+        self._changes.leave(block_id)
 
     def _find_rest(self, request: Holder, n_columns: int) -> Rest | None:
         """Returns the rest after `n_columns` columns, if the request has all tokens of the rest and
@@ -337,13 +371,18 @@ class PrefixCache:
     def _keys(self, request: Holder, n_blocks: int) -> list[bytes]:
         """Returns the keys of at least the first `n_blocks` blocks of a request. The tokens of a
         request never change, so each key is computed once."""
-        known = request.block_keys
-        if known is None or known.block_size != self._block_size:
-            known = request.block_keys = BlockKeys(self._block_size)
-        keys, block_size = known.keys, self._block_size
+        keys, block_size = self._known_keys(request).keys, self._block_size
         for index in range(len(keys), n_blocks):
             before = keys[-1] if keys else request.cache_scope or b""
-            hashed = (_OF_OTHERS if keys else _OF_FIRST_BLOCK).copy()
+            hashed = (self._of_others if keys else self._of_first_block).copy()
             hashed.update(before + request.packed_span(index * block_size, block_size))
             keys.append(hashed.digest())
         return keys
+
+    def _known_keys(self, request: Holder) -> BlockKeys:
+        """Returns the keys of a request's blocks that are known for the block size and the secret
+        of this cache."""
+        known = request.block_keys
+        if known is None or (known.block_size, known.secret) != (self._block_size, self._secret):
+            known = request.block_keys = BlockKeys(self._block_size, self._secret)
+        return known

@@ -1,0 +1,82 @@
+"""The keys and values that an earlier leader has left in the memories of its workers.
+
+A new leader knows no ended pipelines. It has the tokens of requests from the frontends, but not the
+blocks of the workers' memory that hold them. So each plan tells the first rank of the first stage
+which full blocks have entered or left the prefix cache, and when the stages join the first epoch of
+a new leader, this rank says which blocks it knows. The new leader enters into its prefix cache the
+blocks that are complete on all ranks. In any doubt no keys and values are used:
+
+- All ranks have written last in the epoch whose blocks the first rank knows.
+- No rank has begun an iteration that the first rank has not begun. Such an iteration may have
+  written to blocks that the first rank does not know to have left the cache.
+- No rank has failed by itself, or is another process. Whether a rank failed by itself, which may
+  have damaged its keys and values, only the earlier leader knew.
+
+Blocks are known by digests, which the earlier leader has keyed with a secret. The new leader keys
+its own digests with the same secret, so that its requests find the blocks.
+"""
+
+from collections.abc import Iterator
+
+from orcinus.v1 import worker_pb2
+
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.memory.prefix_cache import OWN_SECRET
+from services.scheduler.pipeline.joining import StoredKV
+from services.scheduler.pipeline.membership import Pipeline
+
+
+class InheritedKV:
+    """Restores the prefix caches of an earlier leader."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()  # the processes of workers that have served this leader
+        self._secret = OWN_SECRET
+
+    def is_wanted(self, pipeline: Pipeline) -> bool:
+        """Returns whether the workers of a pipeline may have keys and values that this leader does
+        not know."""
+        return self._known.isdisjoint(pipeline.processes)
+
+    def begin(
+        self,
+        pipeline: Pipeline,
+        stored_kv: StoredKV,
+        kept_blocks: worker_pb2.KeptBlocks,
+        kv_manager: KVManager,
+    ) -> tuple[int, int] | None:
+        """Begins an epoch of a pipeline, with an empty prefix cache. If the pipeline's workers have
+        keys and values of an earlier leader, restores the cache, and returns the epoch and the
+        iteration up to which all is complete. Returns None otherwise."""
+        is_first = not self._known
+        complete = complete_until(stored_kv, kept_blocks)
+        if complete is not None and (is_first or kept_blocks.secret == self._secret):
+            self._secret = kept_blocks.secret
+        else:
+            complete = None
+        # All caches of a leader have the same secret, since a request has one list of keys.
+        iteration = 0 if complete is None else complete[1]
+        kv_manager.blocks.restore(_entries(kept_blocks, iteration), secret=self._secret)
+        self._known.update(pipeline.processes)
+        return complete
+
+
+def complete_until(
+    stored_kv: StoredKV, kept_blocks: worker_pb2.KeptBlocks
+) -> tuple[int, int] | None:
+    """Returns the epoch of `kept_blocks` and the last of its iterations that is complete in the
+    memories of all ranks. Returns None if the keys and values of that epoch are in doubt."""
+    ranks = [stored for stage in stored_kv for stored in stage]
+    if not (kept_blocks.secret and ranks and all(stored_kv)):
+        return None
+    is_certain = all(
+        it.epoch == kept_blocks.epoch and 0 < it.begun_iteration <= kept_blocks.last_iteration
+        for it in ranks
+    )
+    return (kept_blocks.epoch, min(it.iteration for it in ranks)) if is_certain else None
+
+
+def _entries(kept_blocks: worker_pb2.KeptBlocks, complete: int) -> Iterator[tuple[int, bytes]]:
+    """Yields the ids and keys of the blocks that were complete after the iteration `complete`."""
+    columns = zip(kept_blocks.block_id, kept_blocks.key, kept_blocks.iteration, strict=True)
+    return ((block_id, key) for block_id, key, iteration in columns if iteration <= complete)

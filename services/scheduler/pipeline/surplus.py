@@ -1,0 +1,61 @@
+"""The rule by which a spare worker gives up its stage, so that a spare can take over any stage.
+
+A worker that did not answer for a while, and was replaced, still holds its stage when it answers
+again. It is a spare then, but only for this stage: its process would have to start again before it
+could load another one, and clients would wait for that. So while pipelines serve, such a worker is
+recalled from its stage in time, unless a worker without a stage is left over, or the workers that
+are left over hold all stages. A worker without a stage has started its processes, and only needs to
+load weights.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from orcinus.v1 import worker_pb2
+
+from services.scheduler.pipeline.fit import Traits, traits_of
+from services.scheduler.pipeline.muster import Offer, Presence
+
+
+def to_recall(
+    offers: Sequence[Offer], n_stages: int, *, serving: Collection[Traits]
+) -> Offer | None:
+    """Returns a worker that must give up its stage. Returns None if there is no need, or if it is
+    not certain yet: a worker that loads, does not answer or starts again may soon be a spare.
+
+    `offers` are the workers that are in no pipeline. `serving` are the traits of the workers in
+    pipelines: a spare can only take over a stage of a pipeline with its own traits.
+    """
+    for traits in serving:
+        spares = [it for it in offers if traits_of(it.answer) == traits and not it.is_leaving]
+        if found := _to_recall(spares, n_stages):
+            return found
+    return None
+
+
+def _to_recall(spares: Sequence[Offer], n_stages: int) -> Offer | None:
+    if not all(map(_is_settled_holder, spares)):
+        return None
+    n_holders = Counter(it.answer.stage_index for it in spares if _is_of_use(it, n_stages))
+    movable = [it for it in spares if not it.answer.is_fixed]
+    if len(n_holders) == n_stages or not movable:
+        return None
+    # A worker of no use comes first, and then a worker whose stage another spare holds, too.
+    return max(
+        movable,
+        key=lambda it: (not _is_of_use(it, n_stages), n_holders[it.answer.stage_index]),
+    )
+
+
+def _is_settled_holder(offer: Offer) -> bool:
+    """Returns whether a worker answers and holds a stage that it has loaded."""
+    return (
+        offer.presence is Presence.HERE
+        and not offer.is_serving
+        and offer.answer.state == worker_pb2.WORKER_STATE_READY
+    )
+
+
+def _is_of_use(offer: Offer, n_stages: int) -> bool:
+    """Returns whether a worker holds a stage of a pipeline with `n_stages` stages."""
+    return offer.answer.n_stages == n_stages

@@ -1,0 +1,93 @@
+"""What a rank writes down about its keys and values, and says when it joins an epoch.
+
+Where keys and values outlive epochs, the record beside them says how much is complete
+(`engine/kv_record.py`), and the first rank of the pipeline keeps which blocks hold which tokens
+(`kept_blocks.py`). Elsewhere `NoJournal` takes the place of the journal.
+"""
+
+from typing import Protocol
+
+from orcinus.v1 import worker_pb2
+
+from services.worker.engine.kv_record import KVRecord
+from services.worker.rank.kept_blocks import KeptBlocks
+
+
+class Journal(Protocol):
+    """The journal of a rank's keys and values, for all epochs of its process."""
+
+    def answer(self, request: worker_pb2.JoinPipelineRequest) -> worker_pb2.JoinPipelineResponse:
+        """Returns what the rank answers to a request to join an epoch: the keys and values that its
+        memory holds."""
+
+    def note_begun(self, plan: worker_pb2.RunIterationsRequest) -> None:
+        """Notes that an iteration is about to write keys and values."""
+
+    def note_complete(self, iteration: int) -> None:
+        """Notes that the keys and values of an iteration are complete."""
+
+    def note_failed(self) -> None:
+        """Notes that an iteration has failed by itself, which may have damaged the keys and
+        values."""
+
+
+class NoJournal:
+    """The journal of keys and values that are new in each epoch."""
+
+    def answer(self, request: worker_pb2.JoinPipelineRequest) -> worker_pb2.JoinPipelineResponse:
+        """Returns an answer without keys and values."""
+        return worker_pb2.JoinPipelineResponse()
+
+    def note_begun(self, plan: worker_pb2.RunIterationsRequest) -> None:
+        """Does nothing."""
+
+    def note_complete(self, iteration: int) -> None:
+        """Does nothing."""
+
+    def note_failed(self) -> None:
+        """Does nothing."""
+
+
+NO_JOURNAL = NoJournal()
+
+
+class KVJournal:
+    """The journal of keys and values in memory that outlives epochs."""
+
+    def __init__(self, record: KVRecord) -> None:
+        self._record = record
+        self._kept_blocks = KeptBlocks()
+        self._epoch = 0
+        self._begun_iteration = 0  # 0 after a failure
+
+    def answer(self, request: worker_pb2.JoinPipelineRequest) -> worker_pb2.JoinPipelineResponse:
+        """Returns the keys and values in the memory. If the request asks the first stage, the
+        answer also has the blocks that hold known tokens."""
+        stored = self._record.stored
+        answer = worker_pb2.JoinPipelineResponse()
+        answer.stored_kv.add(
+            memory=stored.memory,
+            epoch=stored.epoch,
+            iteration=stored.iteration,
+            begun_iteration=self._begun_iteration if stored.epoch == self._epoch else 0,
+        )
+        kept = self._kept_blocks.to_message()
+        if request.wants_kept_blocks and request.stage_index == 0 and kept is not None:
+            answer.kept_blocks.CopyFrom(kept)
+        return answer
+
+    def note_begun(self, plan: worker_pb2.RunIterationsRequest) -> None:
+        """Records the epoch of the plan, and notes the blocks that the plan tells of."""
+        if plan.epoch != self._epoch:
+            self._record.note_begun(plan.epoch)
+            self._epoch = plan.epoch
+        self._begun_iteration = plan.iteration
+        self._kept_blocks.begin(plan)
+
+    def note_complete(self, iteration: int) -> None:
+        """Records the iteration."""
+        self._record.note_complete(iteration)
+
+    def note_failed(self) -> None:
+        """Makes later answers say that this process has begun no iteration."""
+        self._begun_iteration = 0

@@ -1,0 +1,97 @@
+"""Which spare gives up its stage: by examples, for any workers, and on real sockets."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.common import rpc
+from services.scheduler.cluster.term import Unopposed
+from services.scheduler.pipeline.fit import traits_of
+from services.scheduler.pipeline.membership import RollCall
+from services.scheduler.pipeline.muster import Offer, Presence
+from services.scheduler.pipeline.surplus import to_recall
+from tests.fakes import fake_stages, fake_worker
+from tests.scheduler.pipeline.test_membership import LIMIT_S, form, workers
+from tests.scheduler.pipeline.test_muster import FREE, LOADING, READY, Worker
+from tests.scheduler.pipeline.test_muster import worker as any_worker
+
+SERVING = {traits_of(Worker().answer)}
+N_STAGES = 2
+
+
+def recalled(*spares: Worker, n_stages: int = N_STAGES) -> int | None:
+    """Returns the index of the spare that gives up its stage."""
+    offers = [Offer(str(index), it.answer, it.presence) for index, it in enumerate(spares)]
+    found = to_recall(offers, n_stages, serving=SERVING)
+    return None if found is None else int(found.address)
+
+
+def test_the_only_spare_gives_up_its_stage() -> None:
+    assert recalled(Worker(stage=1)) == 0
+
+
+def test_a_spare_for_the_only_stage_keeps_it() -> None:
+    assert recalled(Worker(n_stages=1), n_stages=1) is None
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        Worker(FREE),
+        Worker(stage=0),
+        Worker(LOADING),
+        Worker(presence=Presence.SILENT),
+        Worker(presence=Presence.ENDED),
+    ],
+    ids=["free", "holds the other stage", "loads", "silent", "starts again"],
+)
+def test_a_spare_keeps_its_stage_if_another_one_is_or_may_be_there_for_the_others(
+    beside: Worker,
+) -> None:
+    assert recalled(Worker(stage=1), beside) is None
+
+
+def test_the_spare_that_is_missed_least_gives_up_its_stage() -> None:
+    third = Worker(stage=2, n_stages=3)
+    assert recalled(third, replace(third, stage=1), third, n_stages=3) in (0, 2)
+    assert recalled(Worker(), Worker(), third) == 2, "there is no such stage"
+
+
+@pytest.mark.parametrize(
+    "spare", [Worker(is_fixed=True), Worker(kind="b")], ids=["fixed", "another build"]
+)
+def test_a_worker_that_cannot_be_a_spare_for_all_stages_keeps_its_own(spare: Worker) -> None:
+    assert recalled(spare) is None
+
+
+@given(st.lists(any_worker(), max_size=6))
+def test_after_a_few_recalls_the_spares_can_take_over_all_stages(spares: list[Worker]) -> None:
+    spares = [replace(it, presence=Presence.HERE) for it in spares]
+    n_recalled = 0
+    while (index := recalled(*spares)) is not None:
+        n_recalled += 1
+        assert spares[index].state == READY
+        spares[index] = replace(spares[index], state=FREE)
+    assert n_recalled <= 1, "a worker without a stage is enough"
+    usable = [it for it in spares if it.kind == "a"]
+    held = {it.stage for it in usable if it.n_stages == N_STAGES and it.state == READY}
+    is_settled = all(it.state == READY for it in usable)
+    assert not is_settled or len(held) == N_STAGES or all(it.is_fixed for it in usable)
+
+
+async def test_a_spare_with_a_stage_is_recalled_and_a_member_is_not() -> None:
+    async with fake_stages(2) as members, fake_worker() as spare:
+        term = Unopposed()
+        pipeline = await form(workers(2, members[0], spare), term)
+        assert spare.controller.assignment.place is not None
+        beside = workers(2, spare)
+        call = RollCall(beside, term, rpc.connect, serving=lambda: {traits_of(pipeline.first)})
+        async with asyncio.timeout(LIMIT_S):
+            while not spare.controller.assignment.is_recalled.is_set():
+                await call.recall_surplus()
+                await asyncio.sleep(0.01)
+        assert not any(it.controller.assignment.is_recalled.is_set() for it in members)
+        await call.close()
