@@ -9,6 +9,7 @@ for a computation, it is a named `Call` of a Python function.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 
 import torch
@@ -97,6 +98,13 @@ class Program(RecordedSteps):
         self.groups = groups
         self.tp_size = tp_size
         self._angles: dict[int, tuple[Buffer, Buffer]] = {}
+
+    def copy(self) -> Program:
+        """Returns a program with the same steps and weights, to which steps can be added."""
+        made = copy.copy(self)
+        made.steps, made.buffers = list(self.steps), list(self.buffers)
+        made._angles = dict(self._angles)
+        return made
 
     def group_of(self, layer: int) -> int:
         """Returns the index of the K/V group of a layer on this stage."""

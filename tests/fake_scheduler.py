@@ -11,6 +11,7 @@ when the request is, or when the frontend goes away. `requests` keeps all that c
 """
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ import grpc.aio
 from orcinus.v1 import logprobs_pb2, scheduler_pb2
 
 from services.common import errors, rpc, rpc_handlers
+from services.common.adapter_list import AdapterList
+from services.common.adapter_list_proto import from_proto, to_proto
 from services.common.health import Health
 from tests import fake_watch
 from tests.fake_watch import FakeWatch
@@ -69,6 +72,11 @@ def logprobs_of(token_ids: Sequence[int], n_top: int) -> bytes:
         top_token_ids=[token_id for token_id, _ in tops],
         top_logprobs=[value for _, value in tops],
     ).SerializeToString()
+
+
+def sha256(text: str) -> str:
+    """The digest of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class FakeRequest:
@@ -279,6 +287,10 @@ class FakeScheduler:
         None."""
         self.sleep: scheduler_pb2.Sleep | None = None
         """Message that frontends get while there is no pipeline, or None."""
+        self.adapters = AdapterList()
+        """The adapters that frontends have loaded, or have told."""
+        self.adapter_failure = ""
+        """Why it loads no adapters; empty if it loads all."""
         self.demands: list[int] = []
         """Numbers of held requests that frontends have told, in order."""
         self.n_free: int | None = None
@@ -407,6 +419,25 @@ class FakeScheduler:
             connection.close()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    def obey(self, command: scheduler_pb2.AdapterCommand) -> scheduler_pb2.ConnectResponse:
+        """Loads or unloads an adapter, unless `adapter_failure` says why not."""
+        outcome = scheduler_pb2.AdapterOutcome.ADAPTER_OUTCOME_DONE
+        if self.adapter_failure:
+            outcome = scheduler_pb2.AdapterOutcome.ADAPTER_OUTCOME_INVALID
+        elif command.source:
+            self.adapters.put(command.name, command.source, sha256(command.source))
+        else:
+            self.adapters.remove(command.name)
+        answer = scheduler_pb2.AdapterAnswer(
+            command_id=command.command_id,
+            outcome=outcome,
+            message=self.adapter_failure,
+            field="lora_path",
+        )
+        return scheduler_pb2.ConnectResponse(
+            adapters=to_proto(self.adapters.entries), adapter_answers=[answer]
+        )
+
     async def submit(self, submission: scheduler_pb2.Submission, connection: "_Connection") -> None:
         """Starts the behaviour of a new request."""
         request = FakeRequest(submission, connection.send)
@@ -454,6 +485,10 @@ class _Connection:
                 await self._scheduler.submit(message.submission, self)
             elif message.HasField("demand"):
                 await self._scheduler.note_demand(message.demand.n_requests)
+            elif message.HasField("adapters"):
+                self._scheduler.adapters.merge(from_proto(message.adapters))
+            elif message.HasField("adapter_command"):
+                self.send(self._scheduler.obey(message.adapter_command))
             else:
                 self._cancel(message.cancellation.request_id)
 

@@ -46,6 +46,7 @@ UNITS: Mapping[str, str] = {
     r"frontends": "frontends",
     r"max_connections": "connections",
     r"max_headers": "headers",
+    r"_adapters": "adapters",
     r"max_in_flight|max_answers_at_once": "answers",
     r"max_viewers": "streams",
     r"_fraction|_share": "share",

@@ -13,6 +13,8 @@ _PREFIX = "adapter:"
 
 _ALL = "adapters"
 
+_LOADING = "adapter_loading"
+
 N_DIGITS = 16
 """Number of hexadecimal digits of the digest of all adapters."""
 
@@ -28,17 +30,27 @@ def check_name(name: str) -> None:
         )
 
 
-def adapter_traits(digests: Mapping[str, str]) -> dict[str, str]:
+def adapter_traits(digests: Mapping[str, str], *, max_loaded: int = 0) -> dict[str, str]:
     """Returns the traits of a worker, by name, from the digest of each of its adapters, by the
     adapter's name. There is one trait for each adapter, and one with a digest of all adapters.
-    Returns an empty dictionary if the worker has no adapters."""
-    if not digests:
+    `max_loaded` is the number of adapters that clients may have loaded; above 0 it is a trait, too.
+    Returns an empty dictionary if the worker has no adapters and loads none."""
+    if not digests and not max_loaded:
         return {}
-    together = hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
+    # A worker that loads adapters rounds gated products as one with an adapter of each does.
+    known: list[object] = [*sorted(digests.items()), *((_LOADING,) if max_loaded else ())]
+    together = hashlib.sha256(repr(known).encode()).hexdigest()
     return {
         _ALL: together[:N_DIGITS],
+        **({_LOADING: str(max_loaded)} if max_loaded else {}),
         **{f"{_PREFIX}{name}": digest for name, digest in digests.items()},
     }
+
+
+def max_loaded_in(traits: Mapping[str, str]) -> int:
+    """Returns the number of adapters that clients may have loaded at a time on a worker with these
+    traits: 0 if they can load none."""
+    return int(traits.get(_LOADING, "0"))
 
 
 def is_adapter(trait: str) -> bool:

@@ -5,7 +5,8 @@
     │   ├── ContextOverflow the prompt, or prompt and answer, exceed the model's context
     │   ├── TooLarge        too large; the server does not read the rest
     │   ├── Unsupported     in a form that the server does not read
-    │   └── UnknownModel    the named model is not served
+    │   ├── UnknownModel    the named model is not served
+    │   └── UnknownAdapter  the named adapter is not loaded
     ├── TimedOut            a timeout: the client was too slow, or the call took too long
     ├── Unauthenticated     no API key, or an unknown one
     ├── PermissionDenied    the caller is known, but not allowed to make the call
@@ -107,6 +108,10 @@ class UnknownModel(InvalidRequest):
         if served:
             message += f"; {listed(served)} {'is' if len(served) == 1 else 'are'}"
         super().__init__("model", message if model or served else "none is served to this caller")
+
+
+class UnknownAdapter(InvalidRequest):
+    """The request names an adapter that is not loaded."""
 
 
 class TimedOut(OrcinusError):

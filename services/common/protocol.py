@@ -1,6 +1,6 @@
 """The version of the protocol between scheduler and stages."""
 
-PROTOCOL = 14
+PROTOCOL = 15
 """Version of the messages between scheduler and stages.
 
 The version must be increased when worker.proto or the meaning of a message changes in a way that an

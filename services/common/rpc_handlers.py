@@ -50,6 +50,7 @@ _CODES: dict[type[errors.OrcinusError], grpc.StatusCode] = {
     errors.TooLarge: grpc.StatusCode.INVALID_ARGUMENT,
     errors.Unsupported: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownAdapter: grpc.StatusCode.NOT_FOUND,
     errors.TimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,

@@ -87,11 +87,15 @@ class ApiKey(BaseModel):
     """Best `priority` that requests of the key may have; a lower number is a better priority. With
     the default, no request of the key comes before requests that name no priority."""
     models: Annotated[tuple[ModelName, ...], Field(min_length=1)] | None = None
-    """Names of the models that the key may use; null for all models. Requests of the key to other
-    models are refused as if those models were not served."""
+    """Names of the models and adapters that the key may use; null for all. The name of a model
+    includes its adapters. Requests of the key to other models and adapters are refused as if these
+    were not served."""
     may_watch: bool = False
     """Whether the key may watch the scheduler. A viewer sees the requests of all keys: when each
     runs, how long it is, and to which key it belongs."""
+    manage: bool = False
+    """Whether the key may load and unload adapters, if the workers' setting
+    `allowed_adapter_sources` allows any."""
 
 
 class ApiKeyFile(BaseModel):
@@ -151,6 +155,7 @@ class Account:
         self._min_priority = DEFAULT_PRIORITY
         self._models: frozenset[str] | None = None
         self._may_watch = True
+        self._may_manage = True
         self._bucket: CallBucket | None = None
         self._message: scheduler_pb2.Account | None = None
         if key is not None:
@@ -163,6 +168,7 @@ class Account:
         self._min_priority = key.min_priority
         self._models = None if key.models is None else frozenset(key.models)
         self._may_watch = key.may_watch
+        self._may_manage = key.manage
         self._message = scheduler_pb2.Account(
             name=key.name,
             tokens_per_minute=key.tokens_per_minute or 0,
@@ -187,8 +193,13 @@ class Account:
         return self._min_priority
 
     def may_use(self, names: Iterable[str]) -> bool:
-        """Returns whether the account may use a model that has these names."""
+        """Returns whether the account may use a model, or an adapter, that has these names."""
         return self._models is None or not self._models.isdisjoint(names)
+
+    def check_managing(self) -> None:
+        """Raises PermissionDenied if the caller may not load and unload adapters."""
+        if not self._may_manage:
+            raise errors.PermissionDenied("this API key may not do this: its entry lacks manage")
 
     def check_watching(self) -> None:
         """Raises PermissionDenied if the caller may not watch the scheduler."""
@@ -384,6 +395,7 @@ def main() -> int:
     parser.add_argument("--min-priority", type=int, default=argparse.SUPPRESS, metavar="N")
     parser.add_argument("--model", dest="models", action="append", metavar="NAME")
     parser.add_argument("--may-watch", action="store_true")
+    parser.add_argument("--manage", action="store_true")
     arguments = parser.parse_args()
     arguments.models = arguments.models and tuple(arguments.models)
     secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)

@@ -39,6 +39,8 @@ def of_worker(
         "model": path,
         "adapters": ",".join(f"{name}={path.absolute()}" for name, path in settings.adapters)
         or None,
+        "allowed-adapter-sources": ",".join(settings.allowed_adapter_sources) or None,
+        "max-loaded-adapters": settings.max_loaded_adapters,
         "pooling": value_for(name, settings.pooling) or None,
         "address": free_address(host),
         "data-host": host,

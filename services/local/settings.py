@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, ByteSize, Field, model_validator
 from pydantic_settings import NoDecode
 
+from services.common.adapter_sources import AdapterSources
 from services.common.address import LOCALHOST
 from services.common.by_model import ByModel, names_in
 from services.common.cpus import usable_cpus
@@ -45,6 +46,14 @@ class LocalSettings(ServiceSettings):
     """Adapters (LoRA) of the model in PEFT's format, `NAME=DIRECTORY` for each, separated by commas
     or given one by one. Requests select an adapter with its name as the model. Only if one model is
     served."""
+
+    allowed_adapter_sources: AdapterSources = ()
+    """Directories below which clients may load adapters while the system runs, with `POST
+    /v1/load_lora_adapter`; separated by commas or given one by one. When empty, they can load none.
+    Only if one model is served."""
+
+    max_loaded_adapters: int = Field(default=8, ge=1, le=1024)
+    """Number of adapters that each rank holds at most beside those of `adapters`."""
 
     pooling: ByModel[PoolingSetting] = ()
     """How a model that also answers makes vectors of texts: `last`, `mean` or `cls`; or `yes-no`,
@@ -288,6 +297,8 @@ class LocalSettings(ServiceSettings):
     def _check_adapters(self) -> Self:
         if self.adapters and len(self.model) > 1:
             raise ValueError("adapters: only if one model is served")
+        if self.allowed_adapter_sources and len(self.model) > 1:
+            raise ValueError("allowed_adapter_sources: only if one model is served")
         for name, directory in self.adapters:
             if not name:
                 raise ValueError(f"adapters: {directory} needs a name: NAME=DIRECTORY")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from orcinus.v1 import scheduler_pb2
 
+from services.common.adapters import adapters_in, max_loaded_in
 from services.common.errors import Unavailable
 from services.common.pooling import pooling_in
 from services.scheduler.core.drafting.drafter import Drafter
@@ -42,6 +43,8 @@ def build_scheduler(
     Raises:
         Unavailable: there is no memory for a single block.
     """
+    traits = pipeline.first.traits
+    pool.adapters.begin(adapters_in(traits).values(), max_loaded_in(traits))
     has_one_stage = pipeline.n_stages == 1
     depth = settings.pipeline_depth or default_depth(pipeline.n_stages)
     if policy is None:

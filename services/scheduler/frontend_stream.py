@@ -7,11 +7,14 @@ requests since the last message. The bytes that wait for a slow frontend are bou
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from orcinus.v1 import scheduler_pb2
 
+from services.common.adapter_list import AdapterEntry
+from services.common.adapter_list_proto import to_proto
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull
+from services.scheduler.adapter_commands import Answer
 from services.scheduler.core.admission.admission_control import TooLate
 from services.scheduler.core.batch import Update
 from services.scheduler.core.clients.accounts import KeyInFlight, KeyRate
@@ -136,6 +139,23 @@ class FrontendStream:
         """Sends the frontend the state of the model, which is asleep or starting."""
         self._outbox.sleep.CopyFrom(sleep)
         self._note_update()
+
+    def note_adapters(self, entries: Iterable[AdapterEntry]) -> None:
+        """Sends the frontend entries of the list of loaded adapters."""
+        message = to_proto(entries)
+        self._outbox.adapters.MergeFrom(message)
+        self._note_bytes(message.ByteSize())
+        self._has_mail.set()
+
+    def answer(self, command_id: str, answer: Answer) -> None:
+        """Sends the frontend the end of a command about adapters."""
+        self._outbox.adapter_answers.add(
+            command_id=command_id,
+            outcome=answer.outcome,
+            message=answer.message,
+            field=answer.field,
+        )
+        self._note_update(answer.message)
 
     def accept(
         self, request: Request, number: int | None = None, *, wants_traits: bool = False

@@ -39,6 +39,7 @@ from services.scheduler.loop_turns import LoopTurns, TurnEvent
 from services.scheduler.observing.iteration_observer import IterationObservers, ObserveEpoch
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.request_observer import RequestObserver
+from services.scheduler.pipeline.adapter_changes import AdapterChanges
 from services.scheduler.pipeline.drain import Drain
 from services.scheduler.pipeline.engine_master import EngineMaster
 from services.scheduler.pipeline.forming import Former, OnMembers
@@ -109,6 +110,8 @@ class Leader:
                 control=control,
             )
         )
+        shared = self._fleet.pool_of(0).shared
+        service.adapters.serve(shared.adapters, shared.wake_all)
         self._kept = KeptKV()
         self._inherited = InheritedKV()
         self._serving: dict[asyncio.Task[None], Epoch] = {}  # epochs that join or serve
@@ -314,6 +317,7 @@ class Leader:
             requests=self._requests,
             has_news=has_news,
             grammars=engine.grammars,
+            adapters=AdapterChanges(scheduler.pool, engine.adapters),
         )
         drain = Drain(
             pipeline,

@@ -15,6 +15,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -22,10 +23,13 @@ from orcinus.v1 import scheduler_pb2
 from orcinus.v1.scheduler_pb2 import SleepState
 
 from services.common import tls
+from services.common.adapter_list import AdapterEntry
+from services.common.adapter_list_proto import from_proto
 from services.common.address import of_grpc_peer
 from services.common.errors import InvalidRequest, OrcinusError, Unavailable
 from services.common.pooling import pooling_in
 from services.common.stream_places import StreamPlaces
+from services.scheduler.adapter_commands import AdapterCommands
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
 from services.scheduler.core.batch import Update
@@ -83,6 +87,8 @@ class SchedulerService:
         """Reason why there is no pipeline, as text for clients; empty while a pipeline serves."""
         self.known = KnownModel()
         """The description of the model, which outlives pipelines."""
+        self.adapters = AdapterCommands(on_change=self._tell_adapters)
+        """The adapters that were loaded while the system runs."""
         self._fleet: Fleet
 
     @property
@@ -134,6 +140,7 @@ class SchedulerService:
         else:
             self._drop_unfit(pipeline, fleet)
         self.known.pipeline, self._fleet = pipeline, fleet
+        self.adapters.note_pipeline(pipeline)
         self._is_open = True
         self.shortfall = ""
         for frontend in self._frontends:
@@ -144,8 +151,12 @@ class SchedulerService:
         for request in list(self._connections) if pipeline != self.known.pipeline else ():
             if self.known.pipeline.model != pipeline.model:
                 fleet.cancel(request)
-            elif (reason := refusal(request, pipeline)) is not None:
+            elif (reason := refusal(request, pipeline, self.adapters.list)) is not None:
                 fleet.give_up(request, f"the pipeline that serves now cannot: {reason.message}")
+
+    def _tell_adapters(self, entries: list[AdapterEntry]) -> None:
+        for frontend in self._frontends:
+            frontend.note_adapters(entries)
 
     def close(self) -> None:
         """Refuses submissions from now on, as UNAVAILABLE. Requests in the pool stay there."""
@@ -225,6 +236,7 @@ class SchedulerService:
         """Ends every request as UNAVAILABLE, and then the streams of all frontends. The frontends
         look for the next leader at once."""
         self._is_leading = self._is_open = False
+        self.adapters.close()
         for request in self._connections:
             self._observer.failed(request)
         self._connections.clear()
@@ -244,6 +256,8 @@ class SchedulerService:
         self._frontend_places.take()
         await context.send_initial_metadata(())  # tells the frontend that this scheduler leads
         connection = FrontendStream(self._n_free)
+        if entries := self.adapters.list.entries:
+            connection.note_adapters(entries)
         if self._is_open:
             connection.open(self.known.pipeline)
         elif self.shortfall:
@@ -309,15 +323,24 @@ class SchedulerService:
             if request is not None:
                 self._fleet.cancel(request)
 
+        elif message.HasField("adapters"):
+            self.adapters.merge(from_proto(message.adapters))
+        elif message.HasField("adapter_command"):
+            self._command(connection, message.adapter_command)
         elif message.HasField("demand") and not self._is_open:
             connection.n_held = message.demand.n_requests
+
+    def _command(self, connection: FrontendStream, command: scheduler_pb2.AdapterCommand) -> None:
+        if len(command.command_id) > MAX_REQUEST_ID_LENGTH:
+            raise InvalidRequest("command_id", f"exceeds {MAX_REQUEST_ID_LENGTH} characters")
+        self.adapters.carry_out(command, partial(connection.answer, command.command_id))
 
     def _submit(self, connection: FrontendStream, submission: scheduler_pb2.Submission) -> None:
         if not self._is_open:
             raise Unavailable("the scheduler takes no requests at the moment")
         if submission.request_id in connection.requests:
             raise InvalidRequest("request_id", f"{submission.request_id!r} is in use")
-        sampling = check_submission(submission, self.known.pipeline)
+        sampling = check_submission(submission, self.known.pipeline, self.adapters.list)
         now = self._now()
         account = self._account_of(submission, now)
         pooling = pooling_in(self.known.pipeline.traits)

@@ -18,6 +18,11 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.engine import Engine
 from services.scheduler.observing.iteration_observer import IterationObserver
 from services.scheduler.observing.request_observer import RequestObserver
+from services.scheduler.pipeline.adapter_changes import (
+    NO_ADAPTER_CHANGES,
+    AdapterChanges,
+    NoAdapterChanges,
+)
 from services.scheduler.pipeline.grammar_preparation import (
     NO_GRAMMAR_PREPARATION,
     GrammarPreparation,
@@ -39,6 +44,7 @@ class ServingLoop:
         requests: RequestObserver,
         has_news: asyncio.Event,
         grammars: GrammarPreparation | NoGrammarPreparation = NO_GRAMMAR_PREPARATION,
+        adapters: AdapterChanges | NoAdapterChanges = NO_ADAPTER_CHANGES,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
@@ -48,6 +54,7 @@ class ServingLoop:
         self._requests = requests
         self._has_news = has_news
         self._grammars = grammars
+        self._adapters = adapters
         self._now = now
         self._is_draining = False
         self.max_sequence_len = scheduler.kv_manager.max_sequence_len
@@ -121,9 +128,9 @@ class ServingLoop:
         return len(self._scheduler.pool) == 0 and self._scheduler.n_in_flight == 0
 
     def _wake(self) -> None:
-        """Makes the pipeline select again if it may send a batch, or needs a grammar."""
+        """Makes the pipeline select again if it may send a batch, or has to prepare something."""
         core = self._scheduler
-        if core.n_in_flight < core.pipeline_depth or core.pool.grammars.is_needed:
+        if core.n_in_flight < core.pipeline_depth or core.pool.gates.is_needed:
             self._has_news.set()
 
     def _select(self) -> Batch | None:
@@ -140,6 +147,7 @@ class ServingLoop:
 
     async def _send_batches(self) -> None:
         self._prepare_grammars()
+        await self._adapters.step(self.give_up)
         if expired := self._scheduler.expire(self._now()):
             self._deliver(expired)
         while (batch := self._select()) is not None:

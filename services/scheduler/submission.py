@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from orcinus.v1 import sampling_pb2, scheduler_pb2
 
-from services.common.adapters import adapters_in
+from services.common.adapters import adapters_in, max_loaded_in
 from services.common.errors import InvalidRequest, Unavailable
 from services.common.pooling import pooling_in
 from services.common.priority import PRIORITIES
@@ -26,6 +26,7 @@ from services.common.sampling import (
     SamplingParams,
 )
 from services.common.sampling_proto import from_proto
+from services.scheduler.core.admission.adapter_gate import Sources
 from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.speculation import Speculation
@@ -45,10 +46,13 @@ MAX_SALT_LENGTH = 256
 
 
 def check_submission(
-    submission: scheduler_pb2.Submission, pipeline: scheduler_pb2.PipelineDescription
+    submission: scheduler_pb2.Submission,
+    pipeline: scheduler_pb2.PipelineDescription,
+    adapters: Sources,
 ) -> SamplingParams:
     """Checks a submission for a pipeline and returns its sampling options, without the seed. A
-    submission without a seed gets one, since all ranks must use the same seed.
+    submission without a seed gets one, since all ranks must use the same seed. `adapters` are those
+    that were loaded.
 
     Raises:
         InvalidRequest: a field of the submission is invalid. The error names the field.
@@ -58,7 +62,7 @@ def check_submission(
     if not submission.HasField("sampling"):
         raise Unavailable("the frontend is of another version than the scheduler")
     _check_sequence(submission, pipeline)
-    _check_adapter(submission.adapter.digest, pipeline)
+    _check_adapter(submission.adapter.digest, pipeline, adapters)
     _check_vector(submission.wants_vector, submission.max_new_tokens, pipeline)
     if _needs_all_states(submission, pipeline) and not submission.is_uncached:
         raise InvalidRequest("cache_prompt", "must be false: the vector needs the whole prompt")
@@ -127,9 +131,11 @@ def to_request(
     )
 
 
-def refusal(request: Request, pipeline: scheduler_pb2.PipelineDescription) -> InvalidRequest | None:
+def refusal(
+    request: Request, pipeline: scheduler_pb2.PipelineDescription, adapters: Sources
+) -> InvalidRequest | None:
     """Returns the reason why a pipeline cannot run a request that was checked for another pipeline.
-    Returns None if the pipeline can run the request."""
+    Returns None if the pipeline can run the request. `adapters` are those that were loaded."""
     sampling = replace(
         from_proto(sampling_pb2.SamplingParams.FromString(request.sampling)),
         grammar=request.grammar.decode(),
@@ -137,7 +143,7 @@ def refusal(request: Request, pipeline: scheduler_pb2.PipelineDescription) -> In
     own = frozenset((*sampling.stop_token_ids, *pipeline.eos_token_ids))
     try:
         _check_sequence(request, pipeline)
-        _check_adapter(request.adapter, pipeline)
+        _check_adapter(request.adapter, pipeline, adapters)
         _check_vector(request.wants_vector, request.max_new_tokens, pipeline)
         check_sampling(sampling, pipeline, own_stop_token_ids=own)
     except InvalidRequest as error:
@@ -217,8 +223,12 @@ def _check_sequence(
         )
 
 
-def _check_adapter(digest: str, pipeline: scheduler_pb2.PipelineDescription) -> None:
-    if digest and digest not in adapters_in(pipeline.traits).values():
+def _check_adapter(
+    digest: str, pipeline: scheduler_pb2.PipelineDescription, adapters: Sources
+) -> None:
+    if not digest or digest in adapters_in(pipeline.traits).values():
+        return
+    if not max_loaded_in(pipeline.traits) or adapters.source_of(digest) is None:
         raise InvalidRequest("model", "the adapter is not loaded, or another version of it is")
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, ByteSize, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.common.adapter_sources import AdapterSources
 from services.common.adapters import check_name
 from services.common.address import LOCALHOST, own_ip
 from services.common.by_model import ByModel
@@ -51,6 +52,17 @@ class SharedSettings(BaseModel):
     """Adapters (LoRA) that requests may select by their names: `NAME=DIRECTORY` for each, in PEFT's
     format, separated by commas or given one by one. All workers of a model must have the same
     adapters."""
+
+    allowed_adapter_sources: AdapterSources = ()
+    """Where adapters may be that clients load while the system runs: the beginnings of sources,
+    separated by commas or given one by one. An absolute directory such as `/adapters` allows all
+    directories below it. When empty, clients can load none. All workers of a model must have the
+    same value."""
+
+    max_loaded_adapters: int = Field(default=8, ge=1, le=1024)
+    """Number of adapters that a rank holds in memory at most beside those of `adapters`, if
+    `allowed_adapter_sources` allows any. The least recently used one makes room for another. All
+    workers of a model must have the same value."""
 
     pooling: PoolingSetting = ""
     """How a model that also answers makes vectors of texts, for `/v1/embeddings`: `last` takes the
@@ -157,6 +169,11 @@ class SharedSettings(BaseModel):
     """Seconds that an iteration may take on a rank, in addition to ten times the time of earlier
     iterations of its size, before the rank counts as hung and its stage starts again. Set less than
     the scheduler's `hang_limit_s`, which ends the epoch, and more than `rank_silence_limit_s`."""
+
+    @property
+    def n_loaded_adapters(self) -> int:
+        """Number of adapters that clients may have loaded at a time: 0 if they can load none."""
+        return self.max_loaded_adapters if self.allowed_adapter_sources else 0
 
     @model_validator(mode="after")
     def _check_adapters(self) -> Self:

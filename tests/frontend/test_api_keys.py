@@ -353,6 +353,15 @@ def test_only_keys_that_say_so_may_watch_and_without_a_file_anybody(tmp_path: Pa
     ApiKeys(None).admit(None).check_watching()
 
 
+def test_only_keys_that_say_so_may_manage_and_without_a_file_anybody(tmp_path: Path) -> None:
+    path = write(tmp_path / "keys.json", entry("alice", "a", manage=True), entry("bob", "b"))
+    keys = ApiKeys(path)
+    keys.admit("Bearer a").check_managing()
+    with pytest.raises(errors.PermissionDenied, match="manage"):
+        keys.admit("Bearer b").check_managing()
+    ApiKeys(None).admit(None).check_managing()
+
+
 # The program
 
 
@@ -371,12 +380,12 @@ def test_the_program_makes_a_key_that_its_entry_admits(tmp_path: Path) -> None:
         "min_priority": -3,
     }
     options = [f"--{name.replace('_', '-')}={limit}" for name, limit in limits.items()]
-    made = make_key("alice", *options, "--may-watch")
+    made = make_key("alice", *options, "--may-watch", "--manage")
     assert made.returncode == 0, made.stderr
     key, line = made.stdout.splitlines()
     assert key.startswith(KEY_PREFIX)
     assert len(key) > 40
-    assert json.loads(line) == {**entry("alice", key), **limits, "may_watch": True}
+    assert json.loads(line) == {**entry("alice", key), **limits, "may_watch": True, "manage": True}
     ApiKeys(write(tmp_path / "keys.json", json.loads(line))).admit(f"Bearer {key}")
 
 

@@ -58,6 +58,7 @@ def load(
     cache: WeightCache | None = None,
     on_progress: OnProgress = lambda n_done, n_total: None,
     adapters: Sequence[Adapter] = (),
+    takes_adapters: bool = False,
     pooling: PoolingSetting = "",
 ) -> StageModel:
     """A rank's part of a stage, on the CPU. Oracles do not round inputs."""
@@ -76,6 +77,7 @@ def load(
         device=torch.device("cpu"),
         on_progress=on_progress,
         adapters=adapters,
+        takes_adapters=takes_adapters,
         pooling=pooling,
     )
 
@@ -153,6 +155,7 @@ class Stage:
         block_size: int,
         interpreted_on: Ops | None = None,
         adapters: Sequence[Adapter] = (),
+        max_loaded_adapters: int = 0,
         pooling: PoolingSetting = "",
     ) -> None:
         self._group = RankGroup(tp_size)
@@ -169,6 +172,7 @@ class Stage:
                 max_model_len=max_model_len,
                 cache=cache,
                 adapters=adapters,
+                takes_adapters=max_loaded_adapters > 0,
                 pooling=pooling,
             )
         )
@@ -182,9 +186,21 @@ class Stage:
                 n_kv_blocks=n_kv_blocks * len(self.windows),
                 block_size=block_size,
                 tensor_parallel=rank,
+                max_loaded_adapters=max_loaded_adapters,
             )
         )
         self._is_last = stage_index + 1 == n_stages
+
+    def add_adapter(self, adapter: Adapter, index: int) -> None:
+        """Loads an adapter on all ranks."""
+        for runner in self._runners:
+            assert runner.model.adaptable is not None
+            runner.add_adapter(runner.model.adaptable.fit(adapter, index))
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        """Drops an adapter on all ranks."""
+        for runner in self._runners:
+            runner.drop_adapter(adapter.digest)
 
     def run(self, plan: IterationPlan, hidden: Tensor | None) -> tuple[Tensor, ...]:
         """Hidden states; of the last stage sampled tokens, logits, and the spans of vectors and the
@@ -248,6 +264,7 @@ class Pipeline:
         block_size: int = 4,
         interpreted_on: Ops | None = None,
         adapters: Sequence[Adapter] = (),
+        max_loaded_adapters: int = 0,
         pooling: PoolingSetting = "",
     ) -> None:
         """`max_model_len` is by default the longest length that the files state, and None is the
@@ -270,6 +287,7 @@ class Pipeline:
                 block_size=block_size,
                 interpreted_on=interpreted_on,
                 adapters=adapters,
+                max_loaded_adapters=max_loaded_adapters,
                 pooling=pooling,
             )
             for i in range(n_stages)
@@ -284,6 +302,16 @@ class Pipeline:
         self._iteration = 0
         self.vectors: dict[int, Tensor] = {}
         """Vectors that iterations have brought, by the rows of their requests."""
+
+    def add_adapter(self, adapter: Adapter, index: int) -> None:
+        """Loads an adapter on all stages, between two iterations."""
+        for stage in self._stages:
+            stage.add_adapter(adapter, index)
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        """Drops an adapter on all stages."""
+        for stage in self._stages:
+            stage.drop_adapter(adapter)
 
     def admit(
         self,

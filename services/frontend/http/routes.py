@@ -11,6 +11,7 @@ from services.frontend.http.anthropic.answer import AnthropicMessage
 from services.frontend.http.anthropic.count import count_tokens
 from services.frontend.http.anthropic.request import MessagesBody
 from services.frontend.http.docs import handlers
+from services.frontend.http.openai.adapters import load_lora_adapter, unload_lora_adapter
 from services.frontend.http.openai.answer import ChatChunk, ChatCompletion, Completion
 from services.frontend.http.openai.chat_request import ChatBody
 from services.frontend.http.openai.completion_request import CompletionBody
@@ -143,6 +144,25 @@ _RANKING = (
     ),
 )
 
+_ADAPTERS = (
+    post(
+        "/v1/load_lora_adapter",
+        load_lora_adapter,
+        description="Loads an adapter (LoRA), as vLLM does; with API keys, for those that may "
+        "`manage`. Only where the workers' setting `allowed_adapter_sources` allows the source.",
+        access=Access.MANAGE,
+        errors=(503,),
+    ),
+    post(
+        "/v1/unload_lora_adapter",
+        unload_lora_adapter,
+        description="Unloads an adapter that was loaded; with API keys, for those that may "
+        "`manage`.",
+        access=Access.MANAGE,
+        errors=(503,),
+    ),
+)
+
 _WATCHING = (
     Route(
         method="GET",
@@ -238,6 +258,7 @@ def served_routes(
         *_OPENAI,
         *_OTHER_PROTOCOLS,
         *_RANKING,
+        *_ADAPTERS,
         *(_WATCHING if has_page else ()),
         *_OF_SERVER,
         *(_METRICS if has_metrics else ()),

@@ -6,14 +6,15 @@ Times are readings of the event loop's clock.
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 from orcinus.v1 import scheduler_pb2
 from orcinus.v1.scheduler_pb2 import SleepState
 
 from services.common import errors
-from services.frontend.request.pipeline import ServedPipeline
+from services.frontend.request.pipeline import ServedPipeline, Traits
 
 STOPPING = "the server is stopping"
 NO_PIPELINE = "no pipeline at the moment; try again"
@@ -45,6 +46,7 @@ class KnownPipeline:
         """Number of tasks that wait for a pipeline."""
         self.on_waiting: Callable[[], None] = lambda: None
         """Called when `n_waiting` changes."""
+        self._loaded: Traits = ()  # names and digests of the adapters that clients have loaded
         self._sleeping: ModelState | None = None  # while the scheduler says that the model sleeps
         self._last: ServedPipeline | None = None
         self._last_open = -math.inf
@@ -98,7 +100,15 @@ class KnownPipeline:
     def was(self, pipeline: ServedPipeline) -> bool:
         """Returns whether `pipeline` equals the current pipeline, or the last one if there is none
         now."""
-        return pipeline == self._last
+        return replace(pipeline, loaded=self._loaded) == self._last
+
+    def set_loaded(self, digests: Mapping[str, str]) -> None:
+        """Notes which adapters clients have loaded. `digests` has their digests, by names."""
+        self._loaded = tuple(sorted(digests.items()))
+        if self._last is not None:
+            self._last = replace(self._last, loaded=self._loaded)
+        if self.current is not None:
+            self.current = self._last
 
     def hold_deadline(self, hold_s: float) -> float:
         """Returns the time until which clients should send requests to this frontend. The time
@@ -143,8 +153,8 @@ class KnownPipeline:
         await self._changed.wait()
 
     def open(self, pipeline: ServedPipeline) -> None:
-        """Notes that `pipeline` serves from now on."""
-        self.current = self._last = pipeline
+        """Notes that `pipeline` serves from now on, with the adapters that clients have loaded."""
+        self.current = self._last = replace(pipeline, loaded=self._loaded)
         self._sleeping = None
         self.shortfall = ""
         self.note_change()
@@ -162,7 +172,8 @@ class KnownPipeline:
         pipeline that served last."""
         self._sleeping = _SLEEPING.get(message.state)
         if message.HasField("pipeline"):
-            self._last = ServedPipeline.from_proto(message.pipeline)
+            last = ServedPipeline.from_proto(message.pipeline)
+            self._last = replace(last, loaded=self._loaded)
         self.note_change()
 
     def note_change(self) -> None:

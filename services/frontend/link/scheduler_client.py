@@ -20,6 +20,7 @@ from orcinus.v1 import scheduler_pb2
 
 from services.common import errors, rpc
 from services.common.outage_log import OutageLog
+from services.frontend.link.adapter_link import AdapterLink
 from services.frontend.link.backoff import Backoff
 from services.frontend.link.demand import Demand
 from services.frontend.link.known_pipeline import NO_PIPELINE, STOPPING, KnownPipeline
@@ -84,6 +85,10 @@ class SchedulerClient:
             lambda message: self._stream.send(message),
         )
         self.pipeline.on_waiting = self._demand.note_change
+        self.adapters = AdapterLink(
+            lambda message: self._stream.send(message), self.pipeline.set_loaded
+        )
+        """The adapters that clients have loaded, and commands about them."""
         self._has_leader = False
         self._outage = OutageLog.of_peer(log, f"the scheduler at {address}")
         self.n_resubmitted = 0
@@ -195,6 +200,7 @@ class SchedulerClient:
     def _note_leader(self) -> None:
         self._has_leader = True
         self._outage.worked()
+        self.adapters.open()
         self.pipeline.note_change()
 
     def _apply(self, response: scheduler_pb2.ConnectResponse) -> None:
@@ -204,6 +210,7 @@ class SchedulerClient:
         for rejected in response.rejected:
             if rejected.HasField("account_time"):
                 self._note_late(rejected)
+        self.adapters.take(response)
         # One message may have failures and the pipeline that came after them: requests that are
         # sent again must meet the newer state.
         if response.is_closed:
@@ -259,6 +266,7 @@ class SchedulerClient:
 
     def _lose(self) -> None:
         self._has_leader = False
+        self.adapters.lose()
         self._demand.end()
         self.pipeline.shortfall = ""
         self._shut()

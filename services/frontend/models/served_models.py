@@ -50,6 +50,9 @@ class ServedModels:
         allowed = self.allowed(account)
         if allowed and len(self._models) == 1:
             return self._models[0]
+        for model, adapter in self._adapters_alone(account):
+            if adapter == name:
+                return model
         if not name and len(allowed) > 1:
             raise errors.InvalidRequest(
                 "model", f"must be given; served here: {errors.listed(_names(allowed))}"
@@ -60,7 +63,56 @@ class ServedModels:
         for model in allowed:
             if name in model.service.adapters:
                 return model
+        alone = [adapter for _, adapter in self._adapters_alone(account)]
+        raise errors.UnknownModel(name, served=[*_names(allowed), *alone])
+
+    def adapters(self, model: ServedModel, account: Account) -> tuple[str, ...]:
+        """Returns the adapters of a model that an account may use: all if it may use the model,
+        otherwise those that its key names."""
+        names = model.service.adapters
+        if account.may_use(model.names):
+            return names
+        return tuple(name for name in names if account.may_use((name,)))
+
+    def _adapters_alone(self, account: Account) -> Iterator[tuple[ServedModel, str]]:
+        """Yields the adapters that an account may use without their models, with the models."""
+        for model in self._models:
+            if not account.may_use(model.names):
+                for name in self.adapters(model, account):
+                    yield model, name
+
+    def with_base(self, name: str, account: Account) -> ServedModel:
+        """Returns the model to which an adapter is to be added. `name` is a name of the model, and
+        may be empty if the account may use only one model.
+
+        Raises:
+            InvalidRequest: the name is empty, and the account may use several models.
+            UnknownModel: no model that the account may use has the name.
+        """
+        allowed = self.allowed(account)
+        if not name and len(allowed) > 1:
+            raise errors.InvalidRequest(
+                "base_model_name", f"must be given; served here: {errors.listed(_names(allowed))}"
+            )
+        for model in allowed:
+            if not name or name in model.names:
+                return model
         raise errors.UnknownModel(name, served=_names(allowed))
+
+    def has_name(self, name: str) -> bool:
+        """Returns whether a model of this frontend has a name."""
+        return any(name in model.names for model in self._models)
+
+    def with_adapter(self, name: str, account: Account) -> ServedModel:
+        """Returns the model that has an adapter.
+
+        Raises:
+            UnknownAdapter: no model that the account may use has an adapter of this name.
+        """
+        for model in self.allowed(account):
+            if name in model.service.adapters:
+                return model
+        raise errors.UnknownAdapter("lora_name", f"{errors.shortened(name)!r} is no adapter here")
 
     def check_room(self, account: Account) -> None:
         """Checks that there may be room for a new call. Called before the call is read, so the

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from orcinus.v1 import scheduler_pb2
 
-from services.common.adapters import adapters_in
+from services.common.adapters import adapters_in, max_loaded_in
 from services.common.pooling import Pooling, pooling_in
 
 Traits = tuple[tuple[str, str], ...]
@@ -26,10 +26,21 @@ class ServedPipeline:
     traits: Traits = field(default=(), repr=False)
     """Traits of the pipeline's workers. Another pipeline of the model may have other workers."""
 
+    loaded: Traits = field(default=(), repr=False)
+    """Names and digests of the adapters that clients have loaded, sorted by name."""
+
     @property
     def adapters(self) -> Mapping[str, str]:
-        """Digest of each adapter that requests may use, by the adapter's name."""
-        return adapters_in(dict(self.traits))
+        """Digest of each adapter that requests may use, by the adapter's name. Those that workers
+        have from the start come first."""
+        fixed = adapters_in(dict(self.traits))
+        loaded = self.loaded if self.loads_adapters else ()
+        return fixed | {name: digest for name, digest in loaded if name not in fixed}
+
+    @property
+    def loads_adapters(self) -> bool:
+        """Whether the workers load adapters while they run."""
+        return max_loaded_in(dict(self.traits)) > 0
 
     @property
     def pooling(self) -> Pooling | None:

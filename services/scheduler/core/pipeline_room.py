@@ -48,7 +48,7 @@ class PipelineRoom:
         have room is not checked. Cached blocks that running requests use are not counted, so the
         result may be False too often."""
         kv_manager = self._kv_manager
-        if not self._pool.grammars.passes(request):
+        if not self._pool.gates.passes(request):
             return False
         if self._pool.has_trials and not request.needs_trial:
             return False  # suspects on trial come first

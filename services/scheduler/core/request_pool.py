@@ -10,14 +10,17 @@ Requests that can be in the next iteration are kept apart (`ready_requests.py`),
 a selection does not depend on the number of other requests.
 
 A waiting request may also be kept back by deadlines and admission control (`waiting.py`), by
-caution after a loss (`suspects.py`), or by a grammar that must be compiled (`grammar_gate.py`).
+caution after a loss (`suspects.py`), or by a grammar or an adapter that the ranks must have
+(`gates.py`).
 """
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
+from services.scheduler.core.admission.adapter_gate import AdapterGate
 from services.scheduler.core.admission.admission_control import AdmissionControl
+from services.scheduler.core.admission.gates import Gates
 from services.scheduler.core.admission.grammar_gate import DueGrammar, GrammarGate
 from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
 from services.scheduler.core.admission.suspects import Suspects
@@ -61,8 +64,10 @@ class RequestPool:
         """Deadlines and counts of the requests in the state INITIATION."""
         self._suspects = Suspects(self.shared.suspects, partial(self.shared.placement.fits, self))
         self.grammars = GrammarGate(self.shared.grammars)
-        """The grammars that the ranks of this pipeline have compiled, and the requests that wait
-        for a grammar."""
+        """The grammars that the ranks of this pipeline have compiled."""
+        self.adapters = AdapterGate(self.shared.adapters)
+        """The adapters that the ranks of this pipeline have loaded."""
+        self.gates = Gates(self.grammars, self.adapters)
         self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT
         self.n_running_vectors = 0
         """Number of the admitted requests that want vectors."""
@@ -147,7 +152,7 @@ class RequestPool:
         request.arrival = self.shared.n_arrived
         request.begin_anew()
         self.shared.n_arrived += 1
-        self.grammars.add(request)
+        self.gates.add(request)
         self.order.add(request)
         self.waiting.add(request)
         self._suspects.add(request)
@@ -162,20 +167,20 @@ class RequestPool:
         """Yields the requests that can be in the next iteration of this pipeline, in order. Leaves
         out waiting requests that another pipeline admits sooner. The pool must not change
         meanwhile."""
-        passing = self._vectors.passing(self.grammars.passing(self.selectable()))
+        passing = self._vectors.passing(self.gates.passing(self.selectable()))
         return self.shared.placement.passing(self, passing)
 
     def may_admit(self, request: Request) -> bool:
-        """Returns whether the pipeline may admit a waiting request: the pipeline is not late, the
-        request's grammar, if it has one, is compiled, and the request is not left to another
-        pipeline."""
-        if self.is_late or not self.grammars.passes(request):
+        """Returns whether the pipeline may admit a waiting request: the pipeline is not late, its
+        ranks have the request's grammar and adapter, and the request is not left to another one.
+        """
+        if self.is_late or not self.gates.passes(request):
             return False
         return self.shared.placement.is_for(self, request)
 
     def selectable(self) -> Iterator[Request]:
-        """Yields the requests of `candidates`, and also requests that wait for the compilation of
-        their grammars."""
+        """Yields the requests of `candidates`, and also requests that wait for their grammars or
+        adapters."""
         if self.is_late or not len(self.order):
             return iter(self._ready)
         return self.order.line_up(
@@ -187,8 +192,11 @@ class RequestPool:
         needed, or while the ranks compile a grammar."""
         if not self.grammars.is_needed:
             return None
-        may_wait = self._suspects.may_be_admitted(self._admitted)
-        return self.grammars.next_due(self.order.line_up((), may_wait))
+        return self.grammars.next_due(self.line())
+
+    def line(self) -> Iterator[Request]:
+        """Yields the waiting requests in order. Leaves out those that wait for suspects."""
+        return self.order.line_up((), self._suspects.may_be_admitted(self._admitted))
 
     def batch_limits(self, vector_tokens: int | None = None) -> BatchLimits | None:
         """Returns the limits on the tokens of clients, and of all vectors together, in the next
@@ -218,7 +226,7 @@ class RequestPool:
                 request.build = self.build
                 self.waiting.remove(request)
                 self._suspects.admit(request)
-                self.grammars.admit(request)
+                self.gates.admit(request)
                 self._admitted[request] = None
                 self.n_running_vectors += request.wants_vector
                 self._ready.add(request)
@@ -238,7 +246,7 @@ class RequestPool:
     def remove(self, request: Request) -> None:
         """Moves a request from any state to FINISHED, and out of the pool."""
         self.order.remove(request)
-        self.grammars.remove(request)
+        self.gates.remove(request)
         if request.state is _INITIATION:
             self._suspects.remove(request)
             self.waiting.remove(request)
@@ -275,7 +283,7 @@ class RequestPool:
         this pipeline may contain these requests."""
         for request in requests:
             self._leave(request)
-            self.grammars.preempt(request)
+            self.gates.preempt(request)
         self._restore(requests)
         self.shared.wake_others(self)
 
@@ -290,7 +298,7 @@ class RequestPool:
         self._ready.replace([])
         self._restore(begun)
         self._suspects.reset(self.order)
-        self.grammars.reset(self.order)
+        self.gates.reset(self.order)
         self.shared.wake_others(self)
         return begun
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Hashable
 from typing import Protocol
 
 from services.common.errors import PoolFull
+from services.scheduler.core.admission.adapter_gate import AdapterGate, SharedAdapters
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.grammar_gate import GrammarGate
 from services.scheduler.core.admission.no_control import NoControl
@@ -46,6 +47,11 @@ class PoolView(Protocol):
         ...
 
     @property
+    def adapters(self) -> AdapterGate:
+        """The adapters that the ranks of the pipeline hold."""
+        ...
+
+    @property
     def wake(self) -> Callable[[], None]:
         """A function that makes the pipeline select again."""
         ...
@@ -63,6 +69,8 @@ class SharedRequests:
         """The waiting suspects that need a trial (`suspects.py`)."""
         self.grammars: Counter[bytes] = Counter()
         """The number of waiting requests of each grammar, by the grammar's digest."""
+        self.adapters = SharedAdapters()
+        """The adapters that requests may use, and those that clients ask to load."""
         self.placement = Placement()
         """The choice of the pipeline that admits a waiting request."""
         self._cache_room = CacheRoom()
@@ -100,6 +108,15 @@ class SharedRequests:
         if any(pool.grammars.has_compiled(digest) for pool in self.pools):
             return []
         return [request for request in self.order if request.grammar_digest == digest]
+
+    def stranded_without(self, adapter: str) -> list[Request]:
+        """Returns the waiting requests that use the adapter with a digest, unless the ranks of a
+        pipeline hold or load this adapter."""
+        if any(
+            pool.adapters.holds(adapter) or pool.adapters.is_loading(adapter) for pool in self.pools
+        ):
+            return []
+        return [request for request in self.order if request.adapter == adapter]
 
     def wake_all(self) -> None:
         """Makes all pipelines select again."""

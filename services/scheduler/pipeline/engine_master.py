@@ -19,6 +19,7 @@ from orcinus.v1 import trace_pb2, worker_pb2, worker_pb2_grpc
 
 from services.common import rpc
 from services.scheduler.core.batch import Batch
+from services.scheduler.pipeline.adapter_orders import AdapterOrders
 from services.scheduler.pipeline.grammar_preparation import GrammarPreparation
 from services.scheduler.pipeline.joining import Answers, Reports, join_all
 from services.scheduler.pipeline.lateness import Late, Lateness
@@ -81,6 +82,8 @@ class EngineMaster:
             self._stubs[-1], pipeline.epoch, wake=wake, on_lost=self._lose
         )
         """The grammar that the last stage compiles."""
+        self.adapters = AdapterOrders(pipeline, write=self._write, wake=wake)
+        """The adapter that the ranks load."""
         self.joined: Answers = ()
         """The answers of the stages that have joined, about the keys and values that they have."""
         self._results: list[worker_pb2.IterationResult] = []
@@ -118,8 +121,11 @@ class EngineMaster:
         """
         self._lateness.note_sent(batch)
         trace = None if self._trace_of is None else self._trace_of(batch.iteration)
+        await self._write(plan_of(batch, self.pipeline, trace))
+
+    async def _write(self, message: worker_pb2.RunIterationsRequest) -> None:
         try:
-            await self._plans.write(plan_of(batch, self.pipeline, trace))
+            await self._plans.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             self._lose(f"stage 0 takes no more plans: {error}")
         except asyncio.CancelledError:
@@ -147,6 +153,7 @@ class EngineMaster:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.grammars.close()
+        self.adapters.close()
         for channel in self._channels:
             await channel.close(grace=None)
 
@@ -171,6 +178,8 @@ class EngineMaster:
             self._on_timing(index, report.result.timing)
             self._results.append(self._logprobs.completed(report.result))
             self._wake()
+        elif report.HasField("adapter"):
+            self.adapters.note(index, report.adapter)
         elif report.HasField("logprobs"):
             self._logprobs.add(report.logprobs)
         elif report.HasField("timings"):

@@ -27,14 +27,14 @@ class StageTracer:
         self._forwarded: deque[int] = deque(maxlen=MAX_UNDER_WAY)
 
     def joined(self, epoch: int) -> None:
-        """Begins an epoch, in which iterations are numbered from 1."""
+        """Begins an epoch, in which messages are numbered from 1."""
         self._epoch = epoch
         self._n_plans = 0
         self._forwarded.clear()
 
     def forwarded(self, now_ns: int) -> None:
-        """Records the time at which the next plan of the epoch was forwarded, in nanoseconds since
-        1970."""
+        """Records the time at which the next message of the epoch, mostly a plan, was forwarded, in
+        nanoseconds since 1970."""
         self._n_plans += 1
         self._forwarded.append(now_ns)
 
@@ -63,7 +63,7 @@ class StageTracer:
         span.end(trace.start_unix_ns + spent_ns)
 
     def _forwarded_at(self, trace: worker_pb2.IterationTrace) -> int | None:
-        n_later = self._n_plans - trace.timing.iteration
+        n_later = self._n_plans - trace.message_number
         if trace.epoch != self._epoch or not 0 <= n_later < len(self._forwarded):
             return None
         return self._forwarded[-1 - n_later]

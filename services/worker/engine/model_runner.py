@@ -38,6 +38,7 @@ from services.worker.engine.recurrent_state import MAX_STATE_ROWS
 from services.worker.engine.request_table import MAX_ROWS, RequestTable
 from services.worker.engine.stage_storage import StageStorage
 from services.worker.models import StageModel
+from services.worker.models.adapters.adaptable_program import FittedAdapter
 from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import SINGLE, HeadShare, TensorParallel
 
@@ -63,6 +64,7 @@ class ModelRunner:
         max_batch_tokens: int | None = None,
         n_state_rows: int = MAX_STATE_ROWS,
         allocate_kv: Allocate | None = None,
+        max_loaded_adapters: int = 0,
     ) -> None:
         """With `new_graph`, batches of up to `max_graph_batch_size` decodes run as graphs. The
         model's operations must then have fixed shapes (see `Ops.plan_attention`). A batch has at
@@ -70,7 +72,8 @@ class ModelRunner:
 
         If layers keep a state of each request, at most `n_state_rows` requests run at a time. With
         0 rows all requests share one state, and their results are meaningless. `allocate_kv`
-        returns the memory for keys and values, by default new memory.
+        returns the memory for keys and values, by default new memory. At most `max_loaded_adapters`
+        adapters are added to those of the model at a time.
         """
         ranks = tensor_parallel
         if (ranks.rank, ranks.size) != (model.tp_rank, model.tp_size):
@@ -95,6 +98,7 @@ class ModelRunner:
             has_states=storage.states is not None,
             n_state_rows=n_state_rows,
             grammars=grammars,
+            max_loaded_adapters=max_loaded_adapters,
         )
         self._max_batch_tokens = max_batch_tokens or n_kv_blocks * block_size
         self._uploads = uploads = uploads or uploads_for(model.device)
@@ -241,6 +245,17 @@ class ModelRunner:
         spans, vectors = zip(*made, strict=True)
         return BatchVectors(spans, torch.stack(vectors))
 
+    def add_adapter(self, fitted: FittedAdapter) -> None:
+        """Adds an adapter with a free index, for the batches that are prepared from now on."""
+        self.model = self.model.with_adapters([*self.model.fitted, fitted])
+        self._table.add_adapter(fitted.digest, fitted.index)
+
+    def drop_adapter(self, digest: str) -> None:
+        """Drops an adapter that was added. No later batch may use it."""
+        left = [one for one in self.model.fitted if one.digest != digest]
+        self.model = self.model.with_adapters(left)
+        self._table.drop_adapter(digest)
+
     def close(self) -> None:
         """Destroys the recorded graphs of the epoch. Must be called before its process groups are
         closed."""
@@ -338,6 +353,7 @@ def _table(
     has_states: bool,
     n_state_rows: int,
     grammars: Grammars | None,
+    max_loaded_adapters: int,
 ) -> RequestTable:
     return RequestTable(
         n_kv_blocks=n_kv_blocks,
@@ -351,6 +367,7 @@ def _table(
         has_states=has_states,
         max_rows=n_state_rows if has_states and n_state_rows else MAX_ROWS,
         grammars=grammars,
-        adapters=model.adapters,
+        adapters=[one.digest for one in model.fitted],
+        max_loaded_adapters=max_loaded_adapters,
         pooling=None if model.pooler is None else model.pooler.pooling,
     )

@@ -66,7 +66,8 @@ class RequestTable:
     This is for a rank that both embeds and samples. With `counts_tokens`, the table counts the
     tokens of requests with penalties. This is for a rank that samples. With `has_states`, layers
     keep a state of each request. Then all tokens of a request must run on this rank, and drafts are
-    refused. `adapters` are the digests of the adapters that requests may use, by their indices.
+    refused. `adapters` are the digests of the adapters that requests may use, by their indices, and
+    up to `max_loaded_adapters` others may be added.
     `pooling` says how the rank makes vectors, None on a rank that makes none.
     """
 
@@ -85,6 +86,7 @@ class RequestTable:
         max_rows: int = MAX_ROWS,
         grammars: Grammars | None = None,
         adapters: Sequence[str] = (),
+        max_loaded_adapters: int = 0,
         pooling: Pooling | None = None,
     ) -> None:
         self.max_model_len = max_model_len
@@ -111,7 +113,7 @@ class RequestTable:
         self._keeps_tokens = keeps_tokens
         self.last_tokens = last_tokens(device)
         self._adapter_places = {digest: index for index, digest in enumerate(adapters)}
-        self._n_adapters = len(adapters)
+        self._n_adapters = len(adapters) + max_loaded_adapters  # indices are below it
         self._adapters = np.zeros(0, dtype=np.int64)  # index of the row's adapter, or NO_ADAPTER
 
     def apply(self, plan: IterationPlan) -> Spans:
@@ -157,6 +159,18 @@ class RequestTable:
     def n_prompt_tokens(self, rows: Ints) -> Ints:
         """Returns the lengths of the prompts of `rows`."""
         return self._n_prompt_tokens[rows]
+
+    def add_adapter(self, digest: str, index: int) -> None:
+        """Lets requests use an adapter, which batches name by `index`. Raises ValueError if the
+        index is too large or in use."""
+        if not 0 <= index < self._n_adapters or index in self._adapter_places.values():
+            raise ValueError(f"an adapter cannot have the index {index}")
+        self._adapter_places[digest] = index
+
+    def drop_adapter(self, digest: str) -> None:
+        """Refuses requests that use an adapter from now on. No later batch may have tokens of
+        earlier ones."""
+        del self._adapter_places[digest]
 
     def adapters(
         self, rows: Ints, span_of_token: Ints, sampled_tokens: Ints

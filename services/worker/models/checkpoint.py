@@ -45,6 +45,7 @@ def load_stage(
     max_model_len: int | None = None,
     cache: WeightCache | None = None,
     adapters: Sequence[Adapter] = (),
+    takes_adapters: bool = False,
     pooling: PoolingSetting = "",
 ) -> StageModel:
     """Reads the weights of one rank of one stage, and no other weights, from a checkpoint.
@@ -87,6 +88,7 @@ def load_stage(
         activations=activations,
         cached=cached,
         adapters=adapters,
+        takes_adapters=takes_adapters,
         pooling=opened.pooling,
     )
 

@@ -12,11 +12,8 @@ from kernels import ops_for
 from kernels.packing.linear import can_compute
 from kernels.weights.linear import Activations, Quantization
 from services.common.pooling import Pooling
-from services.worker.models.adapters.adapted_tensors import (
-    AdaptedTensors,
-    ModulePlaces,
-    check_head,
-)
+from services.worker.models.adapters.adaptable_program import ModulePlaces
+from services.worker.models.adapters.adapted_tensors import AdaptedTensors
 from services.worker.models.adapters.adapter import Adapter
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
@@ -163,6 +160,7 @@ def build_stage(
     activations: Activations,
     cached: CachedShare | None = None,
     adapters: Sequence[Adapter] = (),
+    takes_adapters: bool = False,
     pooling: Pooling | None = None,
 ) -> StageModel:
     """Returns one rank's share of one stage, on `device`.
@@ -172,10 +170,10 @@ def build_stage(
     quantised matrices may round their inputs. `on_progress` is called with the bytes read
     so far and the total bytes of the share, first with 0 bytes and then repeatedly. Matrices that
     `cached` has are taken from there, and it keeps the others. A batch names an adapter by its
-    index in `adapters`. With `pooling`, the last stage makes vectors. Raises AdapterError for an
-    adapter that does not fit the model, UnsupportedModel for features that are not implemented, and
-    CheckpointError for files that do not match the configuration. All are raised before any weight
-    is read.
+    index in `adapters`. With `takes_adapters`, others can be added later. With `pooling`, the last
+    stage makes vectors. Raises AdapterError for an adapter that does not fit the model,
+    UnsupportedModel for features that are not implemented, and CheckpointError for files that do
+    not match the configuration. All are raised before any weight is read.
     """
     config.check()
     check_rank(tp_rank, tp_size)
@@ -205,15 +203,20 @@ def build_stage(
         quantization=quantization,
         activations=activations,
     )
-    if adapters and not config.is_causal:
+    has_adapters = bool(adapters) or takes_adapters
+    if has_adapters and not config.is_causal:
         raise UnsupportedModel(f"adapters: of {config.architecture}, an encoder, are not served")
-    if adapters:
-        places = _module_places(family, config, place)
-        if pooling is not None and pooling.head == "yes-no":
-            check_head(adapters, places)
-        source = AdaptedTensors(source, adapters, places, dtype=dtype, device=device)
-    stage = read(source=source)
-    stage.adapters = [adapter.digest for adapter in adapters]
+    if has_adapters:
+        places = _module_places(family, config, place, pooling)
+        for adapter in adapters:
+            places.check(adapter)
+        adapted = AdaptedTensors(
+            source, adapters, places, dtype=dtype, device=device, takes_any=takes_adapters
+        )
+        stage = read(source=adapted)
+        stage.adaptable, stage.fitted = adapted.adaptable, tuple(adapted.fitted)
+    else:
+        stage = read(source=source)
     if cached is not None:
         cached.keep()
     return stage
@@ -237,7 +240,9 @@ def read_stage(
     return stage
 
 
-def _module_places(family: Family, config: ModelConfig, place: StagePlace) -> ModulePlaces:
+def _module_places(
+    family: Family, config: ModelConfig, place: StagePlace, pooling: Pooling | None
+) -> ModulePlaces:
     """Returns which modules of a model belong to this stage. If head and embedding share a matrix,
     it is read under the embedding's name, but only the head multiplies by it. So an adapter of the
     head changes this product."""
@@ -251,6 +256,7 @@ def _module_places(family: Family, config: ModelConfig, place: StagePlace) -> Mo
         head=head,
         has_head=place.is_last and place.has_head,
         aliases={embedding: head} if config.tie_word_embeddings else {},
+        may_change_head=pooling is None or pooling.head != "yes-no",
     )
 
 

@@ -14,9 +14,10 @@ tensors and the places where keys and values are stored.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from kernels import AttentionPlan, StateSpans
 from kernels.forms.adapter_rows import AdapterRows, BatchAdapters
 from kernels.forms.logits import Logits
 from kernels.ops import LayerKV, ProgramRunner
+from services.worker.models.adapters.adaptable_program import AdaptableProgram, FittedAdapter
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.kv_groups import KVGroups
 from services.worker.models.pooler import Pooler
@@ -68,7 +70,11 @@ class StageModel:
 
     config_type: ClassVar[type[ModelConfig]]  # how the family's config.json is read
 
-    adapters: Sequence[str] = ()  # digests of the adapters in the program, by their indices
+    adaptable: AdaptableProgram | None = None
+    """The program of the stage, to which adapters can be added; None if the model was loaded for
+    no adapters."""
+    fitted: Sequence[FittedAdapter] = ()
+    """The adapters in the program, by their indices."""
     runner: ProgramRunner
     """Runs the program of the stage. It is assigned after the weights have been read."""
     pooler: Pooler | None = None
@@ -96,6 +102,16 @@ class StageModel:
         self.dtype = dtype  # of hidden states and K/V
         self.device = device
         self.kv_groups = KVGroups.of(config)
+
+    def with_adapters(self, fitted: Sequence[FittedAdapter]) -> Self:
+        """Returns a stage with the same weights, and with the adapters `fitted` in place of those
+        that this one has. Raises RuntimeError if the model was loaded for no adapters."""
+        if self.adaptable is None:
+            raise RuntimeError("the model was loaded for no adapters")
+        made = copy.copy(self)
+        made.fitted = tuple(fitted)
+        made.runner = self.ops.runner(self.adaptable.with_adapters(fitted))
+        return made
 
     @property
     def first_layer(self) -> int:

@@ -72,6 +72,7 @@ def start(
         Membership(connect=partial(join_peers, settings), enter=shard.enter),
         rendezvous=rendezvous,
         report_results=settings.tp_rank == 0,
+        tp_rank=settings.tp_rank,
         grammars=shard.grammars,
         activity=activity,
     )

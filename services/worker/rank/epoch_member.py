@@ -12,32 +12,22 @@ complete. The host never waits for the device, and the device waits only for act
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from orcinus.v1 import worker_pb2
 
 from services.common.iteration_limit import IterationSize
-from services.worker.engine.logprobs import BatchLogprobs
-from services.worker.engine.pooled_requests import BatchVectors
 from services.worker.rank import wire
 from services.worker.rank.activity import Activity
-from services.worker.rank.data_plane.transport import Receipt, Transport
+from services.worker.rank.adapter_loader import NO_LOADER
+from services.worker.rank.data_plane.transport import Transport
 from services.worker.rank.device_clock import DeviceClock, HostClock
+from services.worker.rank.epoch_adapters import NO_RUNNER, EpochAdapters
+from services.worker.rank.iterations import Announced, FinishedIteration, Sampled, Started
 from services.worker.rank.kv_journal import NO_JOURNAL, Journal
-from services.worker.rank.reported_tokens import ReportedTokens, reported
+from services.worker.rank.reported_tokens import reported
 from services.worker.rank.runner import Runner
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedIteration:
-    """The report of a rank about a finished iteration."""
-
-    timing: worker_pb2.IterationTiming
-    tokens: ReportedTokens | None  # on the last stage
-    cut: list[int]  # indices of sampled tokens that end an output before its grammar ends
-    trace: worker_pb2.IterationTrace | None  # if the iteration is recorded
 
 
 class EpochMember:
@@ -51,11 +41,15 @@ class EpochMember:
         clock: DeviceClock | None = None,
         activity: Activity | None = None,
         journal: Journal = NO_JOURNAL,
+        adapters: EpochAdapters | None = None,
     ) -> None:
         """`clock` tells when the device has finished an iteration. Without `clock`, an iteration
         counts as finished when it has been started. `activity` records the steps of this member.
-        `journal` is that of the memory with the keys and values."""
+        `journal` is that of the memory with the keys and values. `adapters` carries out orders
+        about adapters; None if the rank loads none."""
         self.request = request
+        self.adapters = adapters or EpochAdapters(NO_LOADER, NO_RUNNER)
+        """The adapters that are loaded in this epoch."""
         self.joined = journal.answer(request)
         """The rank's answer to the request."""
         self.journal = journal
@@ -65,8 +59,9 @@ class EpochMember:
         self._activity = activity or Activity()
         self._is_first = request.stage_index == 0
         self._is_last = request.stage_index + 1 == len(request.members)
-        self._announced: deque[_Announced] = deque()
-        self._started: deque[_Started] = deque()
+        self._n_messages = 0
+        self._announced: deque[Announced] = deque()
+        self._started: deque[Started] = deque()
 
     @property
     def n_announced(self) -> int:
@@ -85,17 +80,24 @@ class EpochMember:
         return self._announced[0].message.iteration
 
     def announce(self, message: worker_pb2.RunIterationsRequest) -> None:
-        """Queues a plan and starts to receive its activations.
+        """Queues a plan and starts to receive its activations, or queues an order about adapters.
 
         Raises:
             TransferError: the previous stage is gone.
         """
+        self._n_messages += 1
+        if message.HasField("adapter_order"):
+            if self._announced:
+                self._announced[-1].orders.append(message.adapter_order)
+            else:
+                self.adapters.obey(message.adapter_order)
+            return
         hidden = receipt = None
         if not self._is_first:
             hidden = self._runner.empty_hidden(message.n_tokens)
             receipt = self._peers.start_receive(hidden, message.iteration)
         work = IterationSize.of(message.start_position, message.n_tokens)
-        self._announced.append(_Announced(message, work, hidden, receipt))
+        self._announced.append(Announced(message, self._n_messages, work, hidden, receipt))
 
     def show_activity(self) -> None:
         """Records in `activity` which step of the oldest started iteration the device works on."""
@@ -135,8 +137,9 @@ class EpochMember:
             self._peers.send(result, message.iteration)
         sent_ns, sent_unix_ns = time.perf_counter_ns(), time.time_ns()
         self._started.append(
-            _Started(
+            Started(
                 message,
+                announced.number,
                 work,
                 sampled,
                 marks=(began, received, computed),
@@ -145,15 +148,17 @@ class EpochMember:
                 ended_unix_ns=sent_unix_ns if self._clock.has_passed(computed) else None,
             )
         )
+        for order in announced.orders:
+            self.adapters.obey(order)
 
     def _compute(
         self, batch: Any, hidden: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, "_Sampled"]:
+    ) -> tuple[torch.Tensor | None, Sampled]:
         """Runs the stage's layers. Returns the hidden states for the next stage, or None on the
         last stage. Also returns the sampled tokens."""
         runner = self._runner
         if not self._is_last:
-            return runner.forward(batch, hidden), _Sampled()
+            return runner.forward(batch, hidden), Sampled()
         logits = runner.logits(batch, hidden)
         tokens = runner.sample(batch, logits)
         cut = runner.cut(batch)
@@ -163,8 +168,8 @@ class EpochMember:
         vectors = None if vectors is None else vectors.to_host()
         if isinstance(tokens, torch.Tensor):
             token_ids = tokens.to("cpu", non_blocking=True)  # pinned memory if from a GPU
-            return None, _Sampled(token_ids, cut, logprobs, vectors)
-        return None, _Sampled(tokens.tolist(), cut, logprobs, vectors)
+            return None, Sampled(token_ids, cut, logprobs, vectors)
+        return None, Sampled(tokens.tolist(), cut, logprobs, vectors)
 
     def take_finished(self) -> list[FinishedIteration]:
         """Returns the iterations that have completed since the last call. Does not wait."""
@@ -181,10 +186,10 @@ class EpochMember:
         self._runner.close()
         self._peers.close()
 
-    def _has_ended(self, started: "_Started") -> bool:
+    def _has_ended(self, started: Started) -> bool:
         return self._clock.has_passed(started.marks[-1])
 
-    def _finish(self, started: "_Started") -> FinishedIteration:
+    def _finish(self, started: Started) -> FinishedIteration:
         began, received, computed = started.marks
         timing = worker_pb2.IterationTiming(
             iteration=started.message.iteration,
@@ -201,50 +206,7 @@ class EpochMember:
             duration_ns = timing.receive_ns + timing.compute_ns + timing.send_ns
             ended_unix_ns = started.ended_unix_ns or time.time_ns()
             start_unix_ns = ended_unix_ns - duration_ns
-            trace = wire.trace_of(started.message, timing, start_unix_ns=start_unix_ns)
+            trace = wire.trace_of(
+                started.message, started.number, timing, start_unix_ns=start_unix_ns
+            )
         return FinishedIteration(timing, tokens, sampled.cut, trace)
-
-
-class _Announced:
-    """An announced plan, and the receive of its activations, which has been started."""
-
-    def __init__(
-        self,
-        message: worker_pb2.RunIterationsRequest,
-        work: IterationSize,
-        hidden: torch.Tensor | None,
-        receipt: Receipt | None,
-    ) -> None:
-        self.message = message
-        self.work = work
-        self._hidden = hidden
-        self._receipt = receipt
-
-    def receive(self) -> torch.Tensor | None:
-        """Waits for the activations and returns them. Returns None on the first stage."""
-        if self._receipt is not None:
-            self._receipt.wait()
-        return self._hidden
-
-
-@dataclass(frozen=True, slots=True)
-class _Sampled:
-    """Tokens sampled on the last stage. They are on the host when the iteration is complete."""
-
-    token_ids: torch.Tensor | list[int] | None = None
-    cut: list[int] = field(default_factory=list)
-    logprobs: BatchLogprobs | None = None
-    vectors: BatchVectors | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Started:
-    """An iteration that has been started, and its results, which are valid once it is complete."""
-
-    message: worker_pb2.RunIterationsRequest
-    work: IterationSize
-    sampled: _Sampled
-    marks: tuple[Any, Any, Any]  # at its begin, after the receive, after the computation
-    prepare_ns: int
-    send_ns: int
-    ended_unix_ns: int | None  # None if it was not complete after the start, as on a GPU

@@ -21,15 +21,19 @@ from services.worker.channel import ChannelClosed, MessageKind, RankEnd
 from services.worker.rank import wire
 from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.transport import TransferError
-from services.worker.rank.epoch_member import EpochMember, FinishedIteration
+from services.worker.rank.epoch_member import EpochMember
 from services.worker.rank.iteration_errors import spares_weights
 from services.worker.rank.iteration_profiler import IterationProfiler
+from services.worker.rank.iterations import FinishedIteration
 from services.worker.rank.membership import Membership
 
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.25
 """Interval in seconds between two reports of the timings of iterations."""
+
+LOAD_INTERVAL_S = 0.01
+"""Interval in seconds at which an idle rank looks whether an adapter has been loaded."""
 
 
 class Grammars(Protocol):
@@ -59,6 +63,7 @@ class Rank:
         *,
         rendezvous: TCPStore | None,
         report_results: bool,
+        tp_rank: int = 0,
         grammars: Grammars | None = None,
         activity: Activity | None = None,
     ) -> None:
@@ -72,6 +77,7 @@ class Rank:
         self._description = description
         self._rendezvous = rendezvous  # keeps the store open
         self._reports = report_results
+        self._tp_rank = tp_rank
         self._grammars = grammars
         self._activity = activity or Activity()
         self._timings: list[worker_pb2.IterationTiming] = []
@@ -89,6 +95,7 @@ class Rank:
             try:
                 self._show_activity()
                 self._take_in_messages()
+                self._report_adapters()
                 self._run_next()
                 self._finish_profile()
             except TransferError as error:
@@ -109,10 +116,19 @@ class Rank:
         """Handles all messages that have been received. If no iteration is to be started or
         finished, waits for a message."""
         # No reference to a member is kept here, so that an epoch's K/V is freed before the next.
-        message = self._channel.receive(0 if self.membership.is_busy else REPORT_INTERVAL_S)
+        message = self._channel.receive(self._wait_s)
         while message is not None:
             self._handle(*message)
             message = self._channel.receive(0)
+
+    @property
+    def _wait_s(self) -> float:
+        """Seconds for which the loop waits for a message."""
+        member = self.membership.current
+        if self.membership.is_busy:
+            return 0
+        is_loading = member is not None and member.adapters.is_loading
+        return LOAD_INTERVAL_S if is_loading else REPORT_INTERVAL_S
 
     def _handle(self, kind: MessageKind, payload: bytes) -> None:
         if kind is MessageKind.PLAN:
@@ -165,6 +181,16 @@ class Rank:
             log.warning("refused a plan of epoch %d", plan.epoch)
         else:
             member.announce(plan)
+
+    def _report_adapters(self) -> None:
+        """Adds adapters that have been loaded, and reports loads that have ended. Each rank reports
+        its own."""
+        member = self.membership.current
+        if member is None or not member.adapters.is_loading:
+            return
+        for report in member.adapters.take_reports():
+            report.tp_rank = self._tp_rank
+            self._send_report(wire.adapter_report_of(member.request, report))
 
     def _run_next(self) -> None:
         member = self.membership.current

@@ -28,6 +28,7 @@ from services.worker.models.checkpoint import load_stage
 from services.worker.models.weight_cache import WeightCache, in_background
 from services.worker.models.weights import OnProgress
 from services.worker.rank.activity import Activity
+from services.worker.rank.adapter_loader import NO_LOADER, AdapterLoader, NoLoader
 from services.worker.rank.build import build_digest
 from services.worker.rank.data_plane.rendezvous import join
 from services.worker.rank.data_plane.staging import StagedTransport
@@ -37,6 +38,7 @@ from services.worker.rank.data_plane.transport import (
     Transport,
 )
 from services.worker.rank.device_clock import DeviceClock, HostClock, StreamClock
+from services.worker.rank.epoch_adapters import EpochAdapters
 from services.worker.rank.epoch_member import EpochMember
 from services.worker.rank.kv_journal import NO_JOURNAL, Journal, KVJournal
 from services.worker.rank.shard_memory import ShardMemory
@@ -73,6 +75,7 @@ class StageShard:
         self._activity = activity
         self._memory = ShardMemory(settings, model, records_graphs=new_graphs is not None)
         self._kv_file: KVFile | None = None
+        self._adapter_loader = _adapter_loader(settings, model)
         self._journal: Journal = NO_JOURNAL
         self.grammars = _grammars(settings, model)
         """The grammars of the model, which outputs can follow. None if this rank does not sample or
@@ -105,6 +108,7 @@ class StageShard:
             max_model_len=settings.max_model_len,
             cache=_weight_cache(settings),
             adapters=_adapters(settings),
+            takes_adapters=settings.n_loaded_adapters > 0,
             pooling=settings.pooling,
             device=device,
             on_progress=_progress_to(channel),
@@ -179,8 +183,17 @@ class StageShard:
             max_graph_batch_size=settings.max_graph_batch_size,
             n_state_rows=self._memory.division.n_state_rows,
             allocate_kv=None if kv_file is None else kv_file.allocate,
+            max_loaded_adapters=settings.n_loaded_adapters,
         )
-        member = EpochMember(request, runner, peers, self._clock(), self._activity, self._journal)
+        member = EpochMember(
+            request,
+            runner,
+            peers,
+            self._clock(),
+            self._activity,
+            self._journal,
+            EpochAdapters(self._adapter_loader, runner, [one.digest for one in self._model.fitted]),
+        )
         if runner.graphs is not None:
             try:
                 warm_up.record_decodes(
@@ -198,6 +211,12 @@ class StageShard:
         device = self._model.device
         runs_ahead = device.type == "cuda" and not is_staged(self._settings)
         return StreamClock() if runs_ahead else HostClock(device)
+
+
+def _adapter_loader(settings: RankSettings, model: StageModel) -> AdapterLoader | NoLoader:
+    if not settings.n_loaded_adapters or model.adaptable is None:
+        return NO_LOADER
+    return AdapterLoader(settings, model.adaptable)
 
 
 def _adapters(settings: RankSettings) -> list[Adapter]:
@@ -260,10 +279,11 @@ def has_graphs(settings: RankSettings, model: StageModel) -> bool:
 
     This requires that the settings allow it, that the device is a GPU, that the host does not wait
     for transfers, that the shapes of operations do not depend on the contents of a batch, that the
-    model generates, and that there are no adapters: their products have a shape for each number of
-    tokens.
+    model generates, and that there are no adapters and none can be loaded: their products have a
+    shape for each number of tokens.
     """
-    is_possible = settings.device == "cuda" and not (is_staged(settings) or settings.adapters)
+    has_adapters = bool(settings.adapters) or settings.n_loaded_adapters > 0
+    is_possible = settings.device == "cuda" and not (is_staged(settings) or has_adapters)
     generates = model.has_head or not model.is_last
     return settings.cuda_graphs and is_possible and generates and model.ops.has_fixed_shapes
 

@@ -45,7 +45,10 @@ def traits_of(settings: FreeRankSettings) -> dict[str, str]:
         "dtype": str(config.resolve_dtype(settings.dtype)).removeprefix("torch."),
         **settings_traits(settings),
         **({} if pooling is None else pooling.to_traits()),
-        **adapter_traits({name: adapter_digest(path) for name, path in settings.adapters}),
+        **adapter_traits(
+            {name: adapter_digest(path) for name, path in settings.adapters},
+            max_loaded=settings.n_loaded_adapters,
+        ),
         **receipt_traits(settings, max_model_len=config.max_position_embeddings),
     }
 

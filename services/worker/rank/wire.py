@@ -120,6 +120,15 @@ def timings_of(
     )
 
 
+def adapter_report_of(
+    place: worker_pb2.JoinPipelineRequest, report: worker_pb2.AdapterReport
+) -> worker_pb2.WatchStageResponse:
+    """Returns the report of what has become of an order to load an adapter."""
+    return worker_pb2.WatchStageResponse(
+        pipeline_id=place.pipeline_id, epoch=place.epoch, adapter=report
+    )
+
+
 def failure_of(
     place: worker_pb2.JoinPipelineRequest,
     reason: str,
@@ -145,11 +154,13 @@ def failure_of(
 
 def trace_of(
     plan: worker_pb2.RunIterationsRequest,
+    number: int,
     timing: worker_pb2.IterationTiming,
     *,
     start_unix_ns: int,
 ) -> worker_pb2.IterationTrace:
-    """Returns the message to the controller with the timings of an iteration that is traced."""
+    """Returns the message to the controller with the timings of an iteration that is traced.
+    `number` is the place of the plan among all messages of the epoch, from 1."""
     return worker_pb2.IterationTrace(
         parent=plan.trace,
         epoch=plan.epoch,
@@ -157,6 +168,7 @@ def trace_of(
         timing=timing,
         n_requests=len(plan.row),
         n_tokens=sum(plan.n_tokens),
+        message_number=number,
     )
 
 

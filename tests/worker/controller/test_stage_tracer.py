@@ -20,8 +20,11 @@ MS = 1_000_000
 T0 = 1_700_000_000_000_000_000
 
 
-def traced(iteration: int, *, epoch: int = 1, start_ns: int = T0) -> bytes:
-    """A rank's trace of an iteration of 1 + 2 + 3 milliseconds."""
+def traced(
+    iteration: int, *, epoch: int = 1, start_ns: int = T0, message: int | None = None
+) -> bytes:
+    """A rank's trace of an iteration of 1 + 2 + 3 milliseconds. Its plan is the message with the
+    iteration's number, unless another number is given."""
     return worker_pb2.IterationTrace(
         parent=trace_pb2.TraceContext(traceparent=TRACEPARENT),
         epoch=epoch,
@@ -31,6 +34,7 @@ def traced(iteration: int, *, epoch: int = 1, start_ns: int = T0) -> bytes:
         ),
         n_requests=5,
         n_tokens=6,
+        message_number=message or iteration,
     ).SerializeToString()
 
 
@@ -71,6 +75,16 @@ def test_each_iteration_has_the_time_of_its_own_plan() -> None:
     tracer.record(traced(1, epoch=2))
     tracer.record(traced(3, epoch=2))
     assert [bounds(span)[0] for span in spans.all()] == [-1, -3]
+
+
+def test_messages_without_an_iteration_count_as_well() -> None:
+    spans = RecordedSpans()
+    tracer = StageTracer(spans.tracer, 0)
+    tracer.joined(1)
+    for n_messages in range(1, 4):
+        tracer.forwarded(T0 - n_messages * MS)
+    tracer.record(traced(2, message=3))  # an order about adapters came between the plans
+    assert [bounds(span)[0] for span in spans.all()] == [-3]
 
 
 @pytest.mark.parametrize(

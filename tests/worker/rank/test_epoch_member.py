@@ -14,6 +14,7 @@ from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.plan import IterationPlan
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.rank.device_clock import DeviceClock, HostClock
+from services.worker.rank.epoch_adapters import EpochAdapters
 from services.worker.rank.epoch_member import EpochMember
 from services.worker.rank.reported_tokens import ReportedTokens
 
@@ -115,12 +116,17 @@ class Receipt:
 
 
 def member_of(
-    runner: Runner, clock: DeviceClock | None, *, stage_index: int = 0, n_stages: int = 1
+    runner: Runner,
+    clock: DeviceClock | None,
+    *,
+    stage_index: int = 0,
+    n_stages: int = 1,
+    adapters: EpochAdapters | None = None,
 ) -> EpochMember:
     request = worker_pb2.JoinPipelineRequest(
         pipeline_id="p", epoch=1, stage_index=stage_index, members=["x"] * n_stages
     )
-    return EpochMember(request, runner, Peers(runner.done), clock)
+    return EpochMember(request, runner, Peers(runner.done), clock, adapters=adapters)
 
 
 def plan(iteration: int, *, is_traced: bool = False) -> worker_pb2.RunIterationsRequest:

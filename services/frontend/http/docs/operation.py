@@ -65,7 +65,7 @@ def error_statuses(route: Route, *, needs_key: bool) -> list[int]:
     statuses = {*BY_SERVER, *route.errors}
     if route.access is not Access.ANY:
         statuses |= {429, 401} if needs_key else {429}
-    if route.access is Access.WATCH and needs_key:
+    if route.access in (Access.WATCH, Access.MANAGE) and needs_key:
         statuses.add(403)
     if route.body is not None:
         statuses |= {404, 413, 415}

@@ -74,10 +74,11 @@ def _entries(api: Api, account: Account) -> Iterator[Model]:
     Raises:
         Unavailable: the name of a model is not known yet.
     """
-    for model in api.models.allowed(account):
-        for name in model.service.model_names:
+    allowed = api.models.allowed(account)
+    for model in api.models:
+        for name in model.service.model_names if model in allowed else ():
             yield _entry(model, name)
-        for name in model.service.adapters:
+        for name in api.models.adapters(model, account):
             yield _entry(model, name, parent=model.service.model_names[0])
 
 

@@ -32,6 +32,7 @@ _STATUSES: dict[type[errors.OrcinusError], tuple[int, str | None]] = {
     errors.TooLarge: (413, "too_large"),
     errors.Unsupported: (415, "unsupported_media_type"),
     errors.UnknownModel: (404, "model_not_found"),
+    errors.UnknownAdapter: (404, "adapter_not_found"),
     errors.TimedOut: (408, "timed_out"),
     errors.Unauthenticated: (401, "invalid_api_key"),
     errors.PermissionDenied: (403, "permission_denied"),

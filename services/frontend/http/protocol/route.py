@@ -41,6 +41,8 @@ class Access(Enum):
     WATCH = auto()
     """Callers with a key that allows watching the scheduler may use the route. If the server has no
     page for watching, the route does not exist."""
+    MANAGE = auto()
+    """Callers with a key that allows loading and unloading adapters may use the route."""
 
 
 Parameter = Mapping[str, Any]
@@ -156,6 +158,8 @@ def post(
 
     async def handle(api: Api, request: Request) -> Response:
         account = api.admit_generation(request) if checks_room else api.admit(request)
+        if fields.get("access") is Access.MANAGE:
+            account.check_managing()
         asked = await api.read(request, body, account)
         answered = await while_connected(request.receive, handler(api, asked, account))
         return Response(to_json(answered), media_type=JSON)

@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from safetensors import SafetensorError, safe_open
+import torch
+from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
 from services.common.adapters import check_name
@@ -22,11 +22,14 @@ from services.worker.models.adapters.adapter_config import (
     CONFIG_FILE,
     AdapterError,
     LoraConfig,
-    read_lora_config,
+    parse_lora_config,
+)
+from services.worker.models.adapters.adapter_files import (
+    WEIGHTS_FILE,
+    AdapterFiles,
+    digest_of,
 )
 from services.worker.models.stored_tensor import FLOATS
-
-WEIGHTS_FILE = "adapter_model.safetensors"
 
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 
@@ -37,6 +40,13 @@ _UNSERVED = {
     ".bias": "trained biases",
 }
 """Parts of the names of tensors that are refused, and what such tensors contain."""
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,50 +60,85 @@ class LoraModule:
     scale: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor as the file stores it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    data: bytes
+
+    def tensor(self) -> Tensor:
+        """Returns the values of the tensor."""
+        if not self.data:
+            return torch.empty(self.shape, dtype=_DTYPES[self.dtype])
+        values = torch.frombuffer(bytearray(self.data), dtype=_DTYPES[self.dtype])
+        return values.reshape(self.shape)
+
+
 class Adapter:
-    """An adapter in a directory. Its matrices are not in memory: `matrices` reads them from the
-    file."""
+    """An adapter in a directory. Its matrices are not in memory: `read` returns them."""
 
     def __init__(self, name: str, directory: Path) -> None:
-        """Reads the configuration and the header of the tensors.
+        """Reads the configuration, and the names and shapes of the tensors.
 
         Raises:
             AdapterError: a file is missing or broken, or the adapter has a feature that is not
-                served. The message names the adapter.
+                served. The message names the adapter and a file, and no directory.
         """
         self.name = name
-        self.digest = adapter_digest(directory)
-        """Digest of the adapter's files."""
-        self._path = directory / WEIGHTS_FILE
+        self._directory = directory
         try:
             check_name(name)
-            config = read_lora_config(directory)
-            self.modules: Mapping[str, LoraModule] = _modules(self._path, config)
+            files = AdapterFiles.read(directory)
+            config = parse_lora_config(files.config)
+            self.modules: Mapping[str, LoraModule] = _modules(_stored(files.weights), config)
         except ValueError as error:
             raise AdapterError(f"adapter {name}: {error}") from error
+        self.digest = files.digest
+        """Digest of the bytes that were read."""
 
     def error(self, message: str) -> AdapterError:
-        """Returns an AdapterError with `message`, after the name and the file of this adapter."""
-        return AdapterError(f"adapter {self.name}: {self._path}: {message}")
+        """Returns an AdapterError with `message`, after the name of this adapter and the name of
+        its file of tensors."""
+        return AdapterError(f"adapter {self.name}: {WEIGHTS_FILE}: {message}")
+
+    def read(self) -> AdapterTensors:
+        """Reads the files again, and returns the tensors.
+
+        Raises:
+            AdapterError: a file cannot be read, or has changed since this object was made.
+        """
+        try:
+            files = AdapterFiles.read(self._directory)
+        except AdapterError as error:
+            raise AdapterError(f"adapter {self.name}: {error}") from error
+        if files.digest != self.digest:
+            raise AdapterError(f"adapter {self.name}: its files changed while they were read")
+        return AdapterTensors(self, _stored(files.weights))
+
+
+class AdapterTensors:
+    """The tensors of an adapter, from bytes that have the adapter's digest."""
+
+    def __init__(self, adapter: Adapter, stored: Mapping[str, _Stored]) -> None:
+        self._adapter = adapter
+        self._stored = stored
 
     def matrices(self, module: str) -> tuple[Tensor, Tensor]:
         """Returns the matrices A and B of a module, [rank, n_in] and [n_out, rank]. Raises
-        AdapterError if the file cannot be read, or if a number is not finite."""
-        found = []
-        try:
-            with safe_open(self._path, framework="pt", device="cpu") as file:
-                for side in "AB":
-                    found.append(file.get_tensor(f"base_model.model.{module}.lora_{side}.weight"))
-        except (OSError, SafetensorError) as error:
-            raise self.error(str(error)) from error
-        if not all(bool(each.isfinite().all()) for each in found):
-            raise self.error(f"{module} has numbers that are not finite")
-        return found[0], found[1]
+        AdapterError if a number is not finite."""
+        a, b = (
+            self._stored[f"base_model.model.{module}.lora_{side}.weight"].tensor() for side in "AB"
+        )
+        if not (a.isfinite().all() and b.isfinite().all()):
+            raise self._adapter.error(f"{module} has numbers that are not finite")
+        return a, b
 
 
 def adapter_digest(directory: Path) -> str:
-    """Returns a digest of an adapter's configuration and of all bytes of its tensors. Raises
-    AdapterError if a file cannot be read."""
+    """Returns a digest of an adapter's configuration and of all bytes of its tensors, without
+    holding them in memory. Raises AdapterError if a file cannot be read."""
     paths = [directory / name for name in (CONFIG_FILE, WEIGHTS_FILE)]
     try:
         stats = [path.stat() for path in paths]
@@ -106,59 +151,58 @@ def adapter_digest(directory: Path) -> str:
 def _digest(paths: tuple[Path, ...], identities: tuple[tuple[int, int], ...]) -> str:
     """Returns the digest of files. A rank needs the digest twice, so it is kept. `identities`
     (inodes and times of change) make sure that a changed file is read again."""
-    digest = hashlib.sha256()
+    contents = []
     for path in paths:
         with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{content}  {path.name}\n".encode())
-    return digest.hexdigest()
+            contents.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return digest_of(*contents)
 
 
-def _modules(path: Path, config: LoraConfig) -> dict[str, LoraModule]:
-    """Returns the modules whose matrices are in a file, by the modules' names. Raises AdapterError
-    if the file is missing or has other tensors, or if the two matrices of a module do not have the
-    configured rank."""
-    if not path.is_file():
-        raise AdapterError(f"{path} does not exist (other files, such as .bin, are not read)")
-    sides: dict[str, dict[str, tuple[int, ...]]] = {}
+def _stored(weights: bytes) -> dict[str, _Stored]:
+    """Returns the tensors in the content of a file, by their names. Raises AdapterError if the file
+    is broken, or a tensor has no floating-point type."""
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            for key in sorted(file.keys()):
-                _refuse_other(path, key)
-                found = _KEY.fullmatch(key)
-                if found is None:
-                    raise AdapterError(f"{path}: the tensor {key} is none of a LoRA adapter")
-                shape = _shape(path, key, file.get_slice(key))
-                sides.setdefault(found["module"], {})[found["side"]] = shape
-    except (OSError, SafetensorError) as error:
-        raise AdapterError(f"{path} cannot be read: {error}") from error
+        found = deserialize(weights)  # type: ignore[no-untyped-call]
+    except SafetensorError as error:
+        raise AdapterError(f"{WEIGHTS_FILE} cannot be read: {error}") from error
+    for key, one in found:
+        _refuse_other(key)
+        if one["dtype"] not in FLOATS:
+            raise AdapterError(f"{WEIGHTS_FILE}: {key} has element type {one['dtype']}")
+    return {
+        key: _Stored(tuple(one["shape"]), str(one["dtype"]), bytes(one["data"]))
+        for key, one in found
+    }
+
+
+def _modules(stored: Mapping[str, _Stored], config: LoraConfig) -> dict[str, LoraModule]:
+    """Returns the modules whose matrices are among the tensors, by the modules' names. Raises
+    AdapterError if there are other tensors, or if the two matrices of a module do not have the
+    configured rank."""
+    sides: dict[str, dict[str, tuple[int, ...]]] = {}
+    for key, one in sorted(stored.items()):
+        found = _KEY.fullmatch(key)
+        if found is None:
+            raise AdapterError(f"{WEIGHTS_FILE}: the tensor {key} is none of a LoRA adapter")
+        sides.setdefault(found["module"], {})[found["side"]] = one.shape
     if not sides:
-        raise AdapterError(f"{path} has no tensors")
-    return {name: _module(path, name, shapes, config) for name, shapes in sides.items()}
+        raise AdapterError(f"{WEIGHTS_FILE} has no tensors")
+    return {name: _module(name, shapes, config) for name, shapes in sides.items()}
 
 
-def _refuse_other(path: Path, key: str) -> None:
+def _refuse_other(key: str) -> None:
     for part, what in _UNSERVED.items():
         if part in key:
-            raise AdapterError(f"{path}: the tensor {key} is not served: {what}")
+            raise AdapterError(f"{WEIGHTS_FILE}: the tensor {key} is not served: {what}")
 
 
-def _shape(path: Path, key: str, found: Any) -> tuple[int, ...]:
-    shape, element = tuple(found.get_shape()), str(found.get_dtype())
-    if element not in FLOATS:
-        raise AdapterError(f"{path}: {key} has element type {element}")
-    return shape
-
-
-def _module(
-    path: Path, name: str, shapes: Mapping[str, Collection[int]], config: LoraConfig
-) -> LoraModule:
+def _module(name: str, shapes: Mapping[str, Collection[int]], config: LoraConfig) -> LoraModule:
     rank = config.rank_of(name)
     match (tuple(shapes.get("A", ())), tuple(shapes.get("B", ()))):
         case ((rank_a, n_in), (n_out, rank_b)) if rank_a == rank_b == rank:
             return LoraModule(name, rank, n_in, n_out, config.scale_of(name))
         case (a, b):
             raise AdapterError(
-                f"{path}: {name} has lora_A of {list(a)} and lora_B of {list(b)} where "
+                f"{WEIGHTS_FILE}: {name} has lora_A of {list(a)} and lora_B of {list(b)} where "
                 f"{CONFIG_FILE} says rank {rank}"
             )

@@ -6,13 +6,12 @@ refused by name.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from services.common import bounded_file
 from services.common.cannot_start import CannotStart
 from services.worker.models.name_pattern import NamePattern
 
@@ -25,7 +24,8 @@ _MAX_ALPHA = 1e9
 """Largest absolute value of alpha. The product of a larger one and a matrix could exceed the range
 of float32."""
 
-_MAX_BYTES = 4 << 20
+MAX_CONFIG_BYTES = 4 << 20
+"""Largest size of the file."""
 
 # Keys that change nothing that is computed from the tensors of the file.
 _HARMLESS = frozenset((
@@ -51,7 +51,8 @@ _FEATURES: Mapping[str, str] = {
 
 
 class AdapterError(CannotStart):
-    """An adapter cannot be served; the message names the adapter's file and what is wrong."""
+    """An adapter cannot be served; the message names the adapter's file, without its directory, and
+    what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +78,19 @@ class LoraConfig:
         return alpha / (math.sqrt(rank) if self.is_rank_stabilised else rank)
 
 
-def read_lora_config(directory: Path) -> LoraConfig:
-    """Returns the configuration in the directory of an adapter. Raises AdapterError if there is
-    none, or if the adapter has a feature that is not served."""
-    path = directory / CONFIG_FILE
+def parse_lora_config(content: bytes) -> LoraConfig:
+    """Returns the configuration in the content of an `adapter_config.json`. Raises AdapterError if
+    it is invalid, or if the adapter has a feature that is not served."""
     try:
-        config = bounded_file.read_json_object(path, max_bytes=_MAX_BYTES)
-    except FileNotFoundError as error:
-        raise AdapterError(f"{path} does not exist") from error
-    except (OSError, ValueError) as error:
-        raise AdapterError(str(error)) from error
+        config = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise AdapterError(f"{CONFIG_FILE} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise AdapterError(f"{CONFIG_FILE} holds no JSON object")
     try:
         return _parsed(config)
     except ValueError as error:
-        raise AdapterError(f"{path}: {error}") from error
+        raise AdapterError(f"{CONFIG_FILE}: {error}") from error
 
 
 def _parsed(config: Mapping[str, Any]) -> LoraConfig:

@@ -38,8 +38,13 @@ def check_text_files(name: str, adapter: Path, model: Path) -> None:
     try:
         _check_tokenizer(adapter, model)
         _check_config(adapter, model)
-    except (OSError, ValueError) as error:
-        raise AdapterError(f"adapter {name}: {error}") from error
+    except OSError as error:
+        file = Path(str(error.filename)).name
+        raise AdapterError(f"adapter {name}: {file}: {error.strerror}") from error
+    except ValueError as error:
+        # Clients may see the message, and must not see where files are.
+        message = str(error).replace(f"{adapter}/", "").replace(f"{model}/", "the model's ")
+        raise AdapterError(f"adapter {name}: {message}") from error
 
 
 def _check_tokenizer(adapter: Path, model: Path) -> None:
@@ -48,11 +53,11 @@ def _check_tokenizer(adapter: Path, model: Path) -> None:
         return
     if own.name != other.name:
         raise ValueError(
-            f"{own} cannot be compared with {other.name}, the model's tokenizer; remove it if the "
-            "adapter was trained with the model's"
+            f"{own.name} cannot be compared with {other.name}, the model's tokenizer; remove it if "
+            "the adapter was trained with the model's"
         )
     if _tokenizer(own) != _tokenizer(other):
-        raise ValueError(f"{own} is another tokenizer than {other}")
+        raise ValueError(f"{own.name} is another tokenizer than the model's")
 
 
 def _tokenizer(file: Path) -> object:
@@ -70,10 +75,10 @@ def _check_config(adapter: Path, model: Path) -> None:
     own, other = _read(adapter / _CONFIG), _read(model / _CONFIG)
     for role in _ROLES:
         if role in own and role in other and _text(own[role]) != _text(other[role]):
-            raise ValueError(f"{adapter / _CONFIG}: {role} is another one than the model's")
+            raise ValueError(f"{_CONFIG}: {role} is another one than the model's")
     template = _template(adapter, own)
     if template is not None and template != _template(model, other):
-        raise ValueError(f"the chat template in {adapter} is another one than the model's")
+        raise ValueError("the chat template is another one than the model's")
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ from kernels.forms.adapter_rows import NO_ADAPTER, AdapterRows
 from kernels.steps import AddLowRank
 from kernels.weights.linear import Quantization
 from services.common.pooling import Pooling
-from services.worker.models.adapters.adapted_tensors import ModulePlaces
+from services.worker.models.adapters.adaptable_program import ModulePlaces
 from services.worker.models.adapters.adapter import Adapter
 from services.worker.models.adapters.adapter_config import AdapterError
 from services.worker.models.config_file import read_config

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from services.worker.models.adapters.adapter import Adapter, adapter_digest
-from services.worker.models.adapters.adapter_config import AdapterError, read_lora_config
+from services.worker.models.adapters.adapter_config import AdapterError, parse_lora_config
 from services.worker.models.adapters.text_files import check_text_files
 from tests.adapters import write_adapter
 
@@ -23,13 +23,13 @@ def write(directory: Path, **config: Any) -> Path:
 
 def test_scales_follow_rank_alpha_and_patterns(tmp_path: Path) -> None:
     write(tmp_path, rank=16, alpha=32, rank_pattern={"up_proj": 4}, alpha_pattern={"v_.*": 8})
-    config = read_lora_config(tmp_path)
+    config = parse_lora_config((tmp_path / "adapter_config.json").read_bytes())
     assert config.scale_of(MODULE) == 2
     assert config.rank_of("model.layers.3.mlp.up_proj") == 4
     assert config.rank_of("model.layers.3.mlp.group_proj") == 16
     assert config.scale_of("model.layers.3.self_attn.v_proj") == 0.5
     write(tmp_path, rank=16, alpha=32, use_rslora=True)
-    assert read_lora_config(tmp_path).scale_of(MODULE) == 8
+    assert parse_lora_config((tmp_path / "adapter_config.json").read_bytes()).scale_of(MODULE) == 8
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_other_tensors_are_refused(
 
 
 def test_broken_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(AdapterError, match="no adapter"):
+    with pytest.raises(AdapterError, match=r"adapter_config\.json does not exist"):
         Adapter("an-adapter", tmp_path)
     write(tmp_path)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"no tensors")
@@ -111,7 +111,7 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
 def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     write(tmp_path, std=float("inf"))
     with pytest.raises(AdapterError, match="not finite"):
-        Adapter("an-adapter", tmp_path).matrices(MODULE)
+        Adapter("an-adapter", tmp_path).read().matrices(MODULE)
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a=b", "x" * 129])
@@ -166,7 +166,7 @@ def test_equal_tokenizers_and_templates_are_taken(tmp_path: Path) -> None:
     ("other", "message"),
     [
         ({"tokenizer": {**TOKENIZER, "model": {"vocab": {}}}}, "is another tokenizer than"),
-        ({"template": "{{ y }}"}, "chat template in .* is another one"),
+        ({"template": "{{ y }}"}, "chat template is another one"),
         ({"eos_token": "a"}, "eos_token is another one"),
     ],
 )

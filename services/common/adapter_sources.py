@@ -1,0 +1,72 @@
+"""The sources from which clients may load adapters: a setting with the beginnings of sources.
+
+A source is an absolute directory. A prefix allows a source if the parts of its path are the first
+parts of the source's path, after links and `..` have been followed. So `/adapters` allows
+`/adapters/law`, and neither `/adapters-of-others` nor a link to another directory.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator
+from pydantic_settings import NoDecode
+
+MAX_SOURCE_LENGTH = 1024
+"""Largest number of characters of a source."""
+
+_SEPARATOR = re.compile(r"\s*,\s*")
+
+
+class SourceRefused(ValueError):
+    """A source is not allowed, or is no source that is served. The message names no directory that
+    the client has not named."""
+
+
+def _prefixes(value: object) -> object:
+    """Returns the prefixes in the value of the setting: a text, or a list of texts. Raises
+    ValueError if one is no absolute directory."""
+    texts = value if isinstance(value, list | tuple) else (value,)
+    found = [part for text in texts for part in _SEPARATOR.split(str(text).strip()) if part]
+    for prefix in found:
+        check_form(prefix)
+        if not Path(prefix).parts[1:]:
+            raise ValueError("/ would allow every directory")
+    return tuple(found)
+
+
+AdapterSources = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_prefixes)]
+"""Type of a setting with the beginnings of allowed sources."""
+
+
+def check_form(source: str) -> None:
+    """Raises SourceRefused if a text is no source that is served."""
+    if len(source) > MAX_SOURCE_LENGTH or "\0" in source:
+        raise SourceRefused(f"exceeds {MAX_SOURCE_LENGTH} characters, or has a zero byte")
+    if not source.startswith("/"):
+        raise SourceRefused(
+            "must be an absolute directory: workers fetch nothing from a hub or from S3; copy the "
+            "adapter to a directory that the workers have"
+        )
+
+
+def directory_of(source: str, prefixes: Iterable[str]) -> Path:
+    """Returns the directory that a source names, with links followed. Each of its entries must be
+    checked too, with `check_inside`.
+
+    Raises:
+        SourceRefused: no prefix allows the source.
+    """
+    check_form(source)
+    # `..` is followed as the file system does it, not by the text alone.
+    found = Path(source).resolve()
+    check_inside(found, prefixes)
+    return found
+
+
+def check_inside(path: Path, prefixes: Iterable[str]) -> None:
+    """Raises SourceRefused unless a path, after links have been followed, is below a prefix."""
+    real = path.resolve()
+    if not any(real.is_relative_to(Path(prefix).resolve()) for prefix in prefixes):
+        raise SourceRefused("is not below a directory that `allowed_adapter_sources` names")

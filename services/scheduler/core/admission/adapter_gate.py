@@ -1,0 +1,316 @@
+"""The gate at which a request waits until the ranks of a pipeline have loaded its adapter.
+
+Ranks hold the adapters that are there from the start, and a bounded number of others. A request
+whose adapter they do not hold keeps its place in the order, and requests behind it may be admitted.
+One adapter is loaded at a time: first those that clients ask to load, then that of the first
+request, in the order of the pool, that waits for one.
+
+If there is no room, the least recently used adapter without admitted requests is dropped. If all
+have admitted requests, the least recently used one is closed: it admits no further requests until
+it can be dropped. An adapter for which an earlier request waits is never closed or dropped for a
+later one. So a request waits for its own adapter and for the ends of running requests, however many
+requests of other adapters arrive.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+from services.scheduler.core.request import Request, RequestState
+
+N_LOOKED_AT = 64
+"""Number of waiting requests, from the first in the order on, whose adapters are considered for
+loading. The limit keeps the search short in each iteration."""
+
+UNLOADED = "model: its adapter was unloaded"
+
+
+class Entry(Protocol):
+    """A known adapter."""
+
+    @property
+    def name(self) -> str:
+        """Name of the adapter."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Where the adapter is."""
+        ...
+
+
+class Sources(Protocol):
+    """The adapters that requests may use beside those that are there from the start."""
+
+    def source_of(self, digest: str) -> Entry | None:
+        """Returns a known adapter with a digest, or None."""
+        ...
+
+
+class NoSources:
+    """Replacement for `Sources` where no adapters are loaded."""
+
+    def source_of(self, digest: str) -> None:
+        """Returns None: there is no such adapter."""
+
+
+@dataclass(eq=False, slots=True)
+class WantedLoad:
+    """An adapter that a client asks to load. Its digest is not known yet."""
+
+    name: str
+    source: str
+    on_end: Callable[[str, str], None]
+    """Called with the digest of the adapter and an empty text, or with an empty text and the reason
+    why it was not loaded."""
+    is_taken: bool = False
+    """Whether a pipeline loads it."""
+
+
+class SharedAdapters:
+    """What the gates of all pipelines share."""
+
+    def __init__(self) -> None:
+        self.sources: Sources = NoSources()
+        """The known adapters."""
+        self.waiting: Counter[str] = Counter()
+        """Number of the waiting requests of each adapter, by its digest."""
+        self.wanted: list[WantedLoad] = []
+        """The adapters that clients ask to load, in the order in which they came."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterChange:
+    """What the ranks of a pipeline must do: drop adapters, then begin to load one."""
+
+    dropped: tuple[int, ...]
+    """Numbers of the loads whose adapters are dropped."""
+    load_id: int = 0
+    """Number of the load that begins; 0 if none does."""
+    name: str = ""
+    source: str = ""
+    digest: str = ""
+    """Digest that the adapter must have; empty if it is not known."""
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """An adapter that the ranks hold."""
+
+    load_id: int
+    n_running: int = 0
+
+
+class _AnyDigest:
+    """The adapters of ranks that have not said which they hold: any."""
+
+    def __contains__(self, digest: object) -> bool:
+        return True
+
+
+class AdapterGate:
+    """The adapters that the ranks of a pipeline hold in this epoch."""
+
+    def __init__(self, shared: SharedAdapters) -> None:
+        self._shared = shared
+        self._fixed: Container[str] = _AnyDigest()
+        self._max_loaded = 0
+        # The least recently used adapter comes first.
+        self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
+        self._last_id = 0
+        self._load: AdapterChange | None = None  # the load that has begun and not ended
+        self._wanted: WantedLoad | None = None  # the client's wish that the load serves
+        self._closed = ""  # digest of the adapter that admits no further requests
+        self._doomed: list[int] = []  # loads whose adapters must be dropped
+
+    def begin(self, fixed: Iterable[str], max_loaded: int) -> None:
+        """Begins an epoch, whose ranks hold the adapters with the digests `fixed` and may load
+        `max_loaded` others at a time."""
+        self._fixed, self._max_loaded = frozenset(fixed), max_loaded
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there may be something to load or to drop, or a request that waits for an
+        adapter."""
+        if self._doomed or (self._max_loaded and self._next_wanted() is not None):
+            return True
+        if any(not self.holds(digest) for digest in self._shared.waiting):
+            return True
+        return any(self._is_stale(digest) for digest in self._loaded)
+
+    def holds(self, digest: str) -> bool:
+        """Returns whether the ranks hold an adapter, and requests that use it may be admitted."""
+        return digest in self._fixed or (digest in self._loaded and digest != self._closed)
+
+    def is_loading(self, digest: str) -> bool:
+        """Returns whether the ranks load an adapter for waiting requests."""
+        return self._load is not None and self._load.digest == digest
+
+    def passes(self, request: Request) -> bool:
+        """Returns whether the adapter of a request, if it has one, permits that the request is
+        admitted."""
+        return not request.adapter or self.holds(request.adapter)
+
+    def passing(self, requests: Iterator[Request]) -> Iterator[Request]:
+        """Yields the requests in order. Leaves out waiting requests whose adapters are not held."""
+        if all(self.holds(digest) for digest in self._shared.waiting):
+            return requests
+        return (one for one in requests if one.reservation is not None or self.passes(one))
+
+    def add(self, request: Request) -> None:
+        """Notes that a request waits, for the first time or again."""
+        if request.adapter:
+            self._shared.waiting[request.adapter] += 1
+
+    def admit(self, request: Request) -> None:
+        """Notes that a waiting request is admitted. The ranks must hold its adapter."""
+        if not request.adapter:
+            return
+        self._remove_waiting(request.adapter)
+        if (loaded := self._loaded.get(request.adapter)) is not None:
+            loaded.n_running += 1
+            self._loaded.move_to_end(request.adapter)
+
+    def preempt(self, request: Request) -> None:
+        """Notes that a running request is preempted, and waits again."""
+        self.remove(request)
+        self.add(request)
+
+    def remove(self, request: Request) -> None:
+        """Records that a request no longer waits or runs. Must be called before the state of the
+        request changes, because the state says whether the request waited or ran."""
+        if not request.adapter:
+            return
+        if request.state is RequestState.INITIATION:
+            self._remove_waiting(request.adapter)
+        elif (loaded := self._loaded.get(request.adapter)) is not None:
+            loaded.n_running -= 1
+
+    def strays(self, waiting: Iterable[Request]) -> list[Request]:
+        """Returns waiting requests whose adapter is neither held nor known any more, so that they
+        would wait for ever. `waiting` lists the waiting requests."""
+        lost = {
+            digest
+            for digest in self._shared.waiting
+            if not self.holds(digest) and self._shared.sources.source_of(digest) is None
+        }
+        return [one for one in waiting if one.adapter in lost] if lost else []
+
+    def next_change(self, waiting: Iterable[Request]) -> AdapterChange | None:
+        """Returns what the ranks must do now. `waiting` lists the waiting requests in order.
+        Returns None if there is nothing to do, or while the ranks load an adapter."""
+        dropped, self._doomed = self._doomed, []
+        for digest in [digest for digest in self._loaded if self._is_stale(digest)]:
+            dropped.append(self._loaded.pop(digest).load_id)
+        self._closed = ""
+        begun = self._begin_load(waiting) if self._load is None else None
+        if begun is None:
+            return AdapterChange(tuple(dropped)) if dropped else None
+        victims, load = begun
+        self._load = AdapterChange(
+            (*dropped, *victims), load.load_id, load.name, load.source, load.digest
+        )
+        return self._load
+
+    def note_loaded(self, load_id: int, digest: str) -> None:
+        """Notes that all ranks have ended the load with a number, and that the adapter has the
+        digest `digest`."""
+        wanted = self._end_load()
+        if digest not in self._fixed and digest not in self._loaded:
+            self._loaded[digest] = _Loaded(load_id)
+        if wanted is not None:
+            wanted.on_end(digest, "")
+
+    def note_failed(self, load_id: int, failure: str) -> str:
+        """Notes that a load has failed on a rank. Returns the digest of the adapter for which
+        requests wait; empty if the load was for no request."""
+        load, wanted = self._load, self._end_load()
+        self._doomed.append(load_id)  # some ranks may have it
+        if wanted is not None:
+            wanted.on_end("", failure)
+        return "" if load is None else load.digest
+
+    def reset(self, waiting: Iterable[Request]) -> None:
+        """Forgets the adapters of an epoch that is over. `waiting` are all waiting requests. A load
+        that a client asked for is left to any pipeline."""
+        if self._wanted is not None:
+            self._wanted.is_taken = False
+        self._load = self._wanted = None
+        self._closed = ""
+        self._doomed = []
+        self._loaded.clear()
+        self._shared.waiting.clear()
+        for request in waiting:
+            self.add(request)
+
+    def _begin_load(
+        self, waiting: Iterable[Request]
+    ) -> tuple[tuple[int, ...], AdapterChange] | None:
+        """Chooses the adapter that is loaded next. Returns the loads that make room for it, and the
+        change without them. Returns None if nothing is to be loaded, or there is no room yet."""
+        if (wanted := self._next_wanted()) is not None and self._max_loaded:
+            victims = self._victims(())
+            if victims is None:
+                return None
+            self._wanted, wanted.is_taken = wanted, True
+            return victims, AdapterChange((), self._next_id(), wanted.name, wanted.source)
+        earlier: set[str] = set()
+        for request in islice(waiting, N_LOOKED_AT) if self._max_loaded else ():
+            digest = request.adapter
+            if not digest or digest in self._fixed:
+                continue
+            if digest in self._loaded:
+                earlier.add(digest)
+                continue
+            entry = self._shared.sources.source_of(digest)
+            if entry is None:
+                continue  # one of the strays
+            victims = self._victims(earlier)
+            if victims is None:
+                return None
+            return victims, AdapterChange((), self._next_id(), entry.name, entry.source, digest)
+        return None
+
+    def _victims(self, earlier: Iterable[str]) -> tuple[int, ...] | None:
+        """Returns the loads that are dropped to make room for another adapter. Returns None if
+        there is no room yet. Adapters in `earlier` stay."""
+        if len(self._loaded) < self._max_loaded:
+            return ()
+        candidates = [digest for digest in self._loaded if digest not in set(earlier)]
+        for digest in candidates:
+            if not self._loaded[digest].n_running:
+                return (self._loaded.pop(digest).load_id,)
+        if candidates:
+            self._closed = candidates[0]
+        return None
+
+    def _next_wanted(self) -> WantedLoad | None:
+        return next((one for one in self._shared.wanted if not one.is_taken), None)
+
+    def _next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def _end_load(self) -> WantedLoad | None:
+        """Notes that the load has ended, and returns the client's wish that it served."""
+        wanted, self._load, self._wanted = self._wanted, None, None
+        if wanted is not None and wanted in self._shared.wanted:
+            self._shared.wanted.remove(wanted)
+            return wanted
+        return None
+
+    def _is_stale(self, digest: str) -> bool:
+        """Returns whether the ranks hold an adapter for nobody: it was unloaded, and no request
+        uses it."""
+        return (
+            not self._loaded[digest].n_running
+            and digest not in self._shared.waiting
+            and self._shared.sources.source_of(digest) is None
+        )
+
+    def _remove_waiting(self, digest: str) -> None:
+        self._shared.waiting[digest] -= 1
+        if not self._shared.waiting[digest]:
+            del self._shared.waiting[digest]

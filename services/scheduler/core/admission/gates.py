@@ -1,0 +1,59 @@
+"""The gates of a pipeline: what its ranks must have before a waiting request is admitted."""
+
+from collections.abc import Iterable, Iterator
+
+from services.scheduler.core.admission.adapter_gate import AdapterGate
+from services.scheduler.core.admission.grammar_gate import GrammarGate
+from services.scheduler.core.request import Request
+
+
+class Gates:
+    """The gate of grammars and the gate of adapters, which are told the same."""
+
+    def __init__(self, grammars: GrammarGate, adapters: AdapterGate) -> None:
+        self._gates = (grammars, adapters)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the ranks may have something to prepare."""
+        grammars, adapters = self._gates
+        return grammars.is_needed or adapters.is_needed
+
+    def passes(self, request: Request) -> bool:
+        """Returns whether the ranks have what a request needs."""
+        grammars, adapters = self._gates
+        return grammars.passes(request) and adapters.passes(request)
+
+    def passing(self, requests: Iterator[Request]) -> Iterator[Request]:
+        """Yields the requests in order. Leaves out waiting requests that the ranks are not ready
+        for."""
+        for gate in self._gates:
+            requests = gate.passing(requests)
+        return requests
+
+    def add(self, request: Request) -> None:
+        """Notes that a request waits, for the first time or again."""
+        for gate in self._gates:
+            gate.add(request)
+
+    def admit(self, request: Request) -> None:
+        """Notes that a waiting request is admitted."""
+        for gate in self._gates:
+            gate.admit(request)
+
+    def preempt(self, request: Request) -> None:
+        """Notes that a running request is preempted, and waits again."""
+        for gate in self._gates:
+            gate.preempt(request)
+
+    def remove(self, request: Request) -> None:
+        """Records that a request no longer waits or runs, before its state changes."""
+        for gate in self._gates:
+            gate.remove(request)
+
+    def reset(self, waiting: Iterable[Request]) -> None:
+        """Forgets what the ranks had in an epoch that is over. `waiting` are all waiting
+        requests."""
+        requests = list(waiting)
+        for gate in self._gates:
+            gate.reset(requests)

@@ -1,0 +1,212 @@
+"""The program of a stage, in variants with different adapters.
+
+The program without adapters stays as it is, and so do its weights. Each variant has the same steps,
+and a step after each product that one of its adapters changes. So a rank changes its adapters
+between two iterations: it goes on with another variant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.packing.linear import pack
+from kernels.program import Program
+from kernels.steps import LowRank, Multiply
+from kernels.weights.linear import LinearWeight
+from services.worker.models.adapters.adapter import Adapter, AdapterTensors, LoraModule
+from services.worker.models.weights import Part
+
+_SUFFIX = ".weight"
+
+_WRAPPED = re.compile(r"^(model\.)?language_model\.")
+
+
+@dataclass(frozen=True, slots=True)
+class ModulePlaces:
+    """Which modules of a model belong to this stage, and the name of the head's module."""
+
+    layers_name: str
+    n_layers: int
+    layers: range  # the layers of this stage
+    head: str  # the module of the head
+    has_head: bool  # whether the head belongs to this stage
+    aliases: Mapping[str, str]  # other modules whose matrix is that of a product's module
+    may_change_head: bool = True  # whether an adapter may change the head, on whichever stage
+
+    def is_elsewhere(self, module: str) -> bool:
+        """Returns whether a module belongs to another stage."""
+        if module == self.head:
+            return not self.has_head
+        found = re.match(rf"{re.escape(self.layers_name)}\.([0-9]{{1,9}})\.", module)
+        if found is None:
+            return False
+        return int(found[1]) < self.n_layers and int(found[1]) not in self.layers
+
+    def module_of(self, part: Part) -> str:
+        """Returns the name of the module whose matrix a part belongs to."""
+        name = part.name.removesuffix(_SUFFIX)
+        return self.aliases.get(name, name)
+
+    def check(self, adapter: Adapter) -> None:
+        """Raises AdapterError, which names the adapter, if it changes the head and must not."""
+        if not self.may_change_head and self.head in modules_by_name(adapter):
+            raise adapter.error(f"scores of `yes-no` are not served with a change of {self.head}")
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The matrix of a product, and the tensors of which the matrix was made."""
+
+    weight: object
+    parts: Sequence[Part]
+    order: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class FittedAdapter:
+    """A rank's share of an adapter: its matrices for each product that it changes."""
+
+    digest: str
+    index: int
+    """Number by which batches name the adapter."""
+    products: Mapping[int, Sequence[LowRank]]
+    """The matrices, by the place of the product's step in the program without adapters."""
+
+
+class AdaptableProgram:
+    """The program of a stage without adapters, and what is known of its products."""
+
+    def __init__(
+        self,
+        program: Program,
+        products: Mapping[int, Product],
+        places: ModulePlaces,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`products` are the products that adapters may change, by the ids of their matrices."""
+        self._program = program
+        self._products = products
+        self._places = places
+        self._dtype = dtype
+        self._device = device
+
+    def fit(self, adapter: Adapter, index: int) -> FittedAdapter:
+        """Reads an adapter, and returns this rank's share of its matrices. May be called in any
+        thread.
+
+        Raises:
+            AdapterError: the adapter has a module that is no linear layer of the model, matrices of
+                other sizes than the module's, numbers that are not finite, or a product that
+                adapters cannot change; or its files have changed.
+        """
+        self._places.check(adapter)
+        modules, tensors = modules_by_name(adapter), adapter.read()
+        used: set[str] = set()
+        products: dict[int, Sequence[LowRank]] = {}
+        for place, step in enumerate(self._program.steps):
+            product = self._product_of(step)
+            if product is None:
+                continue
+            names = dict.fromkeys(self._places.module_of(part) for part in product.parts)
+            found = [name for name in names if name in modules]
+            used.update(found)
+            shares = [
+                share
+                for name in found
+                for share in self._share(index, adapter, tensors, product, name, modules[name])
+            ]
+            if shares:
+                products[place] = shares
+        self._refuse_unused(adapter, modules, used)
+        fitted = FittedAdapter(adapter.digest, index, products)
+        try:
+            self.with_adapters([fitted])
+        except ValueError as error:  # here, and not between two iterations
+            raise adapter.error(str(error)) from error
+        return fitted
+
+    def with_adapters(self, adapters: Iterable[FittedAdapter]) -> Program:
+        """Returns the variant of the program with some adapters. Each has another index."""
+        made, each = self._program.copy(), list(adapters)
+        for place, step in enumerate(self._program.steps):
+            shares = [share for one in each for share in one.products.get(place, ())]
+            if shares and isinstance(step, Multiply):
+                made.add_low_rank(step, shares)
+        return made
+
+    def _product_of(self, step: object) -> Product | None:
+        return self._products.get(id(step.weight)) if isinstance(step, Multiply) else None
+
+    def _refuse_unused(
+        self, adapter: Adapter, modules: Mapping[str, LoraModule], used: set[str]
+    ) -> None:
+        wrong = [
+            module.name
+            for name, module in modules.items()
+            if name not in used and not self._places.is_elsewhere(name)
+        ]
+        if wrong:
+            raise adapter.error(
+                f"{wrong[0]} is no linear layer of the model that adapters can change"
+                + (f", nor are {len(wrong) - 1} others" if wrong[1:] else "")
+            )
+
+    def _share(
+        self,
+        index: int,
+        adapter: Adapter,
+        tensors: AdapterTensors,
+        product: Product,
+        name: str,
+        module: LoraModule,
+    ) -> Iterator[LowRank]:
+        """Yields this rank's share of an adapter's matrices for a module of a product. Yields
+        nothing if the rank has no outputs of the module."""
+        n_out = sum(part.out_shape[0] for part in product.parts)
+        is_changed, up = torch.zeros(n_out, dtype=torch.bool), torch.zeros(n_out, module.rank)
+        a, b = tensors.matrices(module.name)
+        inputs, begin = range(0), 0
+        for part in product.parts:
+            end = begin + part.out_shape[0]
+            if self._places.module_of(part) == name:
+                inputs, outputs = _shares(adapter, part, module)
+                is_changed[begin:end] = True
+                up[begin:end] = b[outputs.start : outputs.stop].float() * module.scale
+            begin = end
+        if product.order is not None:
+            is_changed, up = is_changed[product.order], up[product.order]
+        changed = is_changed.nonzero().flatten().tolist()
+        if changed:
+            first, last = changed[0], changed[-1]
+            down = a[:, inputs.start : inputs.stop]
+            yield LowRank(index, first, self._packed(down), self._packed(up[first : last + 1]))
+
+    def _packed(self, matrix: Tensor) -> LinearWeight:
+        return pack(matrix.to(device=self._device, dtype=self._dtype))
+
+
+def _shares(adapter: Adapter, part: Part, module: LoraModule) -> tuple[range, range]:
+    """Returns this rank's inputs and outputs of a module. Raises AdapterError if the adapter's
+    matrices have other sizes than the module."""
+    sizes, spans = (part.shape, part.spans)
+    if part.is_transposed:
+        sizes, spans = sizes[::-1], spans[::-1]
+    if sizes != (module.n_out, module.n_in):
+        raise adapter.error(
+            f"{module.name} has {module.n_in} inputs and {module.n_out} outputs, and "
+            f"{sizes[1]} and {sizes[0]} in the model"
+        )
+    return spans[1], spans[0]
+
+
+def modules_by_name(adapter: Adapter) -> dict[str, LoraModule]:
+    """Returns the modules of an adapter by the names that families give them. Adapters of models
+    with a vision part have the word "language_model" before or after the first word."""
+    return {_WRAPPED.sub(r"\1", name): module for name, module in adapter.modules.items()}

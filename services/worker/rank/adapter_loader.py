@@ -1,0 +1,124 @@
+"""Loads adapters in a thread of their own, beside the iterations of a rank.
+
+An adapter comes from a directory that the settings allow. The thread reads its files, compares its
+text files with those of the model, and packs this rank's share of its matrices. One adapter is
+loaded at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from orcinus.v1 import worker_pb2
+
+from services.common.adapter_sources import SourceRefused, check_inside, directory_of
+from services.worker.models.adapters.adaptable_program import AdaptableProgram, FittedAdapter
+from services.worker.models.adapters.adapter import Adapter
+from services.worker.models.adapters.adapter_config import AdapterError
+from services.worker.models.adapters.text_files import check_text_files
+from services.worker.settings import RankSettings
+
+log = logging.getLogger(__name__)
+
+MAX_ENTRIES = 1000
+"""Largest number of entries of an adapter's directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadEnd:
+    """The end of the loading of an adapter."""
+
+    load_id: int
+    fitted: FittedAdapter | None  # None: the load has failed
+    failure: str = ""
+    """Why the load has failed, for clients: it names files and no directories."""
+
+
+OnEnd = Callable[[LoadEnd], None]
+"""A function that is called, in the loader's thread, with the end of a load."""
+
+
+class AdapterLoader:
+    """Loads adapters for all epochs of a rank, in the order in which loads begin."""
+
+    def __init__(self, settings: RankSettings, program: AdaptableProgram) -> None:
+        """The thread starts with the first load. `program` is that of the rank's stage."""
+        self._settings = settings
+        self._program = program
+        self._waiting: queue.SimpleQueue[tuple[worker_pb2.AdapterOrder, int, OnEnd]]
+        self._waiting = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def max_loaded(self) -> int:
+        """Largest number of adapters that are loaded, or being loaded, at a time."""
+        return self._settings.n_loaded_adapters
+
+    def begin(self, order: worker_pb2.AdapterOrder, index: int, on_end: OnEnd) -> None:
+        """Begins to load the adapter of an order. Batches are to name it by `index`."""
+        if self._waiting.qsize() >= self.max_loaded:  # an earlier load hangs
+            on_end(LoadEnd(order.load_id, None, "earlier loads have not ended"))
+            return
+        self._waiting.put((order, index, on_end))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="adapters", daemon=True)
+            self._thread.start()
+
+    def _serve(self) -> None:
+        with torch.inference_mode():
+            while True:
+                order, index, on_end = self._waiting.get()
+                on_end(self._load(order, index))
+
+    def _load(self, order: worker_pb2.AdapterOrder, index: int) -> LoadEnd:
+        try:
+            return LoadEnd(order.load_id, self._fitted(order, index))
+        except (AdapterError, SourceRefused) as error:
+            failure = str(error)
+        except OSError as error:
+            log.warning("adapter %s: %s", order.name, error)
+            failure = error.strerror or "it cannot be read"
+        except (MemoryError, torch.OutOfMemoryError):
+            failure = "there is too little memory for it"
+        log.warning("adapter %s is not loaded: %s", order.name, failure)
+        return LoadEnd(order.load_id, None, failure)
+
+    def _fitted(self, order: worker_pb2.AdapterOrder, index: int) -> FittedAdapter:
+        directory = self._directory(order.source)
+        check_text_files(order.name, directory, self._settings.model)
+        adapter = Adapter(order.name, directory)
+        if order.digest not in ("", adapter.digest):
+            raise adapter.error("is not the file that was loaded first; load it under another name")
+        return self._program.fit(adapter, index)
+
+    def _directory(self, source: str) -> Path:
+        """Returns the directory of a source. Raises SourceRefused if the settings do not allow the
+        directory, or one of the files to which its entries lead."""
+        prefixes = self._settings.allowed_adapter_sources
+        directory = directory_of(source, prefixes)
+        if not directory.is_dir():
+            raise SourceRefused("is no directory of this worker")
+        for number, path in enumerate(directory.iterdir()):
+            if number == MAX_ENTRIES:
+                raise SourceRefused(f"has more than {MAX_ENTRIES} entries")
+            check_inside(path, prefixes)
+        return directory
+
+
+class NoLoader:
+    """Replacement for `AdapterLoader` if the settings allow no loading."""
+
+    max_loaded = 0
+
+    def begin(self, order: worker_pb2.AdapterOrder, index: int, on_end: OnEnd) -> None:
+        """Refuses the load."""
+        on_end(LoadEnd(order.load_id, None, "the workers load no adapters"))
+
+
+NO_LOADER = NoLoader()

@@ -1,0 +1,109 @@
+"""The adapters that a rank loads in one epoch, by the orders of the scheduler.
+
+An order takes its turn among the plans: it is carried out when the plans before it have been
+started. A loaded adapter is added between two iterations. So each iteration has an adapter as a
+whole, or does not have it. A new epoch begins with the adapters that are there from the start, and
+the scheduler orders the others again.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Collection
+from typing import Protocol
+
+from orcinus.v1 import worker_pb2
+
+from services.worker.models.adapters.adaptable_program import FittedAdapter
+from services.worker.rank.adapter_loader import AdapterLoader, LoadEnd, NoLoader
+
+
+class AdaptedRunner(Protocol):
+    """The methods of a model runner that are needed here."""
+
+    def add_adapter(self, fitted: FittedAdapter) -> None:
+        """Adds an adapter, for the batches that are prepared from now on."""
+
+    def drop_adapter(self, digest: str) -> None:
+        """Drops an adapter that was added."""
+
+
+class NoRunner:
+    """Replacement for a model runner where no adapters are loaded."""
+
+    def add_adapter(self, fitted: FittedAdapter) -> None:
+        """Does nothing."""
+
+    def drop_adapter(self, digest: str) -> None:
+        """Does nothing."""
+
+
+NO_RUNNER = NoRunner()
+
+
+class EpochAdapters:
+    """The adapters of one epoch on one rank, beside those that are there from the start."""
+
+    def __init__(
+        self, loader: AdapterLoader | NoLoader, runner: AdaptedRunner, fixed: Collection[str] = ()
+    ) -> None:
+        """`fixed` are the digests of the adapters that are there from the start. They have the
+        first indices."""
+        self._loader = loader
+        self._runner = runner
+        self._fixed = frozenset(fixed)
+        self._n_fixed = len(fixed)
+        self._indices: dict[int, int] = {}  # of the adapters that are there or loading, by load
+        self._loaded: dict[int, str] = {}  # digests of the adapters that were added, by load
+        self._ended: queue.SimpleQueue[LoadEnd] = queue.SimpleQueue()
+        self._reports: list[worker_pb2.AdapterReport] = []
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether `take_reports` will return the report of a load that has begun."""
+        return bool(self._reports) or len(self._indices) > len(self._loaded)
+
+    def obey(self, order: worker_pb2.AdapterOrder) -> None:
+        """Carries out an order: drops adapters, and begins to load one."""
+        for load_id in order.dropped:
+            self._indices.pop(load_id, None)
+            if (digest := self._loaded.pop(load_id, None)) is not None:
+                self._runner.drop_adapter(digest)
+        if not order.load_id:
+            return
+        if len(self._indices) >= self._loader.max_loaded:
+            self._report(order.load_id, failure="the workers load no more adapters")
+            return
+        used = set(self._indices.values())
+        index = next(i for i in range(self._n_fixed, 2**16) if i not in used)
+        self._indices[order.load_id] = index
+        self._loader.begin(order, index, self._ended.put)
+
+    def take_reports(self) -> list[worker_pb2.AdapterReport]:
+        """Adds the adapters that have been loaded since the last call, and returns the reports of
+        the loads that have ended. Loads whose adapters were dropped meanwhile are left out."""
+        while not self._ended.empty():
+            end = self._ended.get()
+            if end.load_id not in self._indices:
+                continue
+            if end.fitted is None:
+                del self._indices[end.load_id]
+                self._report(end.load_id, failure=end.failure)
+            else:
+                self._add(end.load_id, end.fitted)
+        reports, self._reports = self._reports, []
+        return reports
+
+    def _add(self, load_id: int, fitted: FittedAdapter) -> None:
+        """Adds an adapter, unless the rank has one with its digest already."""
+        if fitted.digest in self._fixed or fitted.digest in self._loaded.values():
+            del self._indices[load_id]
+        else:
+            self._runner.add_adapter(fitted)
+            self._loaded[load_id] = fitted.digest
+        self._report(load_id, digest=fitted.digest)
+
+    def _report(self, load_id: int, *, digest: str = "", failure: str = "") -> None:
+        self._reports.append(
+            worker_pb2.AdapterReport(load_id=load_id, digest=digest, failure=failure)
+        )

@@ -1,0 +1,68 @@
+"""Which sources of adapters a setting allows."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from services.common.adapter_sources import (
+    MAX_SOURCE_LENGTH,
+    AdapterSources,
+    SourceRefused,
+    check_inside,
+    directory_of,
+)
+
+
+class Settings(BaseModel):
+    """Settings with allowed sources."""
+
+    allowed: AdapterSources = ()
+
+
+def test_prefixes_are_separated_by_commas() -> None:
+    assert Settings.model_validate({"allowed": "/a, /b/c"}).allowed == ("/a", "/b/c")
+    assert Settings.model_validate({"allowed": ""}).allowed == ()
+    assert Settings.model_validate({"allowed": ["/a", "/b"]}).allowed == ("/a", "/b")
+
+
+@pytest.mark.parametrize("prefix", ["a", "./a", "/", "//", "acme/", "s3://bucket/adapters"])
+def test_a_prefix_is_an_absolute_directory(prefix: str) -> None:
+    with pytest.raises(ValidationError):
+        Settings.model_validate({"allowed": prefix})
+
+
+def test_whole_parts_of_paths_are_compared_after_links(tmp_path: Path) -> None:
+    allowed, other = tmp_path / "allowed", tmp_path / "allowed-not"
+    (allowed / "law").mkdir(parents=True)
+    other.mkdir()
+    (allowed / "link").symlink_to(other)
+    (tmp_path / "way-in").symlink_to(allowed)
+    prefixes = [str(allowed)]
+    assert directory_of(str(allowed / "law"), prefixes) == allowed / "law"
+    assert directory_of(str(tmp_path / "way-in" / "law"), prefixes) == allowed / "law"
+    assert directory_of(str(other / ".." / "allowed" / "law"), prefixes) == allowed / "law"
+    for source in (
+        other,
+        allowed / "link",
+        allowed / ".." / "allowed-not",
+        allowed / "link" / ".." / "allowed-not",
+        tmp_path,
+    ):
+        with pytest.raises(SourceRefused, match="is not below"):
+            directory_of(str(source), prefixes)
+    (allowed / "law" / "adapter_config.json").symlink_to(other / "secret")
+    with pytest.raises(SourceRefused):
+        check_inside(allowed / "law" / "adapter_config.json", prefixes)
+
+
+@pytest.mark.parametrize("source", ["acme/law", "s3://bucket/law", "law", ""])
+def test_other_sources_are_refused_in_words(source: str) -> None:
+    with pytest.raises(SourceRefused, match="workers fetch nothing from a hub"):
+        directory_of(source, ["/adapters"])
+
+
+@pytest.mark.parametrize("source", ["/a\0b", "/" + "a" * MAX_SOURCE_LENGTH])
+def test_texts_that_are_no_paths_are_refused(source: str) -> None:
+    with pytest.raises(SourceRefused, match="exceeds"):
+        directory_of(source, ["/a"])
