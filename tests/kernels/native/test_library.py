@@ -63,7 +63,7 @@ def test_what_cannot_be_loaded_is_not_used(caplog: pytest.LogCaptureFixture) -> 
 def test_a_build_of_other_sources_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(build, "sources_digest", lambda: "others")
+    monkeypatch.setattr(build, "sources_digest", lambda machine: "others")
     assert not runnable()
     assert "built from other sources" in caplog.text
 
