@@ -13,8 +13,8 @@ from typing import Annotated
 from pydantic import BeforeValidator
 from pydantic_settings import NoDecode
 
-MAX_SOURCE_LENGTH = 1024
-"""Largest number of characters of a source."""
+MAX_SOURCE_BYTES = 1024
+"""Largest number of bytes of a source in UTF-8."""
 
 _SEPARATOR = re.compile(r"\s*,\s*")
 
@@ -31,7 +31,7 @@ def _prefixes(value: object) -> object:
     found = [part for text in texts for part in _SEPARATOR.split(str(text).strip()) if part]
     for prefix in found:
         check_form(prefix)
-        if not Path(prefix).parts[1:]:
+        if not Path(prefix).resolve().parts[1:]:
             raise ValueError("/ would allow every directory")
     return tuple(found)
 
@@ -42,8 +42,10 @@ AdapterSources = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_prefixes)
 
 def check_form(source: str) -> None:
     """Raises SourceRefused if a text is no source that is served."""
-    if len(source) > MAX_SOURCE_LENGTH or "\0" in source:
-        raise SourceRefused(f"exceeds {MAX_SOURCE_LENGTH} characters, or has a zero byte")
+    if not source.isprintable():
+        raise SourceRefused("has a character that cannot be printed, such as the end of a line")
+    if len(source.encode()) > MAX_SOURCE_BYTES:
+        raise SourceRefused(f"exceeds {MAX_SOURCE_BYTES} bytes")
     if not source.startswith("/"):
         raise SourceRefused(
             "must be an absolute directory: workers fetch nothing from a hub or from S3; copy the "

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from services.common.adapter_sources import (
-    MAX_SOURCE_LENGTH,
+    MAX_SOURCE_BYTES,
     AdapterSources,
     SourceRefused,
     check_inside,
@@ -26,7 +26,9 @@ def test_prefixes_are_separated_by_commas() -> None:
     assert Settings.model_validate({"allowed": ["/a", "/b"]}).allowed == ("/a", "/b")
 
 
-@pytest.mark.parametrize("prefix", ["a", "./a", "/", "//", "acme/", "s3://bucket/adapters"])
+@pytest.mark.parametrize(
+    "prefix", ["a", "./a", "/", "//", "/a/..", "acme/", "s3://bucket/adapters"]
+)
 def test_a_prefix_is_an_absolute_directory(prefix: str) -> None:
     with pytest.raises(ValidationError):
         Settings.model_validate({"allowed": prefix})
@@ -62,7 +64,12 @@ def test_other_sources_are_refused_in_words(source: str) -> None:
         directory_of(source, ["/adapters"])
 
 
-@pytest.mark.parametrize("source", ["/a\0b", "/" + "a" * MAX_SOURCE_LENGTH])
-def test_texts_that_are_no_paths_are_refused(source: str) -> None:
-    with pytest.raises(SourceRefused, match="exceeds"):
+@pytest.mark.parametrize("source", ["/a\0b", "/a/b\nINFO", "/a/\ud800"])
+def test_a_source_can_be_printed_in_one_line(source: str) -> None:
+    with pytest.raises(SourceRefused, match="cannot be printed"):
         directory_of(source, ["/a"])
+
+
+def test_a_source_has_a_largest_size() -> None:
+    with pytest.raises(SourceRefused, match="exceeds"):
+        directory_of("/a/" + "\u00e9" * (MAX_SOURCE_BYTES // 2), ["/a"])

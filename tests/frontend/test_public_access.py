@@ -110,6 +110,8 @@ HTTP_CALLS = [
     ("POST", "/v1/score"),
     ("POST", "/v1/rerank"),
     ("POST", "/v2/rerank"),
+    ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
 ]

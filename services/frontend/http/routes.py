@@ -151,7 +151,7 @@ _ADAPTERS = (
         description="Loads an adapter (LoRA), as vLLM does; with API keys, for those that may "
         "`manage`. Only where the workers' setting `allowed_adapter_sources` allows the source.",
         access=Access.MANAGE,
-        errors=(503,),
+        errors=(403, 503),
     ),
     post(
         "/v1/unload_lora_adapter",

@@ -7,7 +7,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from services.common import errors
-from services.common.adapter_sources import MAX_SOURCE_LENGTH
+from services.common.adapter_sources import MAX_SOURCE_BYTES
 from services.frontend.api_keys import Account
 from services.frontend.http.bodies.object_kinds import ExactModel
 from services.frontend.http.protocol.answer_object import answer_object
@@ -22,7 +22,7 @@ class LoadAdapterBody(ExactModel):
     lora_name: Name
     """Name by which requests select the adapter. It must be no name of a model or of another
     adapter."""
-    lora_path: Annotated[str, Field(min_length=1, max_length=MAX_SOURCE_LENGTH)]
+    lora_path: Annotated[str, Field(min_length=1, max_length=MAX_SOURCE_BYTES)]
     """Directory of the adapter on the workers' machines, below one that they allow."""
     base_model_name: str | None = None
     """Name of the model that the adapter changes; may be left out if the caller may use only
