@@ -35,7 +35,7 @@ PYTEST := $(BIN)/python -m pytest -o cache_dir=$(CACHE)
 # TEST_WORKERS at a time, those first that take longest. Each imports and collects what its own tests need alone; a worker of
 # pytest-xdist collects all tests, which takes it half a minute of a processor. Some lanes mostly wait for processes that they
 # start, so there is one more lane than processors.
-LANES := system worker frontend kernels scheduler benchmarks local cli k8s
+LANES := frontend/http system worker frontend scheduler kernels benchmarks local cli k8s
 TEST_WORKERS ?= 3
 
 # Other tests. Those that stand side by side stay in one worker, so that most of what they share is made once.
@@ -160,7 +160,7 @@ test: setup  ## Run up to CASES (2) cases of each test, drawn by the commit; CAS
 
 # A lane may be left without tests by options such as `-k` and `--last-failed`, which is no failure.
 $(LANES:%=lane-%): lane-%:
-	$(PYTEST)/$* -q tests/$* $(ARGS) || [ $$? = 5 ]
+	$(PYTEST)/$* -q tests/$* $(patsubst %,--ignore=tests/%,$(filter $*/%,$(LANES))) $(ARGS) || [ $$? = 5 ]
 
 lane-others:
 	$(PYTEST)/others -q tests $(LANES:%=--ignore=tests/%) $(ARGS) || [ $$? = 5 ]
