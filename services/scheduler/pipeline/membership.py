@@ -203,7 +203,7 @@ class RollCall:
         """
         await self.refresh()
         n_stages = self._stages.n_stages
-        surplus = to_recall(self._offers(), n_stages, serving=self._serving())
+        surplus = to_recall(self._offers(), n_stages, serving=self._serving(), taken=self._taken())
         if surplus is None:
             return
         address, held = surplus.address, surplus.answer.stage_index

@@ -104,7 +104,7 @@ def muster(
     already; workers of another model stay out. `taken` are the processes of the workers that
     pipelines keep, since a worker that is known by two addresses is used once.
     """
-    faults = _faults_of(offers, n_stages, taken)
+    faults = faults_of(offers, n_stages, taken)
     sound = [offer for offer in offers if offer.address not in faults]
     starting = Counter(
         offer.answer.stage_index
@@ -154,7 +154,7 @@ def unfit_beside(
     it fits none of the pipelines that serve, and there are too few workers like it for a pipeline
     of another build. `serving` are the traits of the workers in pipelines, and `taken` are the
     processes of these workers."""
-    faults, models = _faults_of(offers, n_stages, taken), set(map(model_of, serving))
+    faults, models = faults_of(offers, n_stages, taken), set(map(model_of, serving))
     counts = Counter(traits_of(it.answer) for it in offers if it.address not in faults)
     builds = {
         traits for traits, n in counts.items() if n >= n_stages and model_of(traits) in models
@@ -162,7 +162,7 @@ def unfit_beside(
     return _unfit(offers, faults, builds.union(serving))
 
 
-def _faults_of(offers: Sequence[Offer], n_stages: int, taken: Collection[str]) -> dict[str, str]:
+def faults_of(offers: Sequence[Offer], n_stages: int, taken: Collection[str]) -> dict[str, str]:
     """Returns the fault of each worker that can be in no pipeline of `n_stages` stages, by the
     worker's address."""
     faults, processes = {}, set(taken)

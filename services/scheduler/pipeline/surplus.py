@@ -14,20 +14,28 @@ from collections.abc import Collection, Sequence
 from orcinus.v1 import worker_pb2
 
 from services.scheduler.pipeline.fit import Traits, traits_of
-from services.scheduler.pipeline.muster import Offer, Presence
+from services.scheduler.pipeline.muster import Offer, Presence, faults_of
 
 
 def to_recall(
-    offers: Sequence[Offer], n_stages: int, *, serving: Collection[Traits]
+    offers: Sequence[Offer],
+    n_stages: int,
+    *,
+    serving: Collection[Traits],
+    taken: Collection[str] = (),
 ) -> Offer | None:
     """Returns a worker that must give up its stage. Returns None if there is no need, or if it is
     not certain yet: a worker that loads, does not answer or starts again may soon be a spare.
 
     `offers` are the workers that are in no pipeline. `serving` are the traits of the workers in
-    pipelines: a spare can only take over a stage of a pipeline with its own traits.
+    pipelines: a spare can only take over a stage of a pipeline with its own traits. `taken` are the
+    processes of the workers in pipelines. A worker that no pipeline can use is never recalled, and
+    neither is a member of a pipeline that is offered by another address.
     """
+    faults = faults_of(offers, n_stages, taken)
+    sound = [it for it in offers if not (it.is_leaving or it.address in faults)]
     for traits in serving:
-        spares = [it for it in offers if traits_of(it.answer) == traits and not it.is_leaving]
+        spares = [it for it in sound if traits_of(it.answer) == traits]
         if found := _to_recall(spares, n_stages):
             return found
     return None
