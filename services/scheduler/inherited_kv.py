@@ -9,8 +9,9 @@ blocks that are complete on all ranks. In any doubt no keys and values are used:
 - All ranks have written last in the epoch whose blocks the first rank knows.
 - No rank has begun an iteration that the first rank has not begun. Such an iteration may have
   written to blocks that the first rank does not know to have left the cache.
-- No rank has failed by itself, or is another process. Whether a rank failed by itself, which may
-  have damaged its keys and values, only the earlier leader knew.
+- No rank has failed by itself, had results that are not finite, or is another process. Whether
+  another process failed by itself, which may have damaged its keys and values, only the earlier
+  leader knew.
 
 Blocks are known by digests, which the earlier leader has keyed with a secret. The new leader keys
 its own digests with the same secret, so that its requests find the blocks.

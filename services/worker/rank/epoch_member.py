@@ -201,6 +201,8 @@ class EpochMember:
         sampled, tokens = started.sampled, None
         if sampled.token_ids is not None:
             tokens = reported(sampled.token_ids, sampled.logprobs, started.message, sampled.vectors)
+            if tokens.broken:
+                self.journal.note_failed()
         trace = None
         if started.message.HasField("trace"):
             duration_ns = timing.receive_ns + timing.compute_ns + timing.send_ns

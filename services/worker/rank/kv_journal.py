@@ -27,8 +27,8 @@ class Journal(Protocol):
         """Notes that the keys and values of an iteration are complete."""
 
     def note_failed(self) -> None:
-        """Notes that an iteration has failed by itself, which may have damaged the keys and
-        values."""
+        """Notes that keys and values of this epoch may be damaged: an iteration has failed by
+        itself, or its results are not finite."""
 
 
 class NoJournal:
@@ -58,18 +58,20 @@ class KVJournal:
         self._record = record
         self._kept_blocks = KeptBlocks()
         self._epoch = 0
-        self._begun_iteration = 0  # 0 after a failure
+        self._begun_iteration = 0
+        self._has_failed = False  # in the epoch
 
     def answer(self, request: worker_pb2.JoinPipelineRequest) -> worker_pb2.JoinPipelineResponse:
         """Returns the keys and values in the memory. If the request asks the first stage, the
         answer also has the blocks that hold known tokens."""
         stored = self._record.stored
+        is_known = stored.epoch == self._epoch and not self._has_failed
         answer = worker_pb2.JoinPipelineResponse()
         answer.stored_kv.add(
             memory=stored.memory,
             epoch=stored.epoch,
             iteration=stored.iteration,
-            begun_iteration=self._begun_iteration if stored.epoch == self._epoch else 0,
+            begun_iteration=self._begun_iteration if is_known else 0,
         )
         kept = self._kept_blocks.to_message()
         if request.wants_kept_blocks and request.stage_index == 0 and kept is not None:
@@ -80,7 +82,7 @@ class KVJournal:
         """Records the epoch of the plan, and notes the blocks that the plan tells of."""
         if plan.epoch != self._epoch:
             self._record.note_begun(plan.epoch)
-            self._epoch = plan.epoch
+            self._epoch, self._has_failed = plan.epoch, False
         self._begun_iteration = plan.iteration
         self._kept_blocks.begin(plan)
 
@@ -89,5 +91,8 @@ class KVJournal:
         self._record.note_complete(iteration)
 
     def note_failed(self) -> None:
-        """Makes later answers say that this process has begun no iteration."""
-        self._begun_iteration = 0
+        """Makes answers say that this process has begun no iteration, until another epoch writes.
+
+        The leader forgets keys and values that are not finite, but only its next plan can tell the
+        first rank so, and no rank knows which plan this is."""
+        self._has_failed = True

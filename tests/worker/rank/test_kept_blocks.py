@@ -59,7 +59,7 @@ def test_the_first_plan_of_another_epoch_replaces_everything() -> None:
 
 
 def member(
-    journal: KVJournal, *, epoch: int, wants: bool = True, stage_index: int = 0
+    journal: KVJournal, *, epoch: int, wants: bool = True, stage_index: int = 0, token: int = 7
 ) -> EpochMember:
     request = worker_pb2.JoinPipelineRequest(
         pipeline_id="p",
@@ -68,13 +68,14 @@ def member(
         members=["x"] * (stage_index + 1),
         wants_kept_blocks=wants,
     )
-    runner = Runner()
+    runner = Runner(token=token)
     return EpochMember(request, runner, Peers(runner.done), journal=journal)
 
 
 def run(one: EpochMember, message: worker_pb2.RunIterationsRequest) -> None:
     one.announce(message)
     one.start_next()
+    one.take_finished()
 
 
 @pytest.fixture
@@ -115,6 +116,20 @@ def test_a_rank_does_not_vouch_for_what_failed_or_for_what_another_process_has_b
     restarted = KVJournal(KVRecord(memoryview(memory)))
     [stored] = member(restarted, epoch=3).joined.stored_kv
     assert (stored.epoch, stored.iteration, stored.begun_iteration) == (2, 1, 0)
+
+
+def test_a_rank_does_not_vouch_for_an_epoch_with_results_that_are_not_finite(
+    record: KVRecord,
+) -> None:
+    journal = KVJournal(record)
+    run(member(journal, epoch=1, token=-1), plan(1))
+    run(member(journal, epoch=1), plan(2))  # begun before the leader has forgotten the blocks
+    [stored] = member(journal, epoch=2).joined.stored_kv
+    assert (stored.epoch, stored.iteration, stored.begun_iteration) == (1, 2, 0)
+
+    run(member(journal, epoch=2), plan(1, epoch=2))
+    [stored] = member(journal, epoch=3).joined.stored_kv
+    assert (stored.epoch, stored.iteration, stored.begun_iteration) == (2, 1, 1)
 
 
 def test_another_number_of_blocks_makes_what_was_begun_worthless(record: KVRecord) -> None:

@@ -17,12 +17,14 @@ from orcinus.v1 import worker_pb2
 from kernels.forms.logits import Logits
 from services.worker.channel import ChannelClosed, MessageKind
 from services.worker.channel import RankEnd as End
+from services.worker.engine.kv_record import RECORD_BYTES, KVRecord
 from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.plan import IterationPlan, PlanError
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.rank.data_plane.transport import TransferError, Transport
 from services.worker.rank.device_clock import DeviceClock
 from services.worker.rank.epoch_member import EpochMember
+from services.worker.rank.kv_journal import NO_JOURNAL, Journal, KVJournal
 from services.worker.rank.membership import Membership
 from services.worker.rank.rank import Rank
 from tests.worker.rank.test_epoch_member import SlowDevice
@@ -132,6 +134,7 @@ class World:
     is_connecting: threading.Event = field(default_factory=threading.Event)
     may_connect: threading.Event = field(default_factory=threading.Event)
     on_enter: Callable[[], None] = lambda: None
+    journal: Journal = NO_JOURNAL
     died_of: str = ""
 
     def read(self) -> tuple[MessageKind, bytes]:
@@ -212,7 +215,7 @@ def running_rank(
 
     def enter(request: worker_pb2.JoinPipelineRequest, peers: Transport) -> EpochMember:
         world.on_enter()
-        member = EpochMember(request, world.runner, peers, clock)
+        member = EpochMember(request, world.runner, peers, clock, journal=world.journal)
         world.members.append(weakref.ref(member))
         return member
 
@@ -432,6 +435,23 @@ def test_spans_that_are_not_finite_are_named_and_the_epoch_goes_on(tokens: list[
         world.plan(1, 6)
         assert world.report().result.iteration == 6
         assert not world.peers[0].is_closed
+
+
+def test_a_rank_does_not_vouch_for_keys_and_values_after_a_failure_of_its_own() -> None:
+    with running_rank() as world:
+        record = KVRecord(memoryview(bytearray(RECORD_BYTES)))
+        record.begin(8)
+        world.journal = KVJournal(record)
+        assert world.join(1) is MessageKind.JOINED
+        world.plan(1, 1)
+        assert world.report().result.iteration == 1
+        [stored] = world.journal.answer(worker_pb2.JoinPipelineRequest()).stored_kv
+        assert stored.begun_iteration == 1
+        world.runner.on_compute = lambda: fail(MemoryError("of the native kernels"))
+        world.plan(1, 2)
+        assert world.report().failure.is_by_itself
+        [stored] = world.journal.answer(worker_pb2.JoinPipelineRequest()).stored_kv
+        assert (stored.iteration, stored.begun_iteration) == (1, 0)
 
 
 HARMLESS: dict[str, Callable[[], object]] = {
