@@ -24,7 +24,7 @@ from services.scheduler.pipeline.asked_worker import AskedWorker
 from services.scheduler.pipeline.fit import Traits
 from services.scheduler.pipeline.muster import Muster, Offer, muster
 from services.scheduler.pipeline.shortfall import Shortfall, UnfitWorker, log_new
-from services.scheduler.pipeline.surplus import to_recall
+from services.scheduler.pipeline.surplus import SETTLE_S, SurplusWatch, to_recall
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +130,7 @@ class RollCall:
         may_use_leaving: Callable[[], bool] = lambda: False,
         is_terminating: Callable[[str], bool] = lambda address: False,
         on_return: Callable[[], None] = lambda: None,
+        settle_s: float = SETTLE_S,
     ) -> None:
         """`n_pipelines` returns the largest number of pipelines to form out of these workers.
         `serving` returns the traits of the workers in the pipelines that serve already, if there
@@ -137,7 +138,8 @@ class RollCall:
         returns the names of the processes of workers that stay in their pipelines.
         `may_use_leaving` returns whether workers that are leaving may be members if the others do
         not complete a pipeline. `is_terminating` returns whether the worker at an address is
-        leaving, even if its description does not say so. `AskedWorker` describes `on_return`."""
+        leaving, even if its description does not say so. `AskedWorker` describes `on_return`.
+        `settle_s` is the time after which a surplus worker is recalled."""
         self.trouble = ""
         """The latest reason why the workers do not make a pipeline; empty before the first
         attempt."""
@@ -154,6 +156,7 @@ class RollCall:
         self._may_use_leaving = may_use_leaving
         self._is_terminating = is_terminating
         self._on_return = on_return
+        self._surplus = SurplusWatch(asyncio.get_running_loop().time, settle_s)
         self._told: set[str] = set()
         self._has_news = asyncio.Event()
         self._workers: dict[str, AskedWorker] = {}  # by address, in the directory's order
@@ -163,6 +166,7 @@ class RollCall:
         """Notes a pipeline that was lost. The last descriptions of its members are used until the
         members answer again, for at most `CLAIM_S` seconds."""
         self._lost.appendleft(lost)
+        self._surplus.begin_anew()
 
     async def until_complete(self) -> list[Member]:
         """Waits until every stage has a worker, and returns the workers in the order of the stages.
@@ -195,15 +199,18 @@ class RollCall:
 
     async def recall_surplus(self) -> None:
         """Recalls a spare worker from its stage if no spare could take over another stage
-        (`surplus.py`). The process of the worker ends, and starts again without a stage. Must be
-        called only while no further pipeline is to be formed.
+        (`surplus.py`), and if that has been so for a while. The process of the worker ends, and
+        starts again without a stage. Must be called again and again while no further pipeline is to
+        be formed, and only then.
 
         Raises:
             LeadershipLost: another scheduler leads.
         """
         await self.refresh()
         n_stages = self._stages.n_stages
-        surplus = to_recall(self._offers(), n_stages, serving=self._serving(), taken=self._taken())
+        surplus = self._surplus.settled(
+            to_recall(self._offers(), n_stages, serving=self._serving(), taken=self._taken())
+        )
         if surplus is None:
             return
         address, held = surplus.address, surplus.answer.stage_index

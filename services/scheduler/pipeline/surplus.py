@@ -6,15 +6,45 @@ could load another one, and clients would wait for that. So while pipelines serv
 recalled from its stage in time, unless a worker without a stage is left over, or the workers that
 are left over hold all stages. A worker without a stage has started its processes, and only needs to
 load weights.
+
+There is no hurry. When a pipeline has just lost a worker, its other members are left over, and they
+are needed with their stages as soon as the lost worker is back. So a worker is recalled only if it
+has been surplus for `SETTLE_S`.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from orcinus.v1 import worker_pb2
 
 from services.scheduler.pipeline.fit import Traits, traits_of
 from services.scheduler.pipeline.muster import Offer, Presence, faults_of
+
+SETTLE_S = 60.0
+"""Seconds for which a worker must be surplus without interruption before it is recalled. A pod that
+takes the place of a lost one, or a worker that was recalled, is usually there again by then."""
+
+
+class SurplusWatch:
+    """Notes for how long the same worker has been surplus."""
+
+    def __init__(self, clock: Callable[[], float], settle_s: float = SETTLE_S) -> None:
+        self._clock = clock
+        self._settle_s = settle_s
+        self._found: tuple[str, str] | None = None  # address and process
+        self._since = 0.0
+
+    def begin_anew(self) -> None:
+        """Notes that a pipeline was lost, so that no worker counts as surplus for long."""
+        self._found = None
+
+    def settled(self, surplus: Offer | None) -> Offer | None:
+        """Returns `surplus`, what `to_recall` returns now, if it has returned the same worker for
+        the whole time since `settle_s` seconds ago. Returns None otherwise."""
+        found = None if surplus is None else (surplus.address, surplus.answer.process)
+        if found != self._found:
+            self._found, self._since = found, self._clock()
+        return surplus if self._clock() - self._since >= self._settle_s else None
 
 
 def to_recall(
@@ -25,7 +55,8 @@ def to_recall(
     taken: Collection[str] = (),
 ) -> Offer | None:
     """Returns a worker that must give up its stage. Returns None if there is no need, or if it is
-    not certain yet: a worker that loads, does not answer or starts again may soon be a spare.
+    not certain yet: a worker that loads, does not answer or starts again may soon be a spare. A
+    worker that answers without traits is starting its ranks.
 
     `offers` are the workers that are in no pipeline. `serving` are the traits of the workers in
     pipelines: a spare can only take over a stage of a pipeline with its own traits. `taken` are the
@@ -34,6 +65,8 @@ def to_recall(
     """
     faults = faults_of(offers, n_stages, taken)
     sound = [it for it in offers if not (it.is_leaving or it.address in faults)]
+    if not all(it.answer.traits for it in sound):
+        return None
     for traits in serving:
         spares = [it for it in sound if traits_of(it.answer) == traits]
         if found := _to_recall(spares, n_stages):

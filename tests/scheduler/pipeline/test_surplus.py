@@ -14,7 +14,7 @@ from services.scheduler.cluster.term import Unopposed
 from services.scheduler.pipeline.fit import traits_of
 from services.scheduler.pipeline.membership import RollCall
 from services.scheduler.pipeline.muster import Offer, Presence
-from services.scheduler.pipeline.surplus import to_recall
+from services.scheduler.pipeline.surplus import SurplusWatch, to_recall
 from tests.fakes import fake_stages, fake_worker
 from tests.scheduler.pipeline.test_membership import LIMIT_S, Workers, form, workers
 from tests.scheduler.pipeline.test_muster import FREE, LOADING, READY, Worker
@@ -50,8 +50,9 @@ def test_a_spare_for_the_only_stage_keeps_it() -> None:
         Worker(LOADING),
         Worker(presence=Presence.SILENT),
         Worker(presence=Presence.ENDED),
+        Worker(FREE, kind=""),
     ],
-    ids=["free", "holds the other stage", "loads", "silent", "starts again"],
+    ids=["free", "holds the other stage", "loads", "silent", "starts again", "its ranks start"],
 )
 def test_a_spare_keeps_its_stage_if_another_one_is_or_may_be_there_for_the_others(
     beside: Worker,
@@ -77,6 +78,19 @@ def test_a_worker_that_cannot_be_a_spare_for_all_stages_keeps_its_own(spare: Wor
 def test_a_member_that_is_known_by_another_address_too_keeps_its_stage() -> None:
     assert recalled(Worker(stage=1), taken=["0"]) is None
     assert recalled(Worker(stage=1), Worker(stage=0), Worker(stage=0), taken=["0", "1"]) == 2
+
+
+def test_a_spare_gives_up_its_stage_once_it_has_been_surplus_for_a_while() -> None:
+    now = 0.0
+    watch = SurplusWatch(lambda: now, settle_s=5)
+    one, other = (Offer(address, Worker(stage=1).answer) for address in "ab")
+    told = []
+    for second, offer in enumerate([one] * 5 + [None] + [one] * 6 + [other] * 6):
+        now = float(second)
+        told.append(watch.settled(offer))
+    assert told == [None] * 11 + [one] + [None] * 5 + [other]
+    watch.begin_anew()
+    assert watch.settled(other) is None
 
 
 @given(st.lists(any_worker(), max_size=6))
@@ -106,7 +120,9 @@ async def test_a_spare_with_a_stage_is_recalled_and_a_member_is_not() -> None:
         pipeline = await form(workers(2, members[0], spare), term)
         assert spare.controller.assignment.place is not None
         beside = workers(2, spare)
-        call = RollCall(beside, term, rpc.connect, serving=lambda: {traits_of(pipeline.first)})
+        call = RollCall(
+            beside, term, rpc.connect, serving=lambda: {traits_of(pipeline.first)}, settle_s=0
+        )
         async with asyncio.timeout(LIMIT_S):
             while not spare.controller.assignment.is_recalled.is_set():
                 await call.recall_surplus()
@@ -134,6 +150,7 @@ async def test_a_member_is_not_recalled_by_its_second_address() -> None:
             serving=lambda: {traits_of(pipeline.first)},
             is_serving=is_serving,
             taken=lambda: pipeline.processes,
+            settle_s=0,
         )
         async with asyncio.timeout(LIMIT_S):
             while second not in offered:
