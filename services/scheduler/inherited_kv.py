@@ -12,6 +12,8 @@ blocks that are complete on all ranks. In any doubt no keys and values are used:
 - No rank has failed by itself, had results that are not finite, or is another process. Whether
   another process failed by itself, which may have damaged its keys and values, only the earlier
   leader knew.
+- The list of blocks is well formed: its columns have equal lengths, no block and no key is in it
+  twice, and the secret has the right length.
 
 Blocks are known by digests, which the earlier leader has keyed with a secret. The new leader keys
 its own digests with the same secret, so that its requests find the blocks.
@@ -22,7 +24,7 @@ from collections.abc import Iterator
 from orcinus.v1 import worker_pb2
 
 from services.scheduler.core.memory.kv_manager import KVManager
-from services.scheduler.core.memory.prefix_cache import OWN_SECRET
+from services.scheduler.core.memory.prefix_cache import OWN_SECRET, SECRET_BYTES
 from services.scheduler.pipeline.joining import StoredKV
 from services.scheduler.pipeline.membership import Pipeline
 
@@ -56,8 +58,8 @@ class InheritedKV:
         else:
             complete = None
         # All caches of a leader have the same secret, since a request has one list of keys.
-        iteration = 0 if complete is None else complete[1]
-        kv_manager.blocks.restore(_entries(kept_blocks, iteration), secret=self._secret)
+        entries = () if complete is None else _entries(kept_blocks, complete[1])
+        kv_manager.blocks.restore(entries, secret=self._secret)
         self._known.update(pipeline.processes)
         return complete
 
@@ -68,13 +70,21 @@ def complete_until(
     """Returns the epoch of `kept_blocks` and the last of its iterations that is complete in the
     memories of all ranks. Returns None if the keys and values of that epoch are in doubt."""
     ranks = [stored for stage in stored_kv for stored in stage]
-    if not (kept_blocks.secret and ranks and all(stored_kv)):
+    if not (_is_well_formed(kept_blocks) and ranks and all(stored_kv)):
         return None
     is_certain = all(
         it.epoch == kept_blocks.epoch and 0 < it.begun_iteration <= kept_blocks.last_iteration
         for it in ranks
     )
     return (kept_blocks.epoch, min(it.iteration for it in ranks)) if is_certain else None
+
+
+def _is_well_formed(kept_blocks: worker_pb2.KeptBlocks) -> bool:
+    """Returns whether a list of blocks is one that a cache can restore. An empty message is
+    not."""
+    block_ids, keys = kept_blocks.block_id, kept_blocks.key
+    sizes = {len(block_ids), len(set(block_ids)), len(keys), len(set(keys))}
+    return len(kept_blocks.secret) == SECRET_BYTES and sizes == {len(kept_blocks.iteration)}
 
 
 def _entries(kept_blocks: worker_pb2.KeptBlocks, complete: int) -> Iterator[tuple[int, bytes]]:

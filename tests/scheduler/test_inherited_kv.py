@@ -2,6 +2,7 @@
 model of the memory that holds the new leader to what was written."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -63,6 +64,37 @@ def test_nothing_is_complete_in_doubt(ranks: Sequence[Sequence[StoredKV]]) -> No
 
 def test_nothing_is_complete_if_no_blocks_are_known() -> None:
     assert complete_until([[stored()]], KeptBlocksMessage()) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"secret": b"s" * 65},
+        {"secret": b"s" * 31},
+        {"block_id": [3]},
+        {"key": [b"a"]},
+        {"iteration": [6, 7, 8]},
+        {"block_id": [3, 3]},
+        {"key": [b"a", b"a"]},
+    ],
+    ids=str,
+)
+def test_nothing_is_restored_from_a_list_that_is_not_well_formed(wrong: dict[str, Any]) -> None:
+    columns = {"block_id": [3, 4], "key": [b"a", b"b"], "iteration": [6, 7], "secret": SECRET}
+    kept = KeptBlocksMessage(epoch=5, last_iteration=9, **(columns | wrong))
+    following = core()
+    begun = InheritedKV().begin(pipeline_of("a"), [[stored()]], kept, following.kv_manager)
+    assert (begun, len(following.kv_manager.blocks.cache)) == (None, 0)
+
+
+def test_only_blocks_that_are_complete_on_all_ranks_are_restored() -> None:
+    columns = {"block_id": [3, 4, 5], "key": [b"a", b"b", b"c"], "iteration": [6, 7, 8]}
+    kept = KeptBlocksMessage(epoch=5, last_iteration=9, secret=SECRET, **columns)
+    ranks = [[stored(iteration=8)], [stored(iteration=7)]]
+    following = core()
+    begun = InheritedKV().begin(pipeline_of("a"), ranks, kept, following.kv_manager)
+    cache = following.kv_manager.prefix_cache
+    assert (begun, [it in cache for it in (3, 4, 5)]) == ((5, 7), [True, True, False])
 
 
 class Rank:

@@ -14,10 +14,10 @@ pipeline to another. Groups of several builds of this model may form pipelines s
 In the group that is chosen, a worker that holds a stage keeps it, since the weights of the stage
 are in its memory. A stage that no worker holds is assigned to a free worker. Workers beyond the
 first pipeline get the stages of further pipelines, as many as can be completed. The workers that
-are left over are spares. A spare that holds a stage, since it did not answer for a while, can take over
-this stage at once. If a stage is missing and there are too few free workers, a worker whose stage
-is not needed is recalled. `surplus.py` has the rule by which a spare is recalled while no stage is
-missing.
+are left over are spares. A spare that holds a stage, since it did not answer for a while, can take
+over this stage at once. If a stage is missing and there are too few free workers, a worker whose
+stage is not needed is recalled. `surplus.py` has the rule by which a spare is recalled while no
+stage is missing.
 
 A worker of a pipeline that drains may be offered, too. It keeps its stage: if the other stages have
 ready workers, the new pipeline takes it over.

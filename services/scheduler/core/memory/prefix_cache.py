@@ -38,7 +38,10 @@ from services.scheduler.core.memory.holder import BlockKeys, Holder
 from services.scheduler.core.memory.kv_groups import ONE_GROUP, BlockGroups, first_seen
 from services.scheduler.core.memory.reservation import Reservation
 
-OWN_SECRET = secrets.token_bytes(32)
+SECRET_BYTES = 32
+"""Length of a secret for the keys of blocks."""
+
+OWN_SECRET = secrets.token_bytes(SECRET_BYTES)
 """Secret of this process for the keys of blocks."""
 
 _OF_REST = b"rest"
@@ -87,7 +90,7 @@ class PrefixCache:
         return block_id in self._key_of
 
     def use_secret(self, secret: bytes) -> None:
-        """Makes the keys of blocks with a secret of 32 bytes from now on. The cache must be
+        """Makes the keys of blocks with a secret of `SECRET_BYTES` from now on. The cache must be
         empty."""
         self._secret = secret
         self._of_first_block = blake2b(digest_size=16, key=secret, person=b"first")
