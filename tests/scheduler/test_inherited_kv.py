@@ -204,6 +204,20 @@ def test_the_leader_after_the_next_one_learns_what_was_restored() -> None:
     assert start_of(third) == 8
 
 
+def test_forgotten_blocks_are_not_kept_while_another_request_uses_them() -> None:
+    rank, scheduler = led()
+    assert len(rank.kept_blocks.block_id) == 3
+    broken = request_of(9, name="s")  # with the same prompt, which fills two blocks
+    scheduler.submit(broken)
+    batch = scheduler.select()
+    assert batch is not None
+    [place] = [at for at, span in enumerate(batch.spans) if span.request is broken]
+    assert len(batch.spans) > 1
+    scheduler.apply(batch.iteration, [5] * batch.n_sampled, broken=[place])
+    rank.iterate(scheduler)
+    assert len(rank.kept_blocks.block_id) == 1
+
+
 class LeaderlessDriver(LossyDriver):
     """An engine whose leader is lost now and then. The next leader knows what the first rank
     knows."""
