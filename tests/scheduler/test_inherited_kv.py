@@ -80,7 +80,8 @@ def test_nothing_is_complete_if_no_blocks_are_known() -> None:
     ids=str,
 )
 def test_nothing_is_restored_from_a_list_that_is_not_well_formed(wrong: dict[str, Any]) -> None:
-    columns = {"block_id": [3, 4], "key": [b"a", b"b"], "iteration": [6, 7], "secret": SECRET}
+    columns: dict[str, Any] = {"block_id": [3, 4], "key": [b"a", b"b"], "iteration": [6, 7]}
+    columns["secret"] = SECRET
     kept = KeptBlocksMessage(epoch=5, last_iteration=9, **(columns | wrong))
     following = core()
     begun = InheritedKV().begin(pipeline_of("a"), [[stored()]], kept, following.kv_manager)
@@ -88,8 +89,10 @@ def test_nothing_is_restored_from_a_list_that_is_not_well_formed(wrong: dict[str
 
 
 def test_only_blocks_that_are_complete_on_all_ranks_are_restored() -> None:
-    columns = {"block_id": [3, 4, 5], "key": [b"a", b"b", b"c"], "iteration": [6, 7, 8]}
-    kept = KeptBlocksMessage(epoch=5, last_iteration=9, secret=SECRET, **columns)
+    kept = KeptBlocksMessage(epoch=5, last_iteration=9, secret=SECRET)
+    kept.MergeFrom(
+        KeptBlocksMessage(block_id=[3, 4, 5], key=[b"a", b"b", b"c"], iteration=[6, 7, 8])
+    )
     ranks = [[stored(iteration=8)], [stored(iteration=7)]]
     following = core()
     begun = InheritedKV().begin(pipeline_of("a"), ranks, kept, following.kv_manager)

@@ -43,10 +43,9 @@ class EpochMember:
         journal: Journal = NO_JOURNAL,
         adapters: EpochAdapters | None = None,
     ) -> None:
-        """`clock` tells when the device has finished an iteration. Without `clock`, an iteration
-        counts as finished when it has been started. `activity` records the steps of this member.
-        `journal` is that of the memory with the keys and values. `adapters` carries out orders
-        about adapters; None if the rank loads none."""
+        """`clock` tells when the device has finished an iteration. Without `clock`, each iteration
+        that was started is finished. `activity` records the steps. `journal` is that of the K/V
+        memory. `adapters` carries out orders about adapters; None if the rank loads none."""
         self.request = request
         self.adapters = adapters or EpochAdapters(NO_LOADER, NO_RUNNER)
         """The adapters that are loaded in this epoch."""
@@ -206,8 +205,7 @@ class EpochMember:
         trace = None
         if started.message.HasField("trace"):
             duration_ns = timing.receive_ns + timing.compute_ns + timing.send_ns
-            ended_unix_ns = started.ended_unix_ns or time.time_ns()
-            start_unix_ns = ended_unix_ns - duration_ns
+            start_unix_ns = (started.ended_unix_ns or time.time_ns()) - duration_ns
             trace = wire.trace_of(
                 started.message, started.number, timing, start_unix_ns=start_unix_ns
             )
