@@ -30,6 +30,10 @@ MAX_LOSSES = 2
 """Number of epochs lost while they loaded an adapter for a client after which the load has failed,
 since it may be the cause."""
 
+LOADED, FAILED, UNFINISHED = "loaded", "failed", "lost"
+LOAD_ENDS = (LOADED, FAILED, UNFINISHED)
+"""The ways in which a load ends; `lost` if its epoch was over first."""
+
 LOST = "pipelines were lost while they loaded it"
 
 UNLOADED = "model: its adapter was unloaded"
@@ -135,6 +139,8 @@ class AdapterGate:
 
     def __init__(self, shared: SharedAdapters) -> None:
         self._shared = shared
+        self.on_load_end: Callable[[str], None] = lambda end: None
+        """Function that is called with one of `LOAD_ENDS` when a load ends."""
         self._fixed: Container[str] = _AnyDigest()
         self._max_loaded = 0
         # The least recently used adapter comes first.
@@ -239,6 +245,7 @@ class AdapterGate:
     def note_loaded(self, load_id: int, digest: str) -> None:
         """Notes that all ranks have ended the load with a number, and that the adapter has the
         digest `digest`."""
+        self.on_load_end(LOADED)
         wanted = self._end_load()
         if digest not in self._fixed and digest not in self._loaded:
             self._loaded[digest] = _Loaded(load_id)
@@ -248,6 +255,7 @@ class AdapterGate:
     def note_failed(self, load_id: int, failure: str) -> str:
         """Notes that a load has failed on a rank. Returns the digest of the adapter for which
         requests wait; empty if the load was for no request."""
+        self.on_load_end(FAILED)
         load, wanted = self._load, self._end_load()
         self._doomed.append(load_id)  # some ranks may have it
         if wanted is not None:
@@ -257,6 +265,8 @@ class AdapterGate:
     def reset(self, waiting: Iterable[Request]) -> None:
         """Forgets the adapters of an epoch that is over. `waiting` are all waiting requests. A load
         that a client asked for is left to any pipeline, unless `MAX_LOSSES` epochs were lost."""
+        if self._load is not None:
+            self.on_load_end(UNFINISHED)
         if self._wanted is not None:
             self._wanted.is_taken = False
             self._wanted.n_losses += 1
