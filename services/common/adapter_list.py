@@ -10,8 +10,10 @@ out higher versions nevertheless.
 """
 
 import time
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from heapq import merge
 
 MAX_LOADED = 1024
 """Largest number of adapters in a list."""
@@ -33,30 +35,32 @@ class AdapterEntry:
 
 
 class AdapterList:
-    """The newest entry of each name."""
+    """The newest entry of each name. A change takes about the same time however long the list is,
+    since the list is changed in the event loops of schedulers and frontends."""
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
         """`now` returns the time in seconds since 1970."""
         self._now = now
         self._newest = 0
         self._entries: dict[str, AdapterEntry] = {}
+        self._loaded: list[AdapterEntry] = []  # in ascending order, as the next one
+        self._removed: list[AdapterEntry] = []
+        self._by_digest: dict[str, dict[str, AdapterEntry]] = {}  # loaded ones, then by name
 
     @property
     def entries(self) -> tuple[AdapterEntry, ...]:
         """All entries, those with the lowest versions first."""
-        return tuple(sorted(self._entries.values()))
+        return tuple(merge(self._loaded, self._removed))
 
     @property
     def is_full(self) -> bool:
         """Whether no other name can be added."""
-        return len(self.digests) >= MAX_LOADED
+        return len(self._loaded) >= MAX_LOADED
 
     @property
     def digests(self) -> Mapping[str, str]:
         """Digest of each adapter that is loaded, by its name, in alphabetical order."""
-        return {
-            name: one.digest for name, one in sorted(self._entries.items()) if not one.is_removed
-        }
+        return dict(sorted((one.name, one.digest) for one in self._loaded))
 
     def get(self, name: str) -> AdapterEntry | None:
         """Returns the entry of an adapter that is loaded. Returns None if there is none."""
@@ -65,44 +69,64 @@ class AdapterList:
 
     def source_of(self, digest: str) -> AdapterEntry | None:
         """Returns an entry of an adapter with a digest. Returns None if none is loaded."""
-        return next(
-            (one for one in self._entries.values() if one.digest == digest and not one.is_removed),
-            None,
-        )
+        return next(iter(self._by_digest.get(digest, {}).values()), None)
 
     def put(self, name: str, source: str, digest: str) -> AdapterEntry:
         """Notes that an adapter was loaded, and returns its entry."""
-        return self._change(AdapterEntry(self._next_version(), False, name, source, digest))
+        entry = AdapterEntry(self._next_version(), False, name, source, digest)
+        self.merge([entry])
+        return entry
 
     def remove(self, name: str) -> AdapterEntry | None:
         """Notes that an adapter was unloaded, and returns the entry that says so. Returns None if
         no adapter of this name is loaded."""
         if self.get(name) is None:
             return None
-        return self._change(AdapterEntry(self._next_version(), True, name, "", ""))
+        entry = AdapterEntry(self._next_version(), True, name, "", "")
+        self.merge([entry])
+        return entry
 
     def merge(self, entries: Iterable[AdapterEntry]) -> list[AdapterEntry]:
-        """Takes over the entries that are newer than those in the list, and returns them."""
+        """Takes over the entries that are newer than those in the list. Returns those that the
+        list has afterwards."""
         newer: dict[str, AdapterEntry] = {}
         for one in entries:
             known = self._entries.get(one.name)
             if known is None or one > known:
-                newer[one.name] = self._change(one)
-        return list(newer.values())
+                self._discard(one.name)
+                self._add(one)
+                newer[one.name] = one
+        self._forget(self._loaded, MAX_LOADED)
+        self._forget(self._removed, MAX_UNLOADED)
+        return [one for name, one in newer.items() if name in self._entries]
 
     def _next_version(self) -> int:
         return max(self._newest + 1, int(self._now() * 1000))
 
-    def _change(self, entry: AdapterEntry) -> AdapterEntry:
-        self._entries[entry.name] = entry
+    def _add(self, entry: AdapterEntry) -> None:
         self._newest = max(self._newest, entry.version)
-        self._forget(MAX_LOADED, is_removed=False)
-        self._forget(MAX_UNLOADED, is_removed=True)
-        return entry
+        self._entries[entry.name] = entry
+        insort(self._kind_of(entry), entry)
+        if not entry.is_removed:
+            self._by_digest.setdefault(entry.digest, {})[entry.name] = entry
 
-    def _forget(self, limit: int, *, is_removed: bool) -> None:
+    def _discard(self, name: str) -> None:
+        """Removes the entry of a name, if there is one."""
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            return
+        kind = self._kind_of(entry)
+        del kind[bisect_left(kind, entry)]
+        if not entry.is_removed:
+            same = self._by_digest[entry.digest]
+            del same[name]
+            if not same:
+                del self._by_digest[entry.digest]
+
+    def _forget(self, kind: list[AdapterEntry], limit: int) -> None:
         """Forgets the oldest entries of one kind if there are more than `limit`."""
-        if len(self._entries) > limit:
-            kind = [one for one in self.entries if one.is_removed is is_removed]
-            for one in kind[: max(0, len(kind) - limit)]:
-                del self._entries[one.name]
+        for one in kind[: max(0, len(kind) - limit)]:
+            self._discard(one.name)
+
+    def _kind_of(self, entry: AdapterEntry) -> list[AdapterEntry]:
+        return self._removed if entry.is_removed else self._loaded

@@ -105,7 +105,7 @@ class AdapterCommands:
         wanted.on_end = partial(self._note_end, wanted, on_answer)
         loop = asyncio.get_running_loop()
         self._waiting[wanted] = loop.call_later(self._limit_s, self._give_up, wanted)
-        self._shared.wanted.append(wanted)
+        self._shared.want(wanted)
         self._wake()
 
     def _refusal(self, name: str, source: str) -> Answer | None:

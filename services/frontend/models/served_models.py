@@ -99,9 +99,13 @@ class ServedModels:
                 return model
         raise errors.UnknownModel(name, served=_names(allowed))
 
-    def has_name(self, name: str) -> bool:
-        """Returns whether a model of this frontend has a name."""
-        return any(name in model.names for model in self._models)
+    def is_taken(self, name: str, model: ServedModel) -> bool:
+        """Returns whether a model of this frontend has a name, or a model other than `model` has an
+        adapter of this name. The scheduler of `model` checks the adapters of `model` itself."""
+        return any(
+            name in one.names or (one is not model and name in one.service.adapters)
+            for one in self._models
+        )
 
     def with_adapter(self, name: str, account: Account) -> ServedModel:
         """Returns the model that has an adapter.

@@ -80,8 +80,13 @@ class SchedulerMetrics:
         self._serving.set_function(lambda: not reason_against())
 
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> EpochObserver:
-        """Returns the observer of an epoch that is about to form."""
+        """Returns the observer of an epoch that is about to form. Also counts the loads of adapters
+        in this epoch."""
+        scheduler.pool.adapters.on_load_end = self._note_load_end
         return EpochObserver(pipeline, scheduler, self._pipeline, self._iterations, self._clock_ns)
+
+    def _note_load_end(self, end: str) -> None:
+        self._pipeline.adapter_loads[end].inc()
 
 
 def _is_state(state: Callable[[], str], name: str) -> bool:

@@ -11,6 +11,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
 from services.common import semconv
+from services.scheduler.core.admission.adapter_gate import LOAD_ENDS
 from services.scheduler.core.admission.waiting import PRIORITY_KINDS
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
@@ -66,6 +67,14 @@ class PipelineMetrics:
             "Times that a pipeline was late and its requests went on in others.",
             registry=registry,
         )
+        loads = Counter(
+            semconv.ADAPTER_LOADS,
+            "Loads of adapters on the ranks of a pipeline, for clients and for requests.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.adapter_loads = {end: loads.labels(end) for end in LOAD_ENDS}
+        """Counter of the loads of adapters, by the way in which they ended."""
         self._cache_config = Info(
             semconv.CACHE_CONFIG.removesuffix("_info"),
             "Shape of the K/V memory of all pipelines together.",

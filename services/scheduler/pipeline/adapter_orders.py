@@ -17,6 +17,9 @@ from services.scheduler.pipeline.membership import Pipeline
 LOAD_LIMIT_S = 60.0
 """Seconds in which the ranks must load an adapter."""
 
+MAX_FAILURE_LENGTH = 500
+"""Largest number of characters of a failure: it goes on to frontends and clients."""
+
 
 class LoadOutcome(NamedTuple):
     """The end of the loading of an adapter."""
@@ -83,7 +86,7 @@ class AdapterOrders:
         if report.load_id != self._load_id:
             return
         if report.failure:
-            self._fail(report.failure)
+            self._fail(report.failure[:MAX_FAILURE_LENGTH])
             return
         self._digests[stage_index, report.tp_rank] = report.digest
         found = {*self._digests.values(), *filter(None, (self._expected,))}

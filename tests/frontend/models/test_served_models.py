@@ -76,7 +76,7 @@ def _described(
     description.CopyFrom(PIPELINE)
     description.model, description.max_model_len = model, max_model_len
     if has_adapter:
-        description.traits.update(adapter_traits({f"of-{max_model_len}": "d" * 64}))
+        description.traits.update(adapter_traits({f"of-{max_model_len}": "d" * 64}, max_loaded=1))
     return description
 
 
@@ -189,6 +189,17 @@ async def test_an_adapter_belongs_to_one_model_and_to_the_keys_of_this_model(
             assert answer.status_code == status
         listed = (await soon(it.http.get("/v1/models", headers=as_key("one")))).json()["data"]
         assert [entry["id"] for entry in listed] == ["small", names["small"]]
+
+
+async def test_an_adapter_does_not_take_the_name_of_one_of_another_model(tmp_path: Path) -> None:
+    async with fleet(tmp_path, has_adapters=True) as it:
+        for name, status in ((f"of-{SMALL_CONTEXT}", 400), ("small", 400), ("law", 200)):
+            body = {"lora_name": name, "lora_path": "/adapters/x", "base_model_name": "big"}
+            answer = await soon(it.http.post("/v1/load_lora_adapter", json=body))
+            assert answer.status_code == status
+            if status == 400:
+                assert answer.json()["error"]["param"] == "lora_name"
+        assert list(it.schedulers["big"].adapters.digests) == ["law"]
 
 
 async def test_each_model_has_its_own_limits(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from orcinus.v1 import sampling_pb2, scheduler_pb2, worker_pb2
 from prometheus_client import CollectorRegistry
 
 from services.common.errors import InvalidRequest, PoolFull, Unavailable
+from services.scheduler.core.admission.adapter_gate import LOAD_ENDS, WantedLoad
 from services.scheduler.core.clients.accounts import KeyInFlight, KeyRate
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies.orca import OrcaPolicy
@@ -410,3 +411,24 @@ def test_wanted_pipelines_queued_tokens_and_the_state_are_gauges() -> None:
     assert it.samples.sum("orcinus_tokens_queued") == 70
     it.metrics.set_leading(False)
     assert it.samples.sum("orcinus_pipelines_wanted") == 0
+
+
+def test_loads_of_adapters_are_counted_by_their_ends() -> None:
+    it = World()
+    gate = it.scheduler.pool.adapters
+    gate.begin((), 2)
+    for name in "abc":
+        it.scheduler.pool.shared.adapters.want(WantedLoad(name, "/x", lambda *_: None))
+    assert it.samples.sum("orcinus_adapter_loads_total") == 0
+    for end in LOAD_ENDS:
+        change = gate.next_change(())
+        assert change is not None
+        if end == "loaded":
+            gate.note_loaded(change.load_id, "a digest")
+        elif end == "failed":
+            gate.note_failed(change.load_id, "broken")
+        else:
+            it.scheduler.suspend()
+        assert it.samples.sum("orcinus_adapter_loads_total", outcome=end) == 1
+    it.scheduler.suspend()  # without a load in progress
+    assert it.samples.sum("orcinus_adapter_loads_total") == 3

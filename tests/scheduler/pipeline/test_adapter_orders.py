@@ -6,7 +6,11 @@ import pytest
 from orcinus.v1 import worker_pb2
 
 from services.scheduler.core.admission.adapter_gate import AdapterChange
-from services.scheduler.pipeline.adapter_orders import AdapterOrders, LoadOutcome
+from services.scheduler.pipeline.adapter_orders import (
+    MAX_FAILURE_LENGTH,
+    AdapterOrders,
+    LoadOutcome,
+)
 from services.scheduler.pipeline.membership import Member, Pipeline
 
 A, B = "a" * 64, "b" * 64
@@ -94,6 +98,14 @@ async def test_the_first_failure_ends_the_load_and_later_reports_change_nothing(
     for stage, rank in ranks:
         epoch.report(stage, rank, B, of=2)
     assert epoch.orders.take() == [LoadOutcome(2, B, "")]
+
+
+async def test_a_failure_has_a_limit() -> None:
+    epoch = Epoch()
+    await epoch.load()
+    epoch.report(0, 0, "", "b" * 4_000_000)
+    ((_, _, failure),) = epoch.orders.take()
+    assert failure == "b" * MAX_FAILURE_LENGTH
 
 
 async def test_a_load_has_a_limit() -> None:

@@ -55,8 +55,10 @@ async def load_lora_adapter(api: Api, body: LoadAdapterBody, account: Account) -
         raise errors.PermissionDenied(
             "adapters cannot be loaded: the workers' setting allowed_adapter_sources is empty"
         )
-    if api.models.has_name(body.lora_name):
-        raise errors.InvalidRequest("lora_name", "is the name of a model")
+    if api.models.is_taken(body.lora_name, model):
+        raise errors.InvalidRequest(
+            "lora_name", "is the name of a model, or of an adapter of another model"
+        )
     await model.scheduler.adapters.load(body.lora_name, body.lora_path)
     return {"object": "adapter", "id": body.lora_name, "is_loaded": True}
 

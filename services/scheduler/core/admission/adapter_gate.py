@@ -2,14 +2,16 @@
 
 Ranks hold the adapters that are there from the start, and a bounded number of others. A request
 whose adapter they do not hold keeps its place in the order, and requests behind it may be admitted.
-One adapter is loaded at a time: first those that clients ask to load, then that of the first
-request, in the order of the pool, that waits for one.
+One adapter is loaded at a time. Adapters that clients ask to load take turns with adapters that
+requests wait for: of the first kind the one that was asked for first, of the second kind that of
+the first request in the order of the pool.
 
 If there is no room, the least recently used adapter without admitted requests is dropped. If all
 have admitted requests, the least recently used one is closed: it admits no further requests until
 it can be dropped. An adapter for which an earlier request waits is never closed or dropped for a
-later one. So a request waits for its own adapter and for the ends of running requests, however many
-requests of other adapters arrive.
+later request, nor for a load that a client asked for after the request had arrived. So a request
+waits for its own adapter and for the ends of running requests, however many requests of other
+adapters arrive and however many loads clients ask for.
 """
 
 from collections import Counter, OrderedDict
@@ -23,6 +25,16 @@ from services.scheduler.core.request import Request, RequestState
 N_LOOKED_AT = 64
 """Number of waiting requests, from the first in the order on, whose adapters are considered for
 loading. The limit keeps the search short in each iteration."""
+
+MAX_LOSSES = 2
+"""Number of epochs lost while they loaded an adapter for a client after which the load has failed,
+since it may be the cause."""
+
+LOADED, FAILED, UNFINISHED = "loaded", "failed", "lost"
+LOAD_ENDS = (LOADED, FAILED, UNFINISHED)
+"""The ways in which a load ends; `lost` if its epoch was over first."""
+
+LOST = "pipelines were lost while they loaded it"
 
 UNLOADED = "model: its adapter was unloaded"
 
@@ -67,6 +79,10 @@ class WantedLoad:
     why it was not loaded."""
     is_taken: bool = False
     """Whether a pipeline loads it."""
+    arrival: int = 0
+    """Requests with lower numbers in the order of arrival were there when the client asked."""
+    n_losses: int = 0
+    """Number of epochs that were lost while their ranks loaded it."""
 
 
 class SharedAdapters:
@@ -79,6 +95,14 @@ class SharedAdapters:
         """Number of the waiting requests of each adapter, by its digest."""
         self.wanted: list[WantedLoad] = []
         """The adapters that clients ask to load, in the order in which they came."""
+        self.n_arrived = 0
+        """The number that the next request has in the order of arrival, or a lower number if only
+        requests without adapters have arrived since."""
+
+    def want(self, wanted: WantedLoad) -> None:
+        """Adds an adapter that a client asks to load."""
+        wanted.arrival = self.n_arrived
+        self.wanted.append(wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +139,8 @@ class AdapterGate:
 
     def __init__(self, shared: SharedAdapters) -> None:
         self._shared = shared
+        self.on_load_end: Callable[[str], None] = lambda end: None
+        """Function that is called with one of `LOAD_ENDS` when a load ends."""
         self._fixed: Container[str] = _AnyDigest()
         self._max_loaded = 0
         # The least recently used adapter comes first.
@@ -122,6 +148,7 @@ class AdapterGate:
         self._last_id = 0
         self._load: AdapterChange | None = None  # the load that has begun and not ended
         self._wanted: WantedLoad | None = None  # the client's wish that the load serves
+        self._was_wanted = False  # whether a client asked for the last load
         self._closed = ""  # digest of the adapter that admits no further requests
         self._doomed: list[int] = []  # loads whose adapters must be dropped
 
@@ -163,6 +190,7 @@ class AdapterGate:
         """Notes that a request waits, for the first time or again."""
         if request.adapter:
             self._shared.waiting[request.adapter] += 1
+            self._shared.n_arrived = max(self._shared.n_arrived, request.arrival + 1)
 
     def admit(self, request: Request) -> None:
         """Notes that a waiting request is admitted. The ranks must hold its adapter."""
@@ -217,6 +245,7 @@ class AdapterGate:
     def note_loaded(self, load_id: int, digest: str) -> None:
         """Notes that all ranks have ended the load with a number, and that the adapter has the
         digest `digest`."""
+        self.on_load_end(LOADED)
         wanted = self._end_load()
         if digest not in self._fixed and digest not in self._loaded:
             self._loaded[digest] = _Loaded(load_id)
@@ -226,6 +255,7 @@ class AdapterGate:
     def note_failed(self, load_id: int, failure: str) -> str:
         """Notes that a load has failed on a rank. Returns the digest of the adapter for which
         requests wait; empty if the load was for no request."""
+        self.on_load_end(FAILED)
         load, wanted = self._load, self._end_load()
         self._doomed.append(load_id)  # some ranks may have it
         if wanted is not None:
@@ -234,9 +264,14 @@ class AdapterGate:
 
     def reset(self, waiting: Iterable[Request]) -> None:
         """Forgets the adapters of an epoch that is over. `waiting` are all waiting requests. A load
-        that a client asked for is left to any pipeline."""
+        that a client asked for is left to any pipeline, unless `MAX_LOSSES` epochs were lost."""
+        if self._load is not None:
+            self.on_load_end(UNFINISHED)
         if self._wanted is not None:
             self._wanted.is_taken = False
+            self._wanted.n_losses += 1
+            if self._wanted.n_losses >= MAX_LOSSES and (lost := self._end_load()) is not None:
+                lost.on_end("", LOST)
         self._load = self._wanted = None
         self._closed = ""
         self._doomed = []
@@ -250,16 +285,37 @@ class AdapterGate:
     ) -> tuple[tuple[int, ...], AdapterChange] | None:
         """Chooses the adapter that is loaded next. Returns the loads that make room for it, and the
         change without them. Returns None if nothing is to be loaded, or there is no room yet."""
-        if (wanted := self._next_wanted()) is not None and self._max_loaded:
-            victims = self._victims(())
-            if victims is None:
-                return None
-            self._wanted, wanted.is_taken = wanted, True
-            return victims, AdapterChange((), self._next_id(), wanted.name, wanted.source)
+        if not self._max_loaded:
+            return None
+        requests = [one for one in islice(waiting, N_LOOKED_AT) if one.adapter]
+        turns = [self._begin_wanted, self._begin_for_request]
+        for begin in reversed(turns) if self._was_wanted else turns:
+            begun = begin(requests)
+            if begun is not None or self._closed:
+                return begun
+        return None
+
+    def _begin_wanted(self, waiting: list[Request]) -> tuple[tuple[int, ...], AdapterChange] | None:
+        """Does what `_begin_load` does, for an adapter that a client asks to load."""
+        wanted = self._next_wanted()
+        if wanted is None:
+            return None
+        earlier = {one.adapter for one in waiting if one.arrival < wanted.arrival}
+        victims = self._victims(earlier)
+        if victims is None:
+            return None
+        self._wanted, wanted.is_taken = wanted, True
+        self._was_wanted = True
+        return victims, AdapterChange((), self._next_id(), wanted.name, wanted.source)
+
+    def _begin_for_request(
+        self, waiting: list[Request]
+    ) -> tuple[tuple[int, ...], AdapterChange] | None:
+        """Does what `_begin_load` does, for the first request that waits for an adapter."""
         earlier: set[str] = set()
-        for request in islice(waiting, N_LOOKED_AT) if self._max_loaded else ():
+        for request in waiting:
             digest = request.adapter
-            if not digest or digest in self._fixed:
+            if digest in self._fixed:
                 continue
             if digest in self._loaded:
                 earlier.add(digest)
@@ -270,15 +326,16 @@ class AdapterGate:
             victims = self._victims(earlier)
             if victims is None:
                 return None
+            self._was_wanted = False
             return victims, AdapterChange((), self._next_id(), entry.name, entry.source, digest)
         return None
 
-    def _victims(self, earlier: Iterable[str]) -> tuple[int, ...] | None:
+    def _victims(self, earlier: set[str]) -> tuple[int, ...] | None:
         """Returns the loads that are dropped to make room for another adapter. Returns None if
         there is no room yet. Adapters in `earlier` stay."""
         if len(self._loaded) < self._max_loaded:
             return ()
-        candidates = [digest for digest in self._loaded if digest not in set(earlier)]
+        candidates = [digest for digest in self._loaded if digest not in earlier]
         for digest in candidates:
             if not self._loaded[digest].n_running:
                 return (self._loaded.pop(digest).load_id,)

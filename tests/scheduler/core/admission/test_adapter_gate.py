@@ -8,7 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.adapter_list import AdapterList
-from services.scheduler.core.admission.adapter_gate import AdapterChange, WantedLoad
+from services.scheduler.core.admission.adapter_gate import (
+    LOST,
+    MAX_LOSSES,
+    AdapterChange,
+    WantedLoad,
+)
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
@@ -190,7 +195,7 @@ class Asked:
     def __init__(self, scheduler: Scheduler, name: str) -> None:
         self.ends: list[tuple[str, str]] = []
         self.wanted = WantedLoad(name, "/x", lambda *end: self.ends.append(end))
-        scheduler.pool.shared.adapters.wanted.append(self.wanted)
+        scheduler.pool.shared.adapters.want(self.wanted)
 
 
 def test_an_adapter_that_a_client_asks_for_is_loaded_once() -> None:
@@ -219,6 +224,62 @@ def test_an_order_that_a_lost_pipeline_had_is_given_to_another() -> None:
     assert asked.ends == [("", "broken")]
 
 
+def test_a_load_with_which_two_pipelines_are_lost_fails() -> None:
+    scheduler = scheduler_with("")
+    asked = Asked(scheduler, "new")
+    for _ in range(MAX_LOSSES):
+        assert not asked.ends
+        assert next_change(scheduler) is not None
+        scheduler.suspend()
+    assert asked.ends == [("", LOST)]
+    assert next_change(scheduler) is None
+    assert not scheduler.pool.shared.adapters.wanted
+
+
+def test_loads_that_clients_ask_for_take_turns_with_those_of_requests() -> None:
+    scheduler = scheduler_with("ab", max_loaded=1)
+    clients = [Asked(scheduler, f"missing{number}") for number in range(1000)]
+    submit(scheduler, "1", "a", n_tokens=1)
+    submit(scheduler, "2", "b", n_tokens=1)
+    admitted = []
+    for _ in range(6):
+        change = next_change(scheduler)
+        if change is not None and change.name.startswith("missing"):
+            scheduler.pool.adapters.note_failed(change.load_id, "does not exist")
+        elif change is not None and change.load_id:
+            scheduler.pool.adapters.note_loaded(change.load_id, change.digest)
+        admitted += run(scheduler)
+    assert admitted == ["1", "2"]
+    assert len([one for one in clients if one.ends]) >= 2  # and the clients are not kept out
+
+
+def test_a_stream_of_requests_does_not_keep_out_an_adapter_that_a_client_asks_for() -> None:
+    scheduler = scheduler_with("a", max_loaded=1)
+    submit(scheduler, "0", "a", n_tokens=3)
+    load(scheduler)
+    run(scheduler)
+    asked = Asked(scheduler, "new")
+    for index in range(20):
+        submit(scheduler, f"{index + 1}", "a", n_tokens=3)
+        load(scheduler)
+        run(scheduler)
+        if asked.ends:
+            break
+    assert asked.ends
+
+
+def test_an_adapter_stays_for_a_request_that_came_before_a_client_asked() -> None:
+    scheduler = scheduler_with("ab", max_loaded=1)
+    submit(scheduler, "1", "b", n_tokens=1)
+    load(scheduler)
+    asked = Asked(scheduler, "new")
+    submit(scheduler, "2", "a", n_tokens=1)
+    assert next_change(scheduler) is None  # b stays for the request that waits
+    assert run(scheduler) == ["1"]
+    assert next_change(scheduler) == AdapterChange((1,), 2, "new", "/x", "")
+    assert not asked.ends
+
+
 def test_what_nobody_waits_for_any_more_is_dropped() -> None:
     scheduler = scheduler_with("")
     asked = Asked(scheduler, "new")
@@ -240,15 +301,32 @@ def test_ranks_that_load_nothing_admit_what_they_have() -> None:
     assert waits in scheduler.pool
 
 
+def carry_out(scheduler: Scheduler, change: AdapterChange | None, held: dict[int, str]) -> None:
+    """Lets the ranks, which hold the adapters `held`, carry out a change. An adapter that a client
+    asks for does not exist."""
+    if change is None:
+        return
+    for load_id in change.dropped:
+        held.pop(load_id, None)
+    if change.load_id:
+        held[change.load_id] = change.digest
+        if change.digest:
+            scheduler.pool.adapters.note_loaded(change.load_id, change.digest)
+        else:
+            scheduler.pool.adapters.note_failed(change.load_id, "does not exist")
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 4)), min_size=1, max_size=25),
     st.integers(1, 3),
     st.lists(st.sampled_from(["run", "load", "lose"]), max_size=12),
+    st.booleans(),
 )
 def test_every_request_ends_and_memory_is_bounded(
-    requests: list[tuple[str, int]], max_loaded: int, steps: list[str]
+    requests: list[tuple[str, int]], max_loaded: int, steps: list[str], asks: bool
 ) -> None:
+    """With `asks`, a client always asks for an adapter that does not exist."""
     scheduler = scheduler_with("abcd", max_loaded=max_loaded)
     held: dict[int, str] = {}  # what the ranks hold, by load
     for index, (adapter, n_tokens) in enumerate(requests):
@@ -256,19 +334,14 @@ def test_every_request_ends_and_memory_is_bounded(
     for step in [*steps, *["load", "run"] * 300]:
         if not len(scheduler.pool):
             break
+        if asks and not scheduler.pool.shared.adapters.wanted:
+            Asked(scheduler, "missing")
         if step == "lose":
             scheduler.suspend()
             held.clear()
         elif step == "load":
-            change = next_change(scheduler)
-            if change is None:
-                continue
-            for load_id in change.dropped:
-                held.pop(load_id, None)
-            if change.load_id:
-                held[change.load_id] = change.digest
-                assert len(held) <= max_loaded
-                scheduler.pool.adapters.note_loaded(change.load_id, change.digest)
+            carry_out(scheduler, next_change(scheduler), held)
+            assert len(held) <= max_loaded
         elif (batch := scheduler.select()) is not None:
             assert {span.request.adapter for span in batch.spans} <= set(held.values())
             scheduler.apply(batch.iteration, [7] * len(batch.spans))
