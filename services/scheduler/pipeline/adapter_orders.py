@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from orcinus.v1 import worker_pb2
 
+from services.common.failure_text import failure_text
 from services.scheduler.core.admission.adapter_gate import AdapterChange
 from services.scheduler.pipeline.membership import Pipeline
 
@@ -83,7 +84,7 @@ class AdapterOrders:
         if report.load_id != self._load_id:
             return
         if report.failure:
-            self._fail(report.failure)
+            self._fail(failure_text(report.failure))
             return
         self._digests[stage_index, report.tp_rank] = report.digest
         found = {*self._digests.values(), *filter(None, (self._expected,))}

@@ -18,6 +18,7 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from services.common.adapter_sources import SourceRefused, check_inside, directory_of
+from services.common.failure_text import failure_text
 from services.worker.models.adapters.adaptable_program import AdaptableProgram, FittedAdapter
 from services.worker.models.adapters.adapter import Adapter
 from services.worker.models.adapters.adapter_config import AdapterError
@@ -37,7 +38,11 @@ class LoadEnd:
     load_id: int
     fitted: FittedAdapter | None  # None: the load has failed
     failure: str = ""
-    """Why the load has failed, for clients: it names files and no directories."""
+    """Why the load has failed, for clients: it names files and no directories. It is short and
+    printable, whatever names the files have in them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "failure", failure_text(self.failure))
 
 
 OnEnd = Callable[[LoadEnd], None]
@@ -86,8 +91,12 @@ class AdapterLoader:
             failure = error.strerror or "it cannot be read"
         except (MemoryError, torch.OutOfMemoryError):
             failure = "there is too little memory for it"
-        log.warning("adapter %s is not loaded: %s", order.name, failure)
-        return LoadEnd(order.load_id, None, failure)
+        except Exception:  # the thread goes on: without it, the rank could load nothing more
+            log.exception("adapter %s is not loaded", order.name)
+            return LoadEnd(order.load_id, None, "internal error of a worker, see its log")
+        end = LoadEnd(order.load_id, None, failure)
+        log.warning("adapter %s is not loaded: %s", order.name, end.failure)
+        return end
 
     def _fitted(self, order: worker_pb2.AdapterOrder, index: int) -> FittedAdapter:
         directory = self._directory(order.source)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from orcinus.v1 import worker_pb2
 
+from services.common.failure_text import MAX_FAILURE_LENGTH
 from services.worker.models.adapters.adaptable_program import FittedAdapter
 from services.worker.models.adapters.adapter import Adapter
 from services.worker.rank.adapter_loader import MAX_ENTRIES, AdapterLoader, LoadEnd
@@ -133,6 +134,57 @@ def test_a_directory_has_a_bounded_number_of_entries(site: Site) -> None:
     for number in range(MAX_ENTRIES):
         (own / f"x{number}").touch()
     assert "entries" in site.failure(own)
+
+
+def test_a_link_that_leads_to_itself_ends_its_own_load_only(site: Site) -> None:
+    own = site.write()
+    for name in ("adapter_config.json", "tokenizer.json"):
+        link = own / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(link)
+    assert "adapter_config.json cannot be read" in site.failure(own)
+    loop = site.allowed / "loop"
+    loop.symlink_to(loop)
+    assert "no directory" in site.failure(loop)
+    assert site.load(site.write("good")).fitted is not None
+
+
+@pytest.mark.parametrize("key", ["\\ud800", "x\\n", "x" * 4_000_000], ids=["half", "line", "long"])
+def test_any_text_in_the_files_gives_a_failure_that_can_be_sent(site: Site, key: str) -> None:
+    own = site.write()
+    (own / "adapter_config.json").write_text(f'{{"peft_type": "LORA", "{key}": 1}}')
+    failure = site.failure(own)
+    assert "adapter_config.json" in failure
+    assert failure.isprintable()
+    assert len(worker_pb2.AdapterReport(failure=failure).failure) <= MAX_FAILURE_LENGTH
+
+
+def test_an_error_that_nobody_expects_ends_its_own_load_only(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        """A program with a bug."""
+
+        def __init__(self) -> None:
+            self.is_broken = True
+
+        def fit(self, adapter: Adapter, index: int) -> FittedAdapter:
+            if self.is_broken:
+                raise RuntimeError("a secret of the worker")
+            return FittedAdapter(adapter.digest, index, {})
+
+    program = Broken()
+    loader = AdapterLoader(site.settings, program)  # type: ignore[arg-type]
+    order = worker_pb2.AdapterOrder(load_id=1, name="law", source=str(site.write()))
+    loader.begin(order, 0, site.ends.put)
+    end = site.ends.get(timeout=HANG_S)
+    assert end.fitted is None
+    assert "internal error" in end.failure
+    assert "secret" not in end.failure
+    assert "Traceback" in caplog.text
+    program.is_broken = False
+    loader.begin(order, 0, site.ends.put)
+    assert site.ends.get(timeout=HANG_S).fitted is not None
 
 
 def test_loads_that_wait_behind_one_that_hangs_are_bounded(site: Site) -> None:
