@@ -220,6 +220,8 @@ class AdapterGate:
         wanted = self._end_load()
         if digest not in self._fixed and digest not in self._loaded:
             self._loaded[digest] = _Loaded(load_id)
+        else:
+            self._doomed.append(load_id)  # the ranks keep it by an earlier load
         if wanted is not None:
             wanted.on_end(digest, "")
 
