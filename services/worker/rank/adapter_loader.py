@@ -20,8 +20,9 @@ from orcinus.v1 import worker_pb2
 from services.common.adapter_sources import SourceRefused, check_inside, directory_of
 from services.common.failure_text import failure_text
 from services.worker.models.adapters.adaptable_program import AdaptableProgram, FittedAdapter
-from services.worker.models.adapters.adapter import Adapter
-from services.worker.models.adapters.adapter_config import AdapterError
+from services.worker.models.adapters.adapter import HeldAdapter
+from services.worker.models.adapters.adapter_config import AdapterError, parse_lora_config
+from services.worker.models.adapters.adapter_files import AdapterFiles
 from services.worker.models.adapters.text_files import check_text_files
 from services.worker.settings import RankSettings
 
@@ -101,10 +102,17 @@ class AdapterLoader:
     def _fitted(self, order: worker_pb2.AdapterOrder, index: int) -> FittedAdapter:
         directory = self._directory(order.source)
         check_text_files(order.name, directory, self._settings.model)
-        adapter = Adapter(order.name, directory)
+        adapter = HeldAdapter(order.name, directory, self._read)
         if order.digest not in ("", adapter.digest):
             raise adapter.error("is not the file that was loaded first; load it under another name")
         return self._program.fit(adapter, index)
+
+    def _read(self, directory: Path) -> AdapterFiles:
+        return AdapterFiles.read(
+            directory,
+            lambda path: check_inside(path, self._settings.allowed_adapter_sources),
+            lambda config: self._program.max_weights_bytes(parse_lora_config(config)),
+        )
 
     def _directory(self, source: str) -> Path:
         """Returns the directory of a source. Raises SourceRefused if the settings do not allow the
