@@ -5,6 +5,7 @@ parts of the source's path, after links and `..` have been followed. So `/adapte
 `/adapters/law`, and neither `/adapters-of-others` nor a link to another directory.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -62,13 +63,23 @@ def directory_of(source: str, prefixes: Iterable[str]) -> Path:
     """
     check_form(source)
     # `..` is followed as the file system does it, not by the text alone.
-    found = Path(source).resolve()
-    check_inside(found, prefixes)
-    return found
+    return check_inside(Path(source), prefixes)
 
 
-def check_inside(path: Path, prefixes: Iterable[str]) -> None:
-    """Raises SourceRefused unless a path, after links have been followed, is below a prefix."""
-    real = path.resolve()
-    if not any(real.is_relative_to(Path(prefix).resolve()) for prefix in prefixes):
+def check_inside(path: Path, prefixes: Iterable[str]) -> Path:
+    """Returns a path with links followed. What is read must be opened by the returned path, since
+    the links may change. A link that leads to itself is not followed: opening the returned path
+    fails.
+
+    Raises:
+        SourceRefused: the returned path would not be below a prefix.
+    """
+    real = _real(path)
+    if not any(real.is_relative_to(_real(Path(prefix))) for prefix in prefixes):
         raise SourceRefused("is not below a directory that `allowed_adapter_sources` names")
+    return real
+
+
+def _real(path: Path) -> Path:
+    # `Path.resolve` raises RuntimeError for a link that leads to itself.
+    return Path(os.path.realpath(path))

@@ -5,46 +5,54 @@ for a parser, is refused before it takes memory, with an error that names the fi
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+Opener = Callable[[Path], BinaryIO]
+"""A function that opens a file for reading."""
 
 
-def read_bytes(path: Path, *, max_bytes: int) -> bytes:
+def _open(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
+def read_bytes(path: Path, *, max_bytes: int, opener: Opener = _open) -> bytes:
     """Returns the content of a file.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: the file has more than `max_bytes` bytes.
     """
-    with path.open("rb") as file:
+    with opener(path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(f"{path} has more than {max_bytes} bytes")
     return content
 
 
-def read_json(path: Path, *, max_bytes: int) -> Any:
+def read_json(path: Path, *, max_bytes: int, opener: Opener = _open) -> Any:
     """Returns the JSON value in a file.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: the file has more than `max_bytes` bytes, or is not JSON.
     """
-    content = read_bytes(path, max_bytes=max_bytes)
+    content = read_bytes(path, max_bytes=max_bytes, opener=opener)
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
 
 
-def read_json_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
+def read_json_object(path: Path, *, max_bytes: int, opener: Opener = _open) -> dict[str, Any]:
     """Returns the JSON object in a file.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: the file has more than `max_bytes` bytes, or is not a JSON object.
     """
-    value = read_json(path, max_bytes=max_bytes)
+    value = read_json(path, max_bytes=max_bytes, opener=opener)
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object")
     return value

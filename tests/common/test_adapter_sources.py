@@ -58,6 +58,17 @@ def test_whole_parts_of_paths_are_compared_after_links(tmp_path: Path) -> None:
         check_inside(allowed / "law" / "adapter_config.json", prefixes)
 
 
+def test_a_link_that_leads_to_itself_is_not_followed(tmp_path: Path) -> None:
+    loop = tmp_path / "allowed" / "loop"
+    loop.parent.mkdir()
+    loop.symlink_to(loop)
+    assert check_inside(loop, [str(loop.parent)]) == loop
+    assert not directory_of(str(loop), [str(loop.parent)]).is_dir()
+    for source in (loop / ".." / ".." / "..", loop / ".." / ".." / "other"):
+        with pytest.raises(SourceRefused, match="is not below"):
+            directory_of(str(source), [str(loop.parent)])
+
+
 @pytest.mark.parametrize("source", ["acme/law", "s3://bucket/law", "law", ""])
 def test_other_sources_are_refused_in_words(source: str) -> None:
     with pytest.raises(SourceRefused, match="workers fetch nothing from a hub"):

@@ -11,14 +11,12 @@ from typing import NamedTuple
 
 from orcinus.v1 import worker_pb2
 
+from services.common.failure_text import failure_text
 from services.scheduler.core.admission.adapter_gate import AdapterChange
 from services.scheduler.pipeline.membership import Pipeline
 
 LOAD_LIMIT_S = 60.0
 """Seconds in which the ranks must load an adapter."""
-
-MAX_FAILURE_LENGTH = 500
-"""Largest number of characters of a failure: it goes on to frontends and clients."""
 
 
 class LoadOutcome(NamedTuple):
@@ -86,7 +84,7 @@ class AdapterOrders:
         if report.load_id != self._load_id:
             return
         if report.failure:
-            self._fail(report.failure[:MAX_FAILURE_LENGTH])
+            self._fail(failure_text(report.failure))
             return
         self._digests[stage_index, report.tp_rank] = report.digest
         found = {*self._digests.values(), *filter(None, (self._expected,))}

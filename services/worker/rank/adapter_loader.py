@@ -18,9 +18,11 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from services.common.adapter_sources import SourceRefused, check_inside, directory_of
+from services.common.failure_text import failure_text
 from services.worker.models.adapters.adaptable_program import AdaptableProgram, FittedAdapter
-from services.worker.models.adapters.adapter import Adapter
-from services.worker.models.adapters.adapter_config import AdapterError
+from services.worker.models.adapters.adapter import HeldAdapter
+from services.worker.models.adapters.adapter_config import AdapterError, parse_lora_config
+from services.worker.models.adapters.adapter_files import AdapterFiles
 from services.worker.models.adapters.text_files import check_text_files
 from services.worker.settings import RankSettings
 
@@ -37,7 +39,11 @@ class LoadEnd:
     load_id: int
     fitted: FittedAdapter | None  # None: the load has failed
     failure: str = ""
-    """Why the load has failed, for clients: it names files and no directories."""
+    """Why the load has failed, for clients: it names files and no directories. It is short and
+    printable, whatever names the files have in them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "failure", failure_text(self.failure))
 
 
 OnEnd = Callable[[LoadEnd], None]
@@ -86,16 +92,27 @@ class AdapterLoader:
             failure = error.strerror or "it cannot be read"
         except (MemoryError, torch.OutOfMemoryError):
             failure = "there is too little memory for it"
-        log.warning("adapter %s is not loaded: %s", order.name, failure)
-        return LoadEnd(order.load_id, None, failure)
+        except Exception:  # the thread goes on: without it, the rank could load nothing more
+            log.exception("adapter %s is not loaded", order.name)
+            return LoadEnd(order.load_id, None, "internal error of a worker, see its log")
+        end = LoadEnd(order.load_id, None, failure)
+        log.warning("adapter %s is not loaded: %s", order.name, end.failure)
+        return end
 
     def _fitted(self, order: worker_pb2.AdapterOrder, index: int) -> FittedAdapter:
         directory = self._directory(order.source)
         check_text_files(order.name, directory, self._settings.model)
-        adapter = Adapter(order.name, directory)
+        adapter = HeldAdapter(order.name, directory, self._read)
         if order.digest not in ("", adapter.digest):
             raise adapter.error("is not the file that was loaded first; load it under another name")
         return self._program.fit(adapter, index)
+
+    def _read(self, directory: Path) -> AdapterFiles:
+        return AdapterFiles.read(
+            directory,
+            lambda path: check_inside(path, self._settings.allowed_adapter_sources),
+            lambda config: self._program.max_weights_bytes(parse_lora_config(config)),
+        )
 
     def _directory(self, source: str) -> Path:
         """Returns the directory of a source. Raises SourceRefused if the settings do not allow the

@@ -54,7 +54,7 @@ class EpochAdapters:
         self._fixed = frozenset(fixed)
         self._n_fixed = len(fixed)
         self._indices: dict[int, int] = {}  # of the adapters that are there or loading, by load
-        self._loaded: dict[int, str] = {}  # digests of the adapters that were added, by load
+        self._loaded: dict[int, str] = {}  # digests of the adapters that are there, by load
         self._ended: queue.SimpleQueue[LoadEnd] = queue.SimpleQueue()
         self._reports: list[worker_pb2.AdapterReport] = []
 
@@ -67,7 +67,8 @@ class EpochAdapters:
         """Carries out an order: drops adapters, and begins to load one."""
         for load_id in order.dropped:
             self._indices.pop(load_id, None)
-            if (digest := self._loaded.pop(load_id, None)) is not None:
+            digest = self._loaded.pop(load_id, "")
+            if digest and digest not in self._loaded.values():
                 self._runner.drop_adapter(digest)
         if not order.load_id:
             return
@@ -95,12 +96,18 @@ class EpochAdapters:
         return reports
 
     def _add(self, load_id: int, fitted: FittedAdapter) -> None:
-        """Adds an adapter, unless the rank has one with its digest already."""
-        if fitted.digest in self._fixed or fitted.digest in self._loaded.values():
+        """Adds an adapter, unless the rank has one with its digest already. That one then stays
+        until both loads are dropped: ranks end a load at different times, so an order that drops
+        the earlier load may reach one rank before this load has ended there, and another after."""
+        equal = next((one for one, digest in self._loaded.items() if digest == fitted.digest), 0)
+        if fitted.digest in self._fixed:
             del self._indices[load_id]
         else:
-            self._runner.add_adapter(fitted)
             self._loaded[load_id] = fitted.digest
+            if equal:
+                self._indices[load_id] = self._indices[equal]
+            else:
+                self._runner.add_adapter(fitted)
         self._report(load_id, digest=fitted.digest)
 
     def _report(self, load_id: int, *, digest: str = "", failure: str = "") -> None:

@@ -5,12 +5,9 @@ import asyncio
 import pytest
 from orcinus.v1 import worker_pb2
 
+from services.common.failure_text import MAX_FAILURE_LENGTH
 from services.scheduler.core.admission.adapter_gate import AdapterChange
-from services.scheduler.pipeline.adapter_orders import (
-    MAX_FAILURE_LENGTH,
-    AdapterOrders,
-    LoadOutcome,
-)
+from services.scheduler.pipeline.adapter_orders import AdapterOrders, LoadOutcome
 from services.scheduler.pipeline.membership import Member, Pipeline
 
 A, B = "a" * 64, "b" * 64
@@ -100,12 +97,12 @@ async def test_the_first_failure_ends_the_load_and_later_reports_change_nothing(
     assert epoch.orders.take() == [LoadOutcome(2, B, "")]
 
 
-async def test_a_failure_has_a_limit() -> None:
+async def test_the_text_of_a_failure_is_short_and_printable() -> None:
     epoch = Epoch()
     await epoch.load()
-    epoch.report(0, 0, "", "b" * 4_000_000)
+    epoch.report(0, 0, "", "bro\nken" + "x" * 4_000_000)
     ((_, _, failure),) = epoch.orders.take()
-    assert failure == "b" * MAX_FAILURE_LENGTH
+    assert failure == "bro?ken" + "x" * (MAX_FAILURE_LENGTH - 7)
 
 
 async def test_a_load_has_a_limit() -> None:

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from orcinus.v1 import worker_pb2
 
+from services.common.failure_text import MAX_FAILURE_LENGTH
 from services.worker.models.adapters.adaptable_program import FittedAdapter
 from services.worker.models.adapters.adapter import Adapter
+from services.worker.models.adapters.adapter_config import MAX_RANK, LoraConfig, parse_lora_config
+from services.worker.models.adapters.weights_header import MAX_HEADER_BYTES
 from services.worker.rank.adapter_loader import MAX_ENTRIES, AdapterLoader, LoadEnd
 from services.worker.settings import PipelinePlace, WorkerSettings
 from tests.adapters import sizes_of, write_adapter
@@ -106,7 +110,7 @@ def test_a_file_elsewhere_is_not_read(site: Site, tmp_path: Path, name: str) -> 
 
 def test_broken_adapters_say_what_is_wrong_and_not_where(site: Site) -> None:
     for name, content, said in (
-        ("adapter_model.safetensors", b"none", "adapter_model.safetensors cannot be read"),
+        ("adapter_model.safetensors", b"none", "adapter_model.safetensors: cannot be read"),
         ("adapter_config.json", b"[", "adapter_config.json is not JSON"),
         ("adapter_config.json", json.dumps({"peft_type": "IA3"}).encode(), "peft_type"),
         ("tokenizer.json", b"{}", "tokenizer"),
@@ -120,12 +124,33 @@ def test_broken_adapters_say_what_is_wrong_and_not_where(site: Site) -> None:
     (own / "adapter_model.safetensors").unlink()
     assert "adapter_model.safetensors does not exist" in site.failure(own)
     os.mkfifo(own / "adapter_model.safetensors")
-    assert "no plain file" in site.failure(own)  # and nobody waits for a writer
+    assert "no regular file" in site.failure(own)  # and nobody waits for a writer
 
 
 def test_adapters_of_another_model_are_refused(site: Site) -> None:
     own = write_adapter(site.allowed / "law", {"model.layers.0.self_attn.q_proj": (5, 7)}, TARGETS)
     assert "has 7 inputs and 5 outputs" in site.failure(own)
+
+
+def test_a_file_that_is_too_large_for_the_model_is_not_read(site: Site) -> None:
+    own = site.write()
+    os.truncate(own / "adapter_model.safetensors", 64 << 20)
+    assert "adapter_model.safetensors has more than" in site.failure(own)
+
+
+@pytest.mark.parametrize("rank", [1, MAX_RANK])
+def test_an_adapter_of_all_layers_in_the_largest_type_is_not_too_large(
+    site: Site, rank: int
+) -> None:
+    every = tuple({name.rsplit(".", 1)[-1] for name in site.sizes})
+    own = site.write(rank=rank, dtype=torch.float64)
+    assert site.load(own).fitted is not None
+    program = load(site.model, n_stages=2, dtype="float32", takes_adapters=True).adaptable
+    assert program is not None
+    own = write_adapter(site.allowed / "all", site.sizes, every, rank=rank, dtype=torch.float64)
+    config = parse_lora_config((own / "adapter_config.json").read_bytes())
+    n_bytes = (own / "adapter_model.safetensors").stat().st_size
+    assert n_bytes <= program.max_weights_bytes(config) - MAX_HEADER_BYTES + 10_000
 
 
 def test_a_directory_has_a_bounded_number_of_entries(site: Site) -> None:
@@ -135,11 +160,68 @@ def test_a_directory_has_a_bounded_number_of_entries(site: Site) -> None:
     assert "entries" in site.failure(own)
 
 
+def test_a_link_that_leads_to_itself_ends_its_own_load_only(site: Site) -> None:
+    own = site.write()
+    for name in ("adapter_config.json", "tokenizer.json"):
+        link = own / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(link)
+    assert "adapter_config.json cannot be read" in site.failure(own)
+    loop = site.allowed / "loop"
+    loop.symlink_to(loop)
+    assert "no directory" in site.failure(loop)
+    assert site.load(site.write("good")).fitted is not None
+
+
+@pytest.mark.parametrize("key", ["\\ud800", "x\\n", "x" * 4_000_000], ids=["half", "line", "long"])
+def test_any_text_in_the_files_gives_a_failure_that_can_be_sent(site: Site, key: str) -> None:
+    own = site.write()
+    (own / "adapter_config.json").write_text(f'{{"peft_type": "LORA", "{key}": 1}}')
+    failure = site.failure(own)
+    assert "adapter_config.json" in failure
+    assert failure.isprintable()
+    assert len(worker_pb2.AdapterReport(failure=failure).failure) <= MAX_FAILURE_LENGTH
+
+
+def test_an_error_that_nobody_expects_ends_its_own_load_only(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        """A program with a bug."""
+
+        def __init__(self) -> None:
+            self.is_broken = True
+
+        def max_weights_bytes(self, config: LoraConfig) -> int:
+            return 1 << 20
+
+        def fit(self, adapter: Adapter, index: int) -> FittedAdapter:
+            if self.is_broken:
+                raise RuntimeError("a secret of the worker")
+            return FittedAdapter(adapter.digest, index, {})
+
+    program = Broken()
+    loader = AdapterLoader(site.settings, program)  # type: ignore[arg-type]
+    order = worker_pb2.AdapterOrder(load_id=1, name="law", source=str(site.write()))
+    loader.begin(order, 0, site.ends.put)
+    end = site.ends.get(timeout=HANG_S)
+    assert end.fitted is None
+    assert "internal error" in end.failure
+    assert "secret" not in end.failure
+    assert "Traceback" in caplog.text
+    program.is_broken = False
+    loader.begin(order, 0, site.ends.put)
+    assert site.ends.get(timeout=HANG_S).fitted is not None
+
+
 def test_loads_that_wait_behind_one_that_hangs_are_bounded(site: Site) -> None:
     has_begun, may_end = threading.Event(), threading.Event()
 
     class Hanging:
         """A program whose disk does not answer."""
+
+        def max_weights_bytes(self, config: LoraConfig) -> int:
+            return 1 << 20
 
         def fit(self, adapter: Adapter, index: int) -> FittedAdapter:
             has_begun.set()

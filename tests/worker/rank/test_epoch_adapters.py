@@ -101,6 +101,32 @@ def test_equal_files_are_held_once() -> None:
     assert epoch.runner.indices == {"a": 1}
     epoch.order(0, 2, 3)
     assert epoch.runner.indices == {"a": 1}
+    epoch.order(0, 1)
+    assert epoch.runner.indices == {}
+    assert not epoch.adapters.is_loading
+
+
+def test_an_adapter_is_dropped_with_its_last_load() -> None:
+    early, late = Epoch(max_loaded=3), Epoch(max_loaded=3)
+    for epoch in (early, late):
+        epoch.order(1)
+        epoch.loader.end(1, "a")
+        epoch.reports()
+        epoch.order(2)
+    early.loader.end(2, "a")
+    assert early.reports() == [(2, "a", "")]
+    for epoch in (early, late):
+        epoch.order(0, 1)
+    late.loader.end(2, "a")
+    assert late.reports() == [(2, "a", "")]
+    for epoch in (early, late):
+        assert set(epoch.runner.indices) == {"a"}
+        epoch.order(3)
+        epoch.loader.end(3, "b")
+        epoch.reports()
+        assert len(set(epoch.runner.indices.values())) == 2
+        epoch.order(0, 2)
+        assert set(epoch.runner.indices) == {"b"}
 
 
 def test_a_rank_that_loads_nothing_says_so() -> None:

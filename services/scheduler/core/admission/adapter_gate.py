@@ -249,6 +249,8 @@ class AdapterGate:
         wanted = self._end_load()
         if digest not in self._fixed and digest not in self._loaded:
             self._loaded[digest] = _Loaded(load_id)
+        else:
+            self._doomed.append(load_id)  # the ranks keep it by an earlier load
         if wanted is not None:
             wanted.on_end(digest, "")
 
@@ -359,8 +361,8 @@ class AdapterGate:
         return None
 
     def _is_stale(self, digest: str) -> bool:
-        """Returns whether the ranks hold an adapter for nobody: it was unloaded, and no request
-        uses it."""
+        """Returns whether an adapter that the ranks hold is needed no more: it was unloaded, and no
+        request uses it."""
         return (
             not self._loaded[digest].n_running
             and digest not in self._shared.waiting

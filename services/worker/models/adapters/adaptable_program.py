@@ -7,6 +7,7 @@ between two iterations: it goes on with another variant.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from kernels.program import Program
 from kernels.steps import LowRank, Multiply
 from kernels.weights.linear import LinearWeight
 from services.worker.models.adapters.adapter import Adapter, AdapterTensors, LoraModule
+from services.worker.models.adapters.adapter_config import LoraConfig
+from services.worker.models.adapters.weights_header import MAX_HEADER_BYTES
 from services.worker.models.weights import Part
 
 _SUFFIX = ".weight"
@@ -96,6 +99,15 @@ class AdaptableProgram:
         self._places = places
         self._dtype = dtype
         self._device = device
+
+    def max_weights_bytes(self, config: LoraConfig) -> int:
+        """Returns a bound of the size of an adapter's file: changes of as many linear layers as the
+        model has, in the largest element type. It is far from exact, but an unsound file of
+        gigabytes for a small model is not read."""
+        places = self._places
+        n_stages = math.ceil(places.n_layers / max(1, len(places.layers)))
+        n_rows = sum(sum(part.shape) for one in self._products.values() for part in one.parts)
+        return MAX_HEADER_BYTES + 8 * config.largest_rank * 2 * n_rows * n_stages
 
     def fit(self, adapter: Adapter, index: int) -> FittedAdapter:
         """Reads an adapter, and returns this rank's share of its matrices. May be called in any

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
 from services.common.adapters import check_name
@@ -29,7 +28,10 @@ from services.worker.models.adapters.adapter_files import (
     AdapterFiles,
     digest_of,
 )
-from services.worker.models.stored_tensor import FLOATS
+from services.worker.models.adapters.weights_header import StoredValues, stored_values
+
+ReadFiles = Callable[[Path], AdapterFiles]
+"""A function that reads the files of an adapter's directory."""
 
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 
@@ -60,43 +62,29 @@ class LoraModule:
     scale: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """A tensor as the file stores it."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    data: bytes
-
-    def tensor(self) -> Tensor:
-        """Returns the values of the tensor."""
-        if not self.data:
-            return torch.empty(self.shape, dtype=_DTYPES[self.dtype])
-        values = torch.frombuffer(bytearray(self.data), dtype=_DTYPES[self.dtype])
-        return values.reshape(self.shape)
-
-
 class Adapter:
     """An adapter in a directory. Its matrices are not in memory: `read` returns them."""
 
-    def __init__(self, name: str, directory: Path) -> None:
-        """Reads the configuration, and the names and shapes of the tensors.
+    def __init__(self, name: str, directory: Path, read: ReadFiles = AdapterFiles.read) -> None:
+        """Reads the configuration, and the names and shapes of the tensors. `read` reads the files
+        of a directory.
 
         Raises:
             AdapterError: a file is missing or broken, or the adapter has a feature that is not
                 served. The message names the adapter and a file, and no directory.
         """
         self.name = name
-        self._directory = directory
+        self._read_files = partial(read, directory)
         try:
             check_name(name)
-            files = AdapterFiles.read(directory)
+            files = self._read_files()
             config = parse_lora_config(files.config)
             self.modules: Mapping[str, LoraModule] = _modules(_stored(files.weights), config)
         except ValueError as error:
             raise AdapterError(f"adapter {name}: {error}") from error
         self.digest = files.digest
         """Digest of the bytes that were read."""
+        self._keep(files)
 
     def error(self, message: str) -> AdapterError:
         """Returns an AdapterError with `message`, after the name of this adapter and the name of
@@ -110,18 +98,32 @@ class Adapter:
             AdapterError: a file cannot be read, or has changed since this object was made.
         """
         try:
-            files = AdapterFiles.read(self._directory)
+            files = self._read_files()
         except AdapterError as error:
             raise AdapterError(f"adapter {self.name}: {error}") from error
         if files.digest != self.digest:
             raise AdapterError(f"adapter {self.name}: its files changed while they were read")
         return AdapterTensors(self, _stored(files.weights))
 
+    def _keep(self, files: AdapterFiles) -> None:
+        """Keeps nothing: the files would fill the memory until all adapters are loaded."""
+
+
+class HeldAdapter(Adapter):
+    """An adapter whose files are read once, and are in memory as long as this object."""
+
+    def read(self) -> AdapterTensors:
+        """Returns the tensors."""
+        return AdapterTensors(self, _stored(self._files.weights))
+
+    def _keep(self, files: AdapterFiles) -> None:
+        self._files = files
+
 
 class AdapterTensors:
     """The tensors of an adapter, from bytes that have the adapter's digest."""
 
-    def __init__(self, adapter: Adapter, stored: Mapping[str, _Stored]) -> None:
+    def __init__(self, adapter: Adapter, stored: Mapping[str, StoredValues]) -> None:
         self._adapter = adapter
         self._stored = stored
 
@@ -129,7 +131,7 @@ class AdapterTensors:
         """Returns the matrices A and B of a module, [rank, n_in] and [n_out, rank]. Raises
         AdapterError if a number is not finite."""
         a, b = (
-            self._stored[f"base_model.model.{module}.lora_{side}.weight"].tensor() for side in "AB"
+            _tensor(self._stored[f"base_model.model.{module}.lora_{side}.weight"]) for side in "AB"
         )
         if not (a.isfinite().all() and b.isfinite().all()):
             raise self._adapter.error(f"{module} has numbers that are not finite")
@@ -158,24 +160,28 @@ def _digest(paths: tuple[Path, ...], identities: tuple[tuple[int, int], ...]) ->
     return digest_of(*contents)
 
 
-def _stored(weights: bytes) -> dict[str, _Stored]:
+def _stored(weights: bytes) -> dict[str, StoredValues]:
     """Returns the tensors in the content of a file, by their names. Raises AdapterError if the file
     is broken, or a tensor has no floating-point type."""
     try:
-        found = deserialize(weights)  # type: ignore[no-untyped-call]
-    except SafetensorError as error:
-        raise AdapterError(f"{WEIGHTS_FILE} cannot be read: {error}") from error
-    for key, one in found:
+        found = stored_values(weights)
+    except ValueError as error:
+        raise AdapterError(f"{WEIGHTS_FILE}: {error}") from error
+    for key in found:
         _refuse_other(key)
-        if one["dtype"] not in FLOATS:
-            raise AdapterError(f"{WEIGHTS_FILE}: {key} has element type {one['dtype']}")
-    return {
-        key: _Stored(tuple(one["shape"]), str(one["dtype"]), bytes(one["data"]))
-        for key, one in found
-    }
+    return found
 
 
-def _modules(stored: Mapping[str, _Stored], config: LoraConfig) -> dict[str, LoraModule]:
+def _tensor(stored: StoredValues) -> Tensor:
+    """Returns a copy of the values of a tensor."""
+    if not stored.data:
+        return torch.empty(stored.shape, dtype=_DTYPES[stored.dtype])
+    return torch.frombuffer(bytearray(stored.data), dtype=_DTYPES[stored.dtype]).reshape(
+        stored.shape
+    )
+
+
+def _modules(stored: Mapping[str, StoredValues], config: LoraConfig) -> dict[str, LoraModule]:
     """Returns the modules whose matrices are among the tensors, by the modules' names. Raises
     AdapterError if there are other tensors, or if the two matrices of a module do not have the
     configured rank."""

@@ -65,6 +65,11 @@ class LoraConfig:
     rank_pattern: tuple[tuple[NamePattern, int], ...] = ()
     alpha_pattern: tuple[tuple[NamePattern, float], ...] = ()
 
+    @property
+    def largest_rank(self) -> int:
+        """The largest rank of any module."""
+        return max(self.rank, *(rank for _, rank in self.rank_pattern), 0)
+
     def rank_of(self, module: str) -> int:
         """Returns the rank of the matrices of a module."""
         return next((rank for name, rank in self.rank_pattern if name.matches(module)), self.rank)

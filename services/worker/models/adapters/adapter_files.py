@@ -7,10 +7,12 @@ the bytes from which the matrices are made, also if a file changes while it is r
 from __future__ import annotations
 
 import hashlib
-import stat
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.common.regular_file import open_regular
 from services.worker.models.adapters.adapter_config import (
     CONFIG_FILE,
     MAX_CONFIG_BYTES,
@@ -23,6 +25,17 @@ MAX_WEIGHTS_BYTES = 4 << 30
 """Largest size of the file of an adapter's tensors: rank 256 on all linear layers of a model with
 70 billion parameters takes 3.4 GB in bfloat16."""
 
+Follow = Callable[[Path], Path]
+"""A function that follows the links of a path, and checks where they lead."""
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _max_weights_bytes(config: bytes) -> int:
+    return MAX_WEIGHTS_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
@@ -32,13 +45,19 @@ class AdapterFiles:
     weights: bytes
 
     @classmethod
-    def read(cls, directory: Path) -> AdapterFiles:
-        """Reads the files in a directory. Raises AdapterError, which names a file and not the
-        directory, if one is missing, too large or no plain file."""
-        return cls(
-            _content(directory / CONFIG_FILE, MAX_CONFIG_BYTES),
-            _content(directory / WEIGHTS_FILE, MAX_WEIGHTS_BYTES),
-        )
+    def read(
+        cls,
+        directory: Path,
+        follow: Follow = _real,
+        max_weights_bytes: Callable[[bytes], int] = _max_weights_bytes,
+    ) -> AdapterFiles:
+        """Reads the files in a directory. `follow` follows their links. `max_weights_bytes` returns
+        the largest size of the file of tensors for the content of the configuration; a larger file
+        is not read. Raises AdapterError, which names a file and not the directory, if one is
+        missing, too large or no regular file."""
+        config = _content(directory / CONFIG_FILE, MAX_CONFIG_BYTES, follow)
+        limit = min(max_weights_bytes(config), MAX_WEIGHTS_BYTES)
+        return cls(config, _content(directory / WEIGHTS_FILE, limit, follow))
 
     @property
     def digest(self) -> str:
@@ -54,18 +73,19 @@ def digest_of(config: str, weights: str) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _content(path: Path, max_bytes: int) -> bytes:
+def _content(path: Path, max_bytes: int, follow: Follow) -> bytes:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise AdapterError(f"{path.name} is no plain file")
-        with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
+        with open_regular(follow(path)) as file:
+            n_bytes = os.fstat(file.fileno()).st_size
+            if n_bytes > max_bytes:
+                raise AdapterError(f"{path.name} has more than {max_bytes} bytes")
+            content = file.read(n_bytes + 1)
     except FileNotFoundError as error:
         raise AdapterError(
             f"{path.name} does not exist (other files, such as .bin, are not read)"
         ) from error
     except OSError as error:
         raise AdapterError(f"{path.name} cannot be read: {error.strerror}") from error
-    if len(content) > max_bytes:
-        raise AdapterError(f"{path.name} has more than {max_bytes} bytes")
+    if len(content) != n_bytes:
+        raise AdapterError(f"{path.name} changed while it was read")
     return content

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common import bounded_file
+from services.common.regular_file import open_regular_by_links
 from services.common.tokenizer_files.find import MAX_FILE_BYTES, TOKENIZER_JSON, tokenizer_file
 from services.worker.models.adapters.adapter_config import AdapterError
 
@@ -64,8 +65,10 @@ def _tokenizer(file: Path) -> object:
     """Returns the content of a tokenizer's file that is compared: all of it, or a `tokenizer.json`
     without the keys `_NOT_COMPARED`."""
     if file.name != TOKENIZER_JSON:
-        return bounded_file.read_bytes(file, max_bytes=MAX_FILE_BYTES)
-    found = bounded_file.read_json_object(file, max_bytes=MAX_FILE_BYTES)
+        return _read_bytes(file)
+    found = bounded_file.read_json_object(
+        file, max_bytes=MAX_FILE_BYTES, opener=open_regular_by_links
+    )
     return {key: value for key, value in found.items() if key not in _NOT_COMPARED}
 
 
@@ -82,7 +85,13 @@ def _check_config(adapter: Path, model: Path) -> None:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    return bounded_file.read_json_object(path, max_bytes=_MAX_BYTES) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    return bounded_file.read_json_object(path, max_bytes=_MAX_BYTES, opener=open_regular_by_links)
+
+
+def _read_bytes(path: Path) -> bytes:
+    return bounded_file.read_bytes(path, max_bytes=MAX_FILE_BYTES, opener=open_regular_by_links)
 
 
 def _text(token: object) -> object:
@@ -95,5 +104,5 @@ def _template(directory: Path, config: Mapping[str, Any]) -> object:
     """Returns the chat template of a directory, or None. A separate file takes precedence over
     `config`, the content of `tokenizer_config.json`."""
     if (directory / _TEMPLATE).is_file():
-        return bounded_file.read_bytes(directory / _TEMPLATE, max_bytes=MAX_FILE_BYTES).decode()
+        return _read_bytes(directory / _TEMPLATE).decode()
     return _read(directory / _TEMPLATE_JSON).get(_KEY) or config.get(_KEY)

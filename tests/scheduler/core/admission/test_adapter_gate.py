@@ -280,6 +280,22 @@ def test_an_adapter_stays_for_a_request_that_came_before_a_client_asked() -> Non
     assert not asked.ends
 
 
+def test_an_adapter_that_the_ranks_have_already_keeps_its_first_load() -> None:
+    scheduler = scheduler_with("a")
+    submit(scheduler, "1", "a")
+    load(scheduler)
+    for load_id, digest in ((2, "a"), (3, FIXED)):
+        asked = Asked(scheduler, "same")
+        assert next_change(scheduler) == AdapterChange(
+            (load_id - 1,) if load_id > 2 else (), load_id, "same", "/x", ""
+        )
+        scheduler.pool.adapters.note_loaded(load_id, digest)
+        assert asked.ends == [(digest, "")]
+    assert scheduler.pool.adapters.is_needed
+    assert next_change(scheduler) == AdapterChange((3,))  # so no rank counts it as one more
+    assert run(scheduler) == ["1"]
+
+
 def test_what_nobody_waits_for_any_more_is_dropped() -> None:
     scheduler = scheduler_with("")
     asked = Asked(scheduler, "new")

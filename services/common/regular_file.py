@@ -1,0 +1,29 @@
+"""Opens a regular file at a path whose links were followed and checked before.
+
+Somebody else may put a link or a pipe there after the check. So the path's last part must be no
+link, opening does not wait for a pipe's writer, and the kind of what was opened is checked.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file for reading.
+
+    Raises:
+        OSError: the file cannot be opened, is a link, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def open_regular_by_links(path: Path) -> BinaryIO:
+    """Opens a file for reading, to which links may lead. Raises OSError as `open_regular` does."""
+    return open_regular(Path(os.path.realpath(path)))
