@@ -6,8 +6,9 @@
 #
 # Dependencies lie in /venv, in layers that change only with them; our code lies in /app. All run as a
 # user without rights, on a read-only root file system, and write to /tmp and volumes only. The base
-# has no compiler, and only the stage that builds native kernels gets one; and no CUDA: torch's wheels
-# bring their own. What is in an image lies in its /sbom.cdx.json.
+# has no compiler, and of the images only the worker for CUDA has one, with which Triton compiles what
+# launches its kernels; and no CUDA: torch's wheels bring their own. What is in an image lies in its
+# /sbom.cdx.json.
 #
 # Packages come by version and hash from requirements/ (`make locks`), except torch where DEVICE is cpu
 # or TORCH_INDEX is set: each index has builds, and so hashes, of its own.
@@ -98,6 +99,8 @@ RUN pip --python /venv/bin/python install --no-cache-dir --require-hashes -r /ve
 FROM service AS worker-venv
 ARG TORCH_INDEX=
 ARG DEVICE=cpu
+RUN if [ "$DEVICE" = cuda ]; then \
+    apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; fi
 COPY constraints.txt requirements/worker-$DEVICE.txt /venv/
 RUN if [ "$DEVICE" = cpu ] || [ -n "$TORCH_INDEX" ]; then \
     pip --python /venv/bin/python install --no-cache-dir -c /venv/constraints.txt \

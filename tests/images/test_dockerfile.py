@@ -197,6 +197,16 @@ def test_an_image_says_what_is_installed_in_it(service: str) -> None:
     assert listing.all_of("COPY")[-1] == "--from=sbom /sbom /sbom"
 
 
+def test_only_a_worker_for_gpus_has_a_compiler_which_triton_needs() -> None:
+    installs = {
+        name: [run for run in image(name).all_of("RUN") if "apt-get" in run] for name in IMAGES
+    }
+    (install,) = installs.pop("worker")
+    assert install.startswith('if [ "$DEVICE" = cuda ]; then')
+    assert "install --yes --no-install-recommends gcc libc6-dev" in install
+    assert not any(installs.values())
+
+
 @pytest.mark.parametrize("service", SETTINGS)
 def test_code_comes_after_everything_that_takes_long(service: str) -> None:
     copies = [(name, rest) for name, rest in image(service).instructions if name in {"RUN", "COPY"}]
