@@ -53,8 +53,8 @@ class EpochAdapters:
         self._runner = runner
         self._fixed = frozenset(fixed)
         self._n_fixed = len(fixed)
-        self._indices: dict[int, int] = {}  # of the adapters that are there or loading, by load
-        self._loaded: dict[int, str] = {}  # digests of the adapters that are there, by load
+        self._indices: dict[int, int] = {}  # of loaded and loading adapters, by load id
+        self._loaded: dict[int, str] = {}  # digests of loaded adapters, by load id
         self._ended: queue.SimpleQueue[LoadEnd] = queue.SimpleQueue()
         self._reports: list[worker_pb2.AdapterReport] = []
 

@@ -140,7 +140,7 @@ class AdaptableProgram:
         fitted = FittedAdapter(adapter.digest, index, products)
         try:
             self.with_adapters([fitted])
-        except ValueError as error:  # here, and not between two iterations
+        except ValueError as error:  # found now, and not between two iterations
             raise adapter.error(str(error)) from error
         return fitted
 
