@@ -313,7 +313,8 @@ class Program(RecordedSteps):
     def run_experts(
         self, matrices: ExpertMatrices, x: Buffer, experts: Buffer, weights: Buffer
     ) -> Buffer:
-        """Adds a step that computes the weighted sum of the outputs of the chosen `experts`."""
+        """Adds a step that runs the chosen `experts` [n_tokens, n_chosen] of each token and
+        computes the sum of their outputs, weighted by `weights` [n_tokens, n_chosen]."""
         if isinstance(matrices, StackedExperts):
             out = self._like(x)
             self.steps.append(RunStackedExperts(x, experts, weights, matrices, out))

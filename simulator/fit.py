@@ -77,8 +77,9 @@ def _weighted(
     start: Sequence[float],
     links: Sequence[tuple[int, int, float]],
 ) -> list[float]:
-    """Returns the non-negative least-squares solution for a target of ones, by coordinate descent
-    from `start`. Each link is a pair of coefficients and the weight of the penalty on their
+    """Returns the coefficients, none negative, whose products with `rows` are closest to 1.
+    Computed by coordinate descent from `start`. `weights` has a weight for the squared error of
+    each row. Each link is a pair of coefficients and the weight of the penalty on their
     difference."""
     n = len(start)
     columns = list(zip(*rows, strict=True))

@@ -288,9 +288,9 @@ class FakeScheduler:
         self.sleep: scheduler_pb2.Sleep | None = None
         """Message that frontends get while there is no pipeline, or None."""
         self.adapters = AdapterList()
-        """The adapters that frontends have loaded, or have told."""
+        """The adapters that frontends have loaded, or have reported."""
         self.adapter_failure = ""
-        """Why it loads no adapters; empty if it loads all."""
+        """The reason why the scheduler loads no adapters; empty if it loads all."""
         self.demands: list[int] = []
         """Numbers of held requests that frontends have told, in order."""
         self.n_free: int | None = None

@@ -100,8 +100,8 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 
 
 def sources_digest() -> str:
-    """Returns a digest of all sources that are part of the measurement. It identifies the version
-    on machines without the git repository."""
+    """Returns a digest of all Python sources of the kernels, services and benchmarks. The digest
+    identifies the version on machines without the git repository."""
     digest = hashlib.sha256()
     for directory in ("kernels", "services", "benchmarks"):
         for path in sorted((machine.ROOT / directory).rglob("*.py")):

@@ -33,7 +33,7 @@ The prefix cache is off, since each run repeats the prompts of the run before.
 
 
 class Ours:
-    """One of our local systems, used over HTTP."""
+    """An Orcinus system on this machine, used over HTTP."""
 
     def __init__(self, name: str, system: local_system.System, options: Sequence[str]) -> None:
         self.name = name

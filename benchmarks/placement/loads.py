@@ -64,8 +64,10 @@ class Clients:
 
 
 def mooncake(path: Path, n_requests: int, *, seed: int) -> Load:
-    """Returns `n_requests` requests of the publisher's file: all requests of sampled conversations.
-    All prompts begin with the same block. Requests with an equal second block are one conversation.
+    """Returns `n_requests` requests of the trace that Mooncake has published, from the file `path`.
+
+    Conversations are sampled, each with all its requests; the last one may be cut off. All prompts
+    begin with the same block. Requests with an equal second block are one conversation.
 
     Raises:
         ValueError: a line is malformed, or the file has fewer lines than `n_requests`.

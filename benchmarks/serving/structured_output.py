@@ -68,7 +68,8 @@ async def tokens_per_s(client: httpx.AsyncClient, requests: list[dict[str, Any]]
 
 
 async def measure(options: argparse.Namespace) -> None:
-    """Prints the throughputs of each round, and the median of their ratios."""
+    """Prints the throughput without and with a schema in each round, and the median over all rounds
+    of the second divided by the first."""
     plain = bodies(options, is_constrained=False)
     constrained = bodies(options, is_constrained=True)
     arguments = (f"--model={options.model}", f"--stages={options.stages}", "--log-level=ERROR")

@@ -35,8 +35,8 @@ class GateForm:
 
 @dataclass(frozen=True, slots=True)
 class ApplyGate:
-    """A step that applies a gate function: the first half of each row of `x` is the gate of the
-    second half."""
+    """A step that applies the gate function `form` to each row of `x`. The first half of the row is
+    the gate, and the second half has the values that the gate multiplies."""
 
     x: Buffer
     form: GateForm

@@ -5,8 +5,9 @@ file FILE.py that defines a policy or an order. By default, policies run in virt
 scheduling core runs on a simulated machine whose costs are known. With --real, policies also run on
 a model on this machine. With --sleeping, they also run in a real system whose ranks sleep for the
 time that a given machine takes. The costs in virtual time are then the costs that were measured in
-that system. A third line, `replayed`, is virtual time with the costs that the iterations of that
-very run had. Every batch is checked, and a policy that breaks a rule is stopped.
+that system. A third line of the table, `replayed`, is a run in virtual time whose costs were fitted
+to the iterations of the sleeping or real run. Every batch is checked, and a policy that breaks a
+rule is stopped.
 
 The exit status is 0 if all runs were complete, 1 if one was stopped because its policy broke a rule
 or its system failed, and 2 if nothing could be run.

@@ -63,8 +63,9 @@ class Result:
     trace: str
     entrant: str
     way: str
-    """How the run was made: `virtual`, `sleeping`, `real`, `replayed` for virtual time with the
-    costs of a real run's own iterations, or `recorded` for what happened in a recording."""
+    """How the run was made. `virtual`: in virtual time. `sleeping`: on a system whose ranks sleep.
+    `real`: on a system whose ranks compute. `replayed`: in virtual time, with costs that were
+    fitted to the iterations of a real run. `recorded`: by the scheduler that made a recording."""
     figures: Figures | None
     """Figures of the run. None if the run was stopped."""
     stopped: str = ""

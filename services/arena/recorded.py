@@ -2,7 +2,7 @@
 
 A recording (the scheduler's setting `record`) has the requests, the settings of the pipeline, and
 the times of all iterations. This module derives three things from it: the arrivals, a setup, and a
-model of costs with which these iterations take as long in all as they took. The figures of the
+model of costs, which predicts the total time of these iterations exactly. The figures of the
 recorded policy are computed from the recorded times.
 
 In a run in virtual time, outputs have their recorded lengths. Prompts have numbers in the place of

@@ -24,7 +24,8 @@ MAX_UNLOADED = 1024
 
 @dataclass(frozen=True, slots=True, order=True)
 class AdapterEntry:
-    """What is known of a name. Entries of one name are ordered by their versions."""
+    """An adapter that was loaded under a name, or the mark that the name was unloaded. Entries of
+    one name are ordered by their versions."""
 
     version: int
     is_removed: bool
@@ -43,18 +44,18 @@ class AdapterList:
         self._now = now
         self._newest = 0
         self._entries: dict[str, AdapterEntry] = {}
-        self._loaded: list[AdapterEntry] = []  # in ascending order, as the next one
-        self._removed: list[AdapterEntry] = []
-        self._by_digest: dict[str, dict[str, AdapterEntry]] = {}  # loaded ones, then by name
+        self._loaded: list[AdapterEntry] = []  # ascending by version
+        self._removed: list[AdapterEntry] = []  # ascending by version
+        self._by_digest: dict[str, dict[str, AdapterEntry]] = {}  # loaded, then by name
 
     @property
     def entries(self) -> tuple[AdapterEntry, ...]:
-        """All entries, those with the lowest versions first."""
+        """All entries, in ascending order of their versions."""
         return tuple(merge(self._loaded, self._removed))
 
     @property
     def is_full(self) -> bool:
-        """Whether no other name can be added."""
+        """Whether the list has as many loaded adapters as it may have."""
         return len(self._loaded) >= MAX_LOADED
 
     @property
@@ -87,8 +88,8 @@ class AdapterList:
         return entry
 
     def merge(self, entries: Iterable[AdapterEntry]) -> list[AdapterEntry]:
-        """Takes over the entries that are newer than those in the list. Returns those that the
-        list has afterwards."""
+        """Takes over each entry that is newer than the list's entry of the same name. Returns the
+        entries that were taken over, without those that exceed the limits of the list."""
         newer: dict[str, AdapterEntry] = {}
         for one in entries:
             known = self._entries.get(one.name)

@@ -21,8 +21,8 @@ _SEPARATOR = re.compile(r"\s*,\s*")
 
 
 class SourceRefused(ValueError):
-    """A source is not allowed, or is no source that is served. The message names no directory that
-    the client has not named."""
+    """A source has a form that is not supported, or is not allowed. The message names only
+    directories that the client has named."""
 
 
 def _prefixes(value: object) -> object:
@@ -42,7 +42,7 @@ AdapterSources = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_prefixes)
 
 
 def check_form(source: str) -> None:
-    """Raises SourceRefused if a text is no source that is served."""
+    """Raises SourceRefused if a text does not have the form of a source."""
     if not source.isprintable():
         raise SourceRefused("has a character that cannot be printed, such as the end of a line")
     if len(source.encode()) > MAX_SOURCE_BYTES:

@@ -37,7 +37,7 @@ def adapter_traits(digests: Mapping[str, str], *, max_loaded: int = 0) -> dict[s
     Returns an empty dictionary if the worker has no adapters and loads none."""
     if not digests and not max_loaded:
         return {}
-    # A worker that loads adapters rounds gated products as one with an adapter of each does.
+    # A worker that loads adapters cannot fuse gated products, so its results are rounded otherwise.
     known: list[object] = [*sorted(digests.items()), *((_LOADING,) if max_loaded else ())]
     together = hashlib.sha256(repr(known).encode()).hexdigest()
     return {

@@ -1,7 +1,7 @@
-"""The text of a failure that names what somebody else wrote, such as a key in a file.
+"""The text of a failure, which may quote untrusted input, such as a key in a file.
 
-Such a name may have any length and any characters. The text goes through logs and messages of
-bounded size, so it is short and printable.
+The input may have any length and any characters. The text goes through logs and messages of bounded
+size, so the text is short and printable.
 """
 
 MAX_FAILURE_LENGTH = 500

@@ -76,8 +76,8 @@ def exposed(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
 HEALTH_PATH = "/health/"
 
 IsHealthy = Callable[[str], bool | None]
-"""A function that returns whether the health status of a name is serving, or None for an unknown
-name."""
+"""A function that returns whether the service with a name has the health status SERVING. Returns
+None for an unknown name."""
 
 POLL_S = 0.5
 """Interval in seconds at which the thread of a listener checks whether it must end."""

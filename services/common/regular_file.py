@@ -1,7 +1,7 @@
 """Opens a regular file at a path whose links were followed and checked before.
 
-Somebody else may put a link or a pipe there after the check. So the path's last part must be no
-link, opening does not wait for a pipe's writer, and the kind of what was opened is checked.
+Another process may put a link or a pipe there after the check. So the path's last part must be no
+link, opening does not wait for a pipe's writer, and the type of the opened file is checked.
 """
 
 import errno

@@ -223,7 +223,8 @@ class SamplingParams:
     keeps the most likely token."""
 
     min_p: float = number(0.0, low=0, high=1, column="float32")
-    """Drops tokens that are less likely than this fraction of the most likely token."""
+    """Drops tokens whose probability is less than this fraction of the probability of the most
+    likely token."""
 
     presence_penalty: float = number(0.0, low=-2, high=2, column="float32")
     """Number that is subtracted once from the logit of every token that has been generated."""

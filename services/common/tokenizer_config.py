@@ -101,7 +101,8 @@ def completed_tokenizer(content: str, directory: Path) -> str:
 
 
 def json_object(content: str) -> Json:
-    """Parses the content of a `tokenizer.json`; raises ValueError if it is not an object."""
+    """Returns the JSON object in the content of a `tokenizer.json`. Raises ValueError if the
+    content is not a JSON object."""
     try:
         given = json.loads(content)
     except (ValueError, RecursionError) as error:

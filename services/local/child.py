@@ -111,8 +111,8 @@ class Child:
         return self._process.pid
 
     def let_serve(self) -> bool:
-        """Writes the byte to a spare's pipe that lets the spare serve. Returns False if the process
-        has ended or is not a spare."""
+        """Lets a spare serve, by a byte in the pipe from which the spare reads. Returns False if
+        the process has ended or is not a spare."""
         if self._turn_fd is None or self._process.returncode is not None:
             return False
         try:

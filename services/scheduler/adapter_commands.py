@@ -34,7 +34,8 @@ MAX_DIGEST_LENGTH = 64
 """Largest number of characters of a digest."""
 
 MAX_VERSION = 2**62
-"""Versions of sound entries are below this number, so that there are higher ones."""
+"""Limit of the versions of valid entries: lower than the largest number that a message can hold, so
+that later entries can have higher versions."""
 
 
 @dataclass(frozen=True, slots=True)

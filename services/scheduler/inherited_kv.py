@@ -4,14 +4,14 @@ A new leader knows no ended pipelines. It has the tokens of requests from the fr
 blocks of the workers' memory that hold them. So each plan tells the first rank of the first stage
 which full blocks have entered or left the prefix cache, and when the stages join the first epoch of
 a new leader, this rank says which blocks it knows. The new leader enters into its prefix cache the
-blocks that are complete on all ranks. In any doubt no keys and values are used:
+blocks that are complete on all ranks. Keys and values are used only if all these conditions hold:
 
 - All ranks have written last in the epoch whose blocks the first rank knows.
 - No rank has begun an iteration that the first rank has not begun. Such an iteration may have
   written to blocks that the first rank does not know to have left the cache.
-- No rank has failed by itself, had results that are not finite, or is another process. Whether
-  another process failed by itself, which may have damaged its keys and values, only the earlier
-  leader knew.
+- No rank has failed by itself or had results that are not finite.
+- Each rank is still the process that wrote the keys and values. If a process was replaced, only the
+  earlier leader knew whether it had failed by itself and may have damaged its keys and values.
 - The list of blocks is well formed: its columns have equal lengths, no block and no key is in it
   twice, and the secret has the right length.
 
@@ -80,8 +80,8 @@ def complete_until(
 
 
 def _is_well_formed(kept_blocks: worker_pb2.KeptBlocks) -> bool:
-    """Returns whether a list of blocks is one that a cache can restore. An empty message is
-    not."""
+    """Returns whether a cache can restore a list of blocks. Returns False for an empty message,
+    which has no secret."""
     block_ids, keys = kept_blocks.block_id, kept_blocks.key
     sizes = {len(block_ids), len(set(block_ids)), len(keys), len(set(keys))}
     return len(kept_blocks.secret) == SECRET_BYTES and sizes == {len(kept_blocks.iteration)}

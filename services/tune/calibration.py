@@ -91,12 +91,12 @@ def calibrate(iterations: Sequence[MeasuredIteration], lone: Sequence[Lone] = ()
 
 
 def costs_of_run(iterations: Sequence[MeasuredIteration]) -> LinearCosts:
-    """Returns the costs with which these iterations take as long in all as they took.
+    """Returns the costs that predict exactly the total time of these iterations, on each stage.
 
     `calibrate` gives little weight to iterations that took much longer than others of their kind,
-    since they say little about the next run. A repetition of this run must contain them. So the
-    fitted coefficients of a stage are multiplied by the sum of its measured times, divided by the
-    sum of its predicted times.
+    since they say little about the next run. A repetition of this run must contain these
+    iterations. So the fitted coefficients of a stage are multiplied by the sum of its measured
+    times, divided by the sum of its predicted times.
 
     Raises:
         ValueError: there are no iterations.

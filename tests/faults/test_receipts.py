@@ -45,11 +45,11 @@ KV_MEMORY = "384KiB"
 """Far less than the requests of a batch need at their full lengths."""
 COUNTERS = ("orcinus_preemptions_total", "orcinus_drafted_tokens_total")
 RECOVERY_LIMIT_S = 300.0
-"""How fast a system recovers is the subject of other tests."""
+"""Seconds within which the system must serve again after a kill. Other tests have tight limits."""
 FINISH_S = 180.0
 """Seconds for the requests that still run when there are enough receipts."""
 SECONDS_PER_RECEIPT = 1.0
-"""Far more than an answer takes to be made and to be verified."""
+"""Seconds allowed for making and verifying an answer: far more than are needed."""
 
 
 async def collected(tree: Tree, clients: Clients) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Clients load and unload adapters over HTTP: who may, what is checked, and who sees them."""
+"""Clients load and unload adapters over HTTP: which callers may, what is checked, and which callers
+see them."""
 
 import json
 from collections.abc import AsyncIterator

@@ -167,13 +167,13 @@ def test_the_library_for_arm_computes_what_the_one_for_x86_64_does(
     assert len(ours) == 25
     assert ours.keys() == theirs.keys()
     for name, numbers in ours.items():
-        # Products are fused with sums on one of both alone.
+        # Only one of the two machines fuses a multiplication and an addition into one rounding.
         apart = TOLERANCES[name.split()[-1]]
         assert theirs[name] == pytest.approx(numbers, rel=apart, abs=apart), name
 
 
 TOLERANCES = {"whole": 0.0, "float32": 1e-4, "bfloat16": 1e-2}
-"""How far results may be apart, relatively or absolutely, by their type."""
+"""Largest relative or absolute difference of two results, by their type."""
 
 
 def operations(wheel: Path, machine: str, directory: Path) -> dict[str, list[float]]:

@@ -1,5 +1,5 @@
-"""What a new leader restores of the keys and values of the one before: by examples, and with a
-model of the memory that holds the new leader to what was written."""
+"""A new leader restores the keys and values of the leader before: by examples, and with a model of
+the memory that checks that every restored block was written."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,5 +1,5 @@
 """A rank, a worker or the leading scheduler is killed under streams: nothing that was computed is
-computed again, and all tokens are those of a system that nobody disturbs."""
+computed again, and all tokens are those of an undisturbed system."""
 
 import asyncio
 import contextlib

@@ -1,5 +1,5 @@
-"""What computing finds in receipts that a dishonest owner of the key has changed and signed again.
-The system is the one that counts."""
+"""Verification by computing again finds receipts that a dishonest owner of the key has changed and
+signed again. The model is replaced by `Counting`."""
 
 import asyncio
 import string

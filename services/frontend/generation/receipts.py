@@ -39,7 +39,7 @@ TOKEN_BYTES = 16
 
 
 Keep = Callable[[int], None]
-"""Type of a function that takes a number of bytes from the memory budget for a call."""
+"""Type of a function that reserves a number of bytes, for a call, in the memory budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,9 @@ def vector_bytes(n_vectors: int, n_values: int) -> int:
 def encoded_bytes(
     prompts: Sequence[EncodedPrompt], options: GenerationOptions, *, max_at_once: int
 ) -> int:
-    """Returns the approximate memory, in bytes, that a request takes in addition for its encoded
-    prompts. The scheduler has at most `max_at_once` answers of the request at a time."""
+    """Returns the approximate memory, in bytes, that a request takes once its prompts are encoded,
+    beyond the memory that was counted when the request arrived. The scheduler has at most
+    `max_at_once` answers of the request at a time."""
     n_answers = len(prompts) * options.n_generated
     n_grammar_bytes = sum([len(prompt.answer_format.grammar) for prompt in prompts])
     return (

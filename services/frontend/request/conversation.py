@@ -14,8 +14,8 @@ import pydantic_core
 from services.common import errors
 
 TURN_BYTES = 256
-"""Bytes of memory that a turn of a conversation takes besides its texts. A tool call, or a tool,
-takes as many."""
+"""Bytes of memory that a turn of a conversation takes besides its texts. A tool and a call of a
+tool are counted with the same number."""
 
 JSON_BYTES = 32
 """Largest number of bytes of memory that parsed JSON takes for each character of its text. Nested

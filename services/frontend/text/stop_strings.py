@@ -77,8 +77,8 @@ class _Match:
 
 @functools.lru_cache(maxsize=256)
 def _borders(pattern: str) -> tuple[int, ...]:
-    """Returns, for each prefix of `pattern`, the length of the longest shorter text that is both a
-    prefix and a suffix of it."""
+    """Returns, for each prefix of `pattern`, the length of its longest border: the longest text,
+    shorter than the prefix, with which the prefix both begins and ends."""
     borders = [0] * len(pattern)
     n = 0
     for end in range(1, len(pattern)):

@@ -121,7 +121,7 @@ class Placement:
         )
 
     def is_for(self, pipeline: Hashable, request: Request) -> bool:
-        """Returns whether a waiting request would not be left to another pipeline, if it were the
+        """Returns whether `pipeline` would be chosen for a waiting request if the request were the
         first in the order."""
         if self._has_no_choice(pipeline):
             return True

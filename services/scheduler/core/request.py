@@ -141,7 +141,7 @@ class Request:
     block_keys: BlockKeys | None = None
     """The keys of the request's blocks in the prefix cache."""
     n_cached_tokens: int = 0
-    """Number of tokens that the prefix cache had when the request was last admitted."""
+    """Number of the request's tokens in the prefix cache when the request was last admitted."""
     n_wanted_blocks: int = 0
     """Number of further blocks for which the request waited when its reservation last could not
     grow."""

@@ -2,8 +2,8 @@
 that the batch produced.
 
 In the paper's algorithm, `select` is lines 4 and 6 to 8, the limit of batches in `select` is line
-9, and `apply` is lines 11 to 15. The serving loop decides when each method is called; the policy
-decides which requests are chosen.
+9, and `apply` is lines 11 to 15. Lines 5 and 10 are the serving loop, which decides when each
+method is called. Lines 17 to 28 are the policy, which decides which requests are chosen.
 
 Some cases are not described in the paper. If no request can run, there is no batch. A request that
 can never fit is refused on arrival. A request that is cancelled while it runs ends when a batch
@@ -48,10 +48,10 @@ _FINISHED = RequestState.FINISHED
 
 
 class Scheduler:
-    """The scheduler of Algorithm 1; it keeps at most `pipeline_depth` batches in flight.
-
-    `token_hand_off` says that the ranks which embed tokens are also the ranks which sample tokens,
-    so that these ranks have the last token of every request.
+    """The scheduler of Algorithm 1. At most `pipeline_depth` batches are in flight: the paper's
+    `n_workers`, by default the number of stages, and two with one stage. `token_hand_off` says that
+    the ranks which embed tokens are also the ranks which sample tokens, so that these ranks have
+    the last token of every request.
     """
 
     def __init__(

@@ -9,8 +9,8 @@ from services.scheduler.core.span_logprobs import SpanLogprobs
 
 
 class LogprobPieces:
-    """Log-probabilities that a rank sent ahead of an iteration's result because they did not fit
-    into that message."""
+    """Log-probabilities and vectors that a rank sent ahead of the result of an iteration, because
+    they did not fit into the message with the result."""
 
     def __init__(self) -> None:
         self._early = worker_pb2.IterationLogprobs()

@@ -26,7 +26,7 @@ takes the place of a lost one, or a worker that was recalled, is usually there a
 
 
 class SurplusWatch:
-    """Notes for how long the same worker has been surplus."""
+    """Measures how long the same worker has been surplus."""
 
     def __init__(self, clock: Callable[[], float], settle_s: float = SETTLE_S) -> None:
         self._clock = clock
@@ -39,8 +39,8 @@ class SurplusWatch:
         self._found = None
 
     def settled(self, surplus: Offer | None) -> Offer | None:
-        """Returns `surplus`, what `to_recall` returns now, if it has returned the same worker for
-        the whole time since `settle_s` seconds ago. Returns None otherwise."""
+        """Returns `surplus`, the present result of `to_recall`, if it has been the same worker in
+        all calls for at least `settle_s` seconds. Returns None otherwise."""
         found = None if surplus is None else (surplus.address, surplus.answer.process)
         if found != self._found:
             self._found, self._since = found, self._clock()

@@ -169,7 +169,7 @@ class RequestTable:
 
     def drop_adapter(self, digest: str) -> None:
         """Refuses requests that use an adapter from now on. No later batch may have tokens of
-        earlier ones."""
+        earlier requests that use the adapter."""
         del self._adapter_places[digest]
 
     def adapters(

@@ -78,7 +78,7 @@ class StageModel:
     runner: ProgramRunner
     """Runs the program of the stage. It is assigned after the weights have been read."""
     pooler: Pooler | None = None
-    """Makes vectors of hidden states; None if the model makes none, or another stage is last."""
+    """Turns hidden states into vectors. None if this stage makes no vectors."""
 
     def __init__(
         self, config: ModelConfig, place: StagePlace, *, dtype: torch.dtype, device: torch.device

@@ -70,8 +70,8 @@ class TensorFiles(Protocol):
 
 
 class TensorFilesView(TensorFiles):
-    """Tensors of other files, seen in another way. What names, finds and reads tensors is passed on
-    to these files. A subclass answers a part of the calls itself."""
+    """Tensors of other files under other names or in another form. Each method calls the method of
+    the same name of these files. A subclass overrides some of the methods."""
 
     def __init__(self, files: TensorFiles) -> None:
         self._files = files

@@ -67,7 +67,8 @@ class AdapterLoader:
         return self._settings.n_loaded_adapters
 
     def begin(self, order: worker_pb2.AdapterOrder, index: int, on_end: OnEnd) -> None:
-        """Begins to load the adapter of an order. Batches are to name it by `index`."""
+        """Begins to load the adapter that `order` names. `index` is the number by which batches
+        will refer to the adapter. `on_end` is called when the load has ended."""
         if self._waiting.qsize() >= self.max_loaded:  # an earlier load hangs
             on_end(LoadEnd(order.load_id, None, "earlier loads have not ended"))
             return

@@ -53,8 +53,8 @@ class EpochAdapters:
         self._runner = runner
         self._fixed = frozenset(fixed)
         self._n_fixed = len(fixed)
-        self._indices: dict[int, int] = {}  # of the adapters that are there or loading, by load
-        self._loaded: dict[int, str] = {}  # digests of the adapters that are there, by load
+        self._indices: dict[int, int] = {}  # of loaded and loading adapters, by load id
+        self._loaded: dict[int, str] = {}  # digests of loaded adapters, by load id
         self._ended: queue.SimpleQueue[LoadEnd] = queue.SimpleQueue()
         self._reports: list[worker_pb2.AdapterReport] = []
 
@@ -96,9 +96,11 @@ class EpochAdapters:
         return reports
 
     def _add(self, load_id: int, fitted: FittedAdapter) -> None:
-        """Adds an adapter, unless the rank has one with its digest already. That one then stays
-        until both loads are dropped: ranks end a load at different times, so an order that drops
-        the earlier load may reach one rank before this load has ended there, and another after."""
+        """Adds the adapter of a load, unless the rank has an adapter with the same digest already.
+        That adapter then serves both loads, and stays until both are dropped.
+
+        Ranks end a load at different times. So an order that drops the earlier load may reach one
+        rank before the later load has ended there, and another rank after that."""
         equal = next((one for one, digest in self._loaded.items() if digest == fitted.digest), 0)
         if fitted.digest in self._fixed:
             del self._indices[load_id]

@@ -1,8 +1,8 @@
-"""The blocks that the scheduler's prefix cache has, as the plans of an epoch have told.
+"""The blocks that the scheduler's prefix cache has, according to the plans of an epoch.
 
-The first rank of the first stage keeps this for a leader that knows nothing of the one before it,
-and uses it for nothing else. A rank learns of a change when it begins the iteration of the plan, so
-before the iteration writes to a block that has left the cache.
+The first rank of the first stage keeps this record for a new leader, which knows nothing of the
+leader before, and does not use the record itself. A rank learns of a change when it begins the
+iteration of the plan, so before the iteration writes to a block that has left the cache.
 """
 
 from orcinus.v1 import worker_pb2

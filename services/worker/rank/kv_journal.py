@@ -1,4 +1,4 @@
-"""What a rank writes down about its keys and values, and says when it joins an epoch.
+"""A rank's record of its keys and values, which the rank reports when it joins an epoch.
 
 Where keys and values outlive epochs, the record beside them says how much is complete
 (`engine/kv_record.py`), and the first rank of the pipeline keeps which blocks hold which tokens
@@ -32,7 +32,7 @@ class Journal(Protocol):
 
 
 class NoJournal:
-    """The journal of keys and values that are new in each epoch."""
+    """Replacement for `KVJournal` where keys and values do not outlive epochs."""
 
     def answer(self, request: worker_pb2.JoinPipelineRequest) -> worker_pb2.JoinPipelineResponse:
         """Returns an answer without keys and values."""
@@ -91,8 +91,9 @@ class KVJournal:
         self._record.note_complete(iteration)
 
     def note_failed(self) -> None:
-        """Makes answers say that this process has begun no iteration, until another epoch writes.
+        """Makes answers say that this process has begun no iteration, until the first plan of
+        another epoch. So a new leader does not use the keys and values of this epoch.
 
-        The leader forgets keys and values that are not finite, but only its next plan can tell the
-        first rank so, and no rank knows which plan this is."""
+        The present leader removes blocks with numbers that are not finite from its prefix cache,
+        but a rank does not know which later plan has this change."""
         self._has_failed = True

@@ -183,8 +183,8 @@ class Rank:
             member.announce(plan)
 
     def _report_adapters(self) -> None:
-        """Adds adapters that have been loaded, and reports loads that have ended. Each rank reports
-        its own."""
+        """Adds adapters that this rank has loaded, and reports the loads of this rank that have
+        ended."""
         member = self.membership.current
         if member is None or not member.adapters.is_loading:
             return

@@ -94,7 +94,7 @@ async def test_no_command_waits_for_a_scheduler_that_is_gone() -> None:
     with pytest.raises(errors.Unavailable):
         await frontend.link.load("law", "/a")
     frontend.link.open()
-    frontend.answer(AdapterOutcome.ADAPTER_OUTCOME_DONE)  # too late, and nobody waits
+    frontend.answer(AdapterOutcome.ADAPTER_OUTCOME_DONE)  # too late: no client waits
 
 
 async def test_a_scheduler_that_does_not_answer_is_not_waited_for() -> None:

@@ -1,4 +1,4 @@
-"""What a rank loads, from where, and what it says of the rest."""
+"""The adapters that a rank loads, their directories, and the failures of other loads."""
 
 import json
 import os
@@ -124,7 +124,7 @@ def test_broken_adapters_say_what_is_wrong_and_not_where(site: Site) -> None:
     (own / "adapter_model.safetensors").unlink()
     assert "adapter_model.safetensors does not exist" in site.failure(own)
     os.mkfifo(own / "adapter_model.safetensors")
-    assert "no regular file" in site.failure(own)  # and nobody waits for a writer
+    assert "no regular file" in site.failure(own)  # without waiting for a writer
 
 
 def test_adapters_of_another_model_are_refused(site: Site) -> None:

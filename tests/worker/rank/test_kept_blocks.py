@@ -1,4 +1,4 @@
-"""What a rank keeps for the next leader, and when it says so."""
+"""The blocks that a rank records for the next leader, and when the rank reports them."""
 
 from collections.abc import Collection, Mapping
 

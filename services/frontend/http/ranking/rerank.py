@@ -89,7 +89,8 @@ class RankedDocument(TypedDict):
     index: int
     """Index of the document in the request."""
     relevance_score: float
-    """The score: from 0 to 1, unless the checkpoint asks for its logits."""
+    """The score: from 0 to 1, or a logit if the checkpoint's configuration says that scores are
+    logits."""
     document: NotRequired[RankedText]
     """The document. Left out if the request says `return_documents: false`."""
 

@@ -65,7 +65,8 @@ class Score(TypedDict):
     index: int
     """Index of the pair."""
     score: float
-    """The score: from 0 to 1, unless the checkpoint asks for its logits."""
+    """The score: from 0 to 1, or a logit if the checkpoint's configuration says that scores are
+    logits."""
 
 
 @answer_object

@@ -2,16 +2,15 @@
 
 Ranks hold the adapters that are there from the start, and a bounded number of others. A request
 whose adapter they do not hold keeps its place in the order, and requests behind it may be admitted.
-One adapter is loaded at a time. Adapters that clients ask to load take turns with adapters that
-requests wait for: of the first kind the one that was asked for first, of the second kind that of
-the first request in the order of the pool.
+One adapter is loaded at a time. Loads that clients ask for take turns with loads that requests wait
+for. Clients are served in the order in which they asked, and requests in the order of the pool.
 
 If there is no room, the least recently used adapter without admitted requests is dropped. If all
-have admitted requests, the least recently used one is closed: it admits no further requests until
-it can be dropped. An adapter for which an earlier request waits is never closed or dropped for a
-later request, nor for a load that a client asked for after the request had arrived. So a request
-waits for its own adapter and for the ends of running requests, however many requests of other
-adapters arrive and however many loads clients ask for.
+have admitted requests, the least recently used one is closed: no further requests are admitted for
+it until it can be dropped. An adapter for which an earlier request waits is never closed or dropped
+for a later request, nor for a load that a client asked for after the request had arrived. So a
+request waits for its own adapter and for the ends of running requests, however many requests of
+other adapters arrive and however many loads clients ask for.
 """
 
 from collections import Counter, OrderedDict
@@ -27,12 +26,12 @@ N_LOOKED_AT = 64
 loading. The limit keeps the search short in each iteration."""
 
 MAX_LOSSES = 2
-"""Number of epochs lost while they loaded an adapter for a client after which the load has failed,
-since it may be the cause."""
+"""A load that a client asked for has failed when this number of epochs were lost during the load:
+the adapter may be the cause."""
 
 LOADED, FAILED, UNFINISHED = "loaded", "failed", "lost"
 LOAD_ENDS = (LOADED, FAILED, UNFINISHED)
-"""The ways in which a load ends; `lost` if its epoch was over first."""
+"""The ways in which a load ends. `lost`: the epoch was over before the load had ended."""
 
 LOST = "pipelines were lost while they loaded it"
 
@@ -49,7 +48,7 @@ class Entry(Protocol):
 
     @property
     def source(self) -> str:
-        """Where the adapter is."""
+        """Directory of the adapter, as the client named it."""
         ...
 
 
@@ -78,15 +77,15 @@ class WantedLoad:
     """Called with the digest of the adapter and an empty text, or with an empty text and the reason
     why it was not loaded."""
     is_taken: bool = False
-    """Whether a pipeline loads it."""
+    """Whether a pipeline is loading the adapter."""
     arrival: int = 0
-    """Requests with lower numbers in the order of arrival were there when the client asked."""
+    """Requests with a lower number in the order of arrival arrived before the client asked."""
     n_losses: int = 0
-    """Number of epochs that were lost while their ranks loaded it."""
+    """Number of epochs that were lost while their ranks loaded the adapter."""
 
 
 class SharedAdapters:
-    """What the gates of all pipelines share."""
+    """The state that the gates of all pipelines share."""
 
     def __init__(self) -> None:
         self.sources: Sources = NoSources()
@@ -94,10 +93,9 @@ class SharedAdapters:
         self.waiting: Counter[str] = Counter()
         """Number of the waiting requests of each adapter, by its digest."""
         self.wanted: list[WantedLoad] = []
-        """The adapters that clients ask to load, in the order in which they came."""
+        """The adapters that clients ask to load, in the order in which clients asked."""
         self.n_arrived = 0
-        """The number that the next request has in the order of arrival, or a lower number if only
-        requests without adapters have arrived since."""
+        """1 plus the largest number that a request with an adapter has in the order of arrival."""
 
     def want(self, wanted: WantedLoad) -> None:
         """Adds an adapter that a client asks to load."""
@@ -128,7 +126,7 @@ class _Loaded:
 
 
 class _AnyDigest:
-    """The adapters of ranks that have not said which they hold: any."""
+    """All digests: stands for the adapters of ranks whose adapters are not known yet."""
 
     def __contains__(self, digest: object) -> bool:
         return True
@@ -147,9 +145,9 @@ class AdapterGate:
         self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
         self._last_id = 0
         self._load: AdapterChange | None = None  # the load that has begun and not ended
-        self._wanted: WantedLoad | None = None  # the client's wish that the load serves
+        self._wanted: WantedLoad | None = None  # the client's demand for this load
         self._was_wanted = False  # whether a client asked for the last load
-        self._closed = ""  # digest of the adapter that admits no further requests
+        self._closed = ""  # digest of the adapter for which no further requests are admitted
         self._doomed: list[int] = []  # loads whose adapters must be dropped
 
     def begin(self, fixed: Iterable[str], max_loaded: int) -> None:
@@ -353,7 +351,8 @@ class AdapterGate:
         return self._last_id
 
     def _end_load(self) -> WantedLoad | None:
-        """Notes that the load has ended, and returns the client's wish that it served."""
+        """Notes that the load has ended. Returns the client's demand for the load, if there was
+        one."""
         wanted, self._load, self._wanted = self._wanted, None, None
         if wanted is not None and wanted in self._shared.wanted:
             self._shared.wanted.remove(wanted)

@@ -8,7 +8,7 @@ from services.scheduler.core.request import Request
 
 
 class Gates:
-    """The gate of grammars and the gate of adapters, which are told the same."""
+    """The gate of grammars and the gate of adapters. Each call is passed on to both gates."""
 
     def __init__(self, grammars: GrammarGate, adapters: AdapterGate) -> None:
         self._gates = (grammars, adapters)

@@ -52,7 +52,7 @@ class EntryChanges:
 
 
 class NoEntryChanges:
-    """Replacement for `EntryChanges` if nobody needs the changes."""
+    """Replacement for `EntryChanges` where the changes are not needed."""
 
     def enter(self, block_id: int, key: bytes) -> None:
         """Does nothing."""

@@ -99,8 +99,8 @@ class KVManager:
         return fits
 
     def reserve(self, request: Holder) -> Reservation | None:
-        """Reserves slots for a request, and returns the reservation. Returns None if there are not
-        enough slots or no row is free.
+        """Reserves slots for a request (Algorithm 1, lines 24 to 26), and returns the reservation.
+        Returns None if there are not enough slots or no row is free.
 
         The tokens of the request that the prefix cache has count as scheduled from then on.
         """

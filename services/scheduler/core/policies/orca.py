@@ -26,7 +26,7 @@ class OrcaPolicy(Policy):
         return cls(max_batch_size=options.max_batch_size)
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
-        """Returns the next batch: lines 17 to 28 of Algorithm 1."""
+        """Returns the next batch: lines 17 to 28 of Algorithm 1, with `max_bs = max_batch_size`."""
         selections: list[Selection] = []
         for request in pool.candidates():
             if len(selections) == self.max_batch_size:

@@ -75,7 +75,7 @@ class ForDeparture:
         self._due.pop(request, None)
 
     def note_freed(self, request: Request) -> None:
-        """Does nothing: the memory of this pipeline decides nothing."""
+        """Does nothing: moves do not depend on the free memory of this pipeline."""
 
     def _should_move(self, request: Request) -> bool:
         if self._is_last:

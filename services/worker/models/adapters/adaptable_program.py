@@ -93,7 +93,7 @@ class AdaptableProgram:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`products` are the products that adapters may change, by the ids of their matrices."""
+        """`products` are the products that adapters may change, by `id(matrix)`."""
         self._program = program
         self._products = products
         self._places = places
@@ -102,8 +102,8 @@ class AdaptableProgram:
 
     def max_weights_bytes(self, config: LoraConfig) -> int:
         """Returns a bound of the size of an adapter's file: changes of as many linear layers as the
-        model has, in the largest element type. It is far from exact, but an unsound file of
-        gigabytes for a small model is not read."""
+        model has, in the largest element type. The bound is several times the usual size, and keeps
+        a rank from reading gigabytes for a small model."""
         places = self._places
         n_stages = math.ceil(places.n_layers / max(1, len(places.layers)))
         n_rows = sum(sum(part.shape) for one in self._products.values() for part in one.parts)
@@ -140,7 +140,7 @@ class AdaptableProgram:
         fitted = FittedAdapter(adapter.digest, index, products)
         try:
             self.with_adapters([fitted])
-        except ValueError as error:  # here, and not between two iterations
+        except ValueError as error:  # found now, and not between two iterations
             raise adapter.error(str(error)) from error
         return fitted
 

@@ -1,7 +1,7 @@
 """The tensors in the content of a safetensors file that is in memory.
 
-The library safetensors copies the values of all tensors. Here they stay where they are: a large
-file is in memory once.
+The library safetensors copies the values of all tensors. This module reads the values
+in place, so that a large file is in memory only once.
 """
 
 from __future__ import annotations

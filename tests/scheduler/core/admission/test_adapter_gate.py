@@ -1,5 +1,5 @@
-"""A request with an adapter is admitted when the ranks hold the adapter. It holds nobody up before,
-and no stream of other requests holds it up for ever."""
+"""A request with an adapter is admitted when the ranks hold the adapter. Until then it delays no
+other request, and no stream of other requests holds it up for ever."""
 
 from collections import Counter
 
