@@ -24,7 +24,7 @@ status."""
 
 RETRY_HEADER = "x-should-retry"
 """Header that tells clients of OpenAI and of Anthropic whether to retry. Without the header, these
-clients retry after each status 408."""
+clients retry after each status 408 and each status from 500 on."""
 
 _STATUSES: dict[type[errors.OrcinusError], tuple[int, str | None]] = {
     errors.InvalidRequest: (400, None),
@@ -94,8 +94,8 @@ def failure(error: errors.OrcinusError) -> Failure:
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, errors.TimedOut):
         headers["connection"] = "close"
-        if not error.may_retry:
-            headers[RETRY_HEADER] = "false"
+    if not _may_retry(error):
+        headers[RETRY_HEADER] = "false"
     return Failure(
         status=status,
         message=error.message,
@@ -104,6 +104,14 @@ def failure(error: errors.OrcinusError) -> Failure:
         headers=headers,
         overflow=error if isinstance(error, errors.ContextOverflow) else None,
     )
+
+
+def _may_retry(error: errors.OrcinusError) -> bool:
+    """Returns whether the same request may succeed later. A request that a pipeline cannot compute
+    fails again, and may end a worker again."""
+    if isinstance(error, errors.TimedOut):
+        return error.may_retry
+    return not isinstance(error, errors.RequestFailed)
 
 
 def answer(request: Request, error: Exception, dialect: Dialect) -> Response:

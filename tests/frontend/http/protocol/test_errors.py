@@ -39,6 +39,8 @@ def test_headers_say_what_to_do() -> None:
     assert refused.headers["www-authenticate"] == "Bearer"
     full = failure(errors.PoolFull("full", retry_after_s=1.5))
     assert full.headers["retry-after"] == "2"
+    assert failure(errors.RequestFailed("ends the pipeline")).headers["x-should-retry"] == "false"
+    assert "x-should-retry" not in full.headers | failure(errors.Unavailable("gone")).headers
 
 
 def test_answers_are_in_utf_8() -> None:
