@@ -94,6 +94,15 @@ def required(roots: Iterable[str], target: Target, leaves: Iterable[str]) -> lis
     return found
 
 
+def requires_python(package: str) -> str:
+    """Returns the versions of Python that a package allows, for the version that is installed here.
+    The result is empty if it allows all, or if the package is not installed here."""
+    try:
+        return importlib.metadata.metadata(package).get("Requires-Python", "")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def _requirements_of(requirement: Requirement, target: Target) -> Iterator[Requirement]:
     for further in _installed_requirements(canonicalize_name(requirement.name)):
         if _applies(further, target, requirement.extras):
