@@ -70,8 +70,8 @@ class TensorFiles(Protocol):
 
 
 class TensorFilesView(TensorFiles):
-    """Tensors of other files, seen in another way. What names, finds and reads tensors is passed on
-    to these files. A subclass answers a part of the calls itself."""
+    """Tensor files that show the tensors of other tensor files. All calls are passed on to the
+    other files; subclasses override the methods whose results differ."""
 
     def __init__(self, files: TensorFiles) -> None:
         self._files = files
