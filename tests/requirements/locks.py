@@ -98,9 +98,10 @@ def requires_python(package: str) -> str:
     """Returns the versions of Python that a package allows, for the version that is installed here.
     The result is empty if it allows all, or if the package is not installed here."""
     try:
-        return importlib.metadata.metadata(package).get("Requires-Python", "")
+        metadata = importlib.metadata.metadata(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
+    return "".join(metadata.get_all("Requires-Python", []))
 
 
 def _requirements_of(requirement: Requirement, target: Target) -> Iterator[Requirement]:
