@@ -158,12 +158,11 @@ test: setup  ## Run up to CASES (2) cases of each test, drawn by the commit; CAS
 	@+SAMPLE=$(or $(SAMPLE),$(CASES)) $(MAKE) --no-print-directory -k -j$(TEST_WORKERS) --output-sync=target \
 	  $(if $(filter tests/%,$(ARGS)),lane-given,$(filter-out lane-given,$(LANE_TARGETS)))
 
-# A lane may be left without tests by options such as `-k` and `--last-failed`, which is no failure.
 $(LANES:%=lane-%): lane-%:
-	$(PYTEST)/$* -q tests/$* $(patsubst %,--ignore=tests/%,$(filter $*/%,$(LANES))) $(ARGS) || [ $$? = 5 ]
+	tests/lane.sh $(CACHE)/$* $(PYTEST)/$* -q tests/$* $(patsubst %,--ignore=tests/%,$(filter $*/%,$(LANES))) $(ARGS)
 
 lane-others:
-	$(PYTEST)/others -q tests $(LANES:%=--ignore=tests/%) $(ARGS) || [ $$? = 5 ]
+	tests/lane.sh $(CACHE)/others $(PYTEST)/others -q tests $(LANES:%=--ignore=tests/%) $(ARGS)
 
 lane-given:
 	$(PYTEST) $(ARGS)

@@ -4,7 +4,7 @@
 # and hash from the lock file of that name, so that nothing is resolved; `torch.txt` is PyTorch's.
 #
 #   BIN          the virtual environment's bin
-#   UV           the program uv, which installs everything but PyTorch in a tenth of pip's time; empty for pip
+#   UV           the program uv, which installs locked packages in a tenth of pip's time; empty for pip
 #   TORCH_INDEX  a pip index for PyTorch; empty for the one of everything else. When not set, this looks by itself: PyTorch
 #                as it is installed, or as pip's own settings find it in a folder; else, where there is no GPU, the build
 #                without CUDA from CPU_INDEX, if that answers within five seconds; else as everything else.
@@ -81,5 +81,7 @@ fi
 
 echo "Other packages, $others; the large ones:"
 install_locked "$extra"
+# A build of PyTorch from another index or a folder may need libraries that are locked beside PyTorch alone, such as NVIDIA's.
+UV='' install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "torch==$wanted"
 # Its build needs setuptools, which is among the packages. With --no-deps nothing more is looked for.
 install --quiet --no-deps --no-build-isolation "${ours[@]}"

@@ -20,7 +20,8 @@ USUAL = "install --require-hashes --no-deps -r requirements/torch.txt"
 LOCKED = "install --require-hashes --no-deps -r requirements/dev.txt"
 LOCKED_TO_SERVE = "install --require-hashes --no-deps -r requirements/local.txt"
 OURS = "install --quiet --no-deps --no-build-isolation -e ."
-REST = [LOCKED, f"{OURS} -e clients/python"]
+LIBRARIES = f"install torch=={VERSION}"
+REST = [LOCKED, LIBRARIES, f"{OURS} -e clients/python"]
 DRY = f"install --quiet --dry-run --no-index --no-deps torch=={VERSION}"
 
 PIP = """#!/bin/sh
@@ -141,6 +142,13 @@ def fetch(index: str) -> str:
     )
 
 
+def beside(index: str) -> list[str]:
+    """The calls after PyTorch is taken from an index. What its build needs beside the locked
+    packages is in that index, too."""
+    libraries = LIBRARIES.replace("install", f"install --extra-index-url {index}")
+    return [LOCKED, libraries, REST[-1]]
+
+
 def test_without_a_gpu_the_build_without_cuda_is_taken(machine: Machine, index: str) -> None:
     done = machine.install(CPU_INDEX=index)
     assert machine.calls() == [DRY, fetch(index), *REST]
@@ -165,7 +173,7 @@ def test_an_index_that_fails_is_done_without(machine: Machine, index: str) -> No
 
 def test_a_torch_that_is_there_stays(machine: Machine, index: str) -> None:
     done = machine.install(is_installed=True, CPU_INDEX=index, TORCH_INDEX=index)
-    assert machine.calls() == REST
+    assert machine.calls() == beside(index)
     assert "2.5 GB" not in done.stdout
 
 
@@ -176,7 +184,7 @@ def test_a_torch_in_pips_folders_is_taken_from_there(machine: Machine, index: st
 
 def test_an_index_that_is_given_is_taken_and_must_work(machine: Machine, index: str) -> None:
     assert machine.install(gpus=GPU, TORCH_INDEX=NOBODY).returncode == 0
-    assert machine.calls()[0] == fetch(NOBODY)
+    assert machine.calls() == [fetch(NOBODY), *beside(NOBODY)]
     assert machine.install(TORCH_INDEX=NOBODY, index_status=1).returncode == 1
 
 
@@ -187,7 +195,7 @@ def test_an_empty_index_is_that_of_everything_else(machine: Machine, index: str)
 
 def test_serving_needs_less_than_everything(machine: Machine) -> None:
     assert machine.install(is_installed=True, extra="local").returncode == 0
-    assert machine.calls() == [LOCKED_TO_SERVE, OURS]
+    assert machine.calls() == [LOCKED_TO_SERVE, LIBRARIES, OURS]
     unknown = machine.install(is_installed=True, extra="loca")
     assert unknown.returncode == 1
     assert "local or dev, not loca" in unknown.stderr
@@ -205,9 +213,12 @@ def test_uv_installs_everything_but_pytorch(machine: Machine) -> None:
     uv = str(machine.log.parent / "bin" / "uv")
     done = machine.install(TORCH_INDEX=NOBODY, UV=uv)
     by_uv = f"uv pip install --python {machine.log.parent}/bin/python --no-progress"
+    locked, libraries, ours = beside(NOBODY)
     assert machine.calls() == [
         fetch(NOBODY),
-        *(call.replace("install", by_uv, 1) for call in REST),
+        locked.replace("install", by_uv, 1),
+        libraries,
+        ours.replace("install", by_uv, 1),
     ]
     assert "Downloading numpy (16.7MiB)" in done.stdout.splitlines()
     assert "numpy==2.4.6" not in done.stdout

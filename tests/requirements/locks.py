@@ -94,6 +94,16 @@ def required(roots: Iterable[str], target: Target, leaves: Iterable[str]) -> lis
     return found
 
 
+def requires_python(package: str) -> str:
+    """Returns the versions of Python that a package allows, for the version that is installed here.
+    The result is empty if it allows all, or if the package is not installed here."""
+    try:
+        metadata = importlib.metadata.metadata(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    return "".join(metadata.get_all("Requires-Python", []))
+
+
 def _requirements_of(requirement: Requirement, target: Target) -> Iterator[Requirement]:
     for further in _installed_requirements(canonicalize_name(requirement.name)):
         if _applies(further, target, requirement.extras):

