@@ -9,8 +9,8 @@ from services.worker.models import StageModel
 
 
 class StageStorage:
-    """What the layers of a stage store on one rank during an epoch: keys and values of tokens, or
-    a state of each request."""
+    """The memory of a rank in which the layers of its stage keep, during an epoch, the keys and
+    values of tokens or a state of each request."""
 
     def __init__(
         self,

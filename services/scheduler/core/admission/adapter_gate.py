@@ -105,7 +105,7 @@ class SharedAdapters:
 
 @dataclass(frozen=True, slots=True)
 class AdapterChange:
-    """What the ranks of a pipeline must do: drop adapters, then begin to load one."""
+    """An order to the ranks of a pipeline to drop adapters, and then to begin to load one."""
 
     dropped: tuple[int, ...]
     """Numbers of the loads whose adapters are dropped."""
