@@ -5,7 +5,7 @@ message and are handed to the receivers of the requests concerned. The scheduler
 pipeline and when it has none; while there is none, new requests are held here. When a pipeline or a
 scheduler is lost, a request is submitted to the next one with the tokens that the request has
 (`submitted_request`), and generation goes on after these tokens. The client of the request notices
-only a pause, unless the time limit of the request is over before.
+only a pause, unless the request reaches its time limit first.
 
 When the stream ends, `SchedulerClient` begins another stream (`scheduler_stream`) to the scheduler
 that leads then.
@@ -304,8 +304,8 @@ class SchedulerClient:
         request.inbox.put_nowait(event)
 
     def _note_build(self, request: SubmittedRequest, event: Built) -> None:
-        """Notes the build that makes the tokens of a request, and delivers its traits if the
-        request asked for them."""
+        """Notes the build of the workers that compute a request from now on. If the event has the
+        workers' traits, which only requests that asked for them get, delivers the event."""
         request.submission.build = event.build
         if event.traits:
             request.inbox.put_nowait(event)
@@ -351,7 +351,8 @@ class SchedulerClient:
         self._end(request, error)
 
     def _attempt(self, request: SubmittedRequest) -> None:
-        """Sends a request, or holds the request if it cannot be sent now."""
+        """Sends a request, or holds the request if it cannot be sent now. Ends the request as
+        unavailable if another model is served now, or if this process is stopping."""
         request.release()
         pipeline = self.pipeline.current
         if self.pipeline.is_stopping:

@@ -44,8 +44,8 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.http2.ping_timeout_ms", rpc.KEEPALIVE_TIMEOUT_S * 1000),
 ]
 """gRPC options of the channel. Calls go only to schedulers whose health service says that they
-serve. The loss of a scheduler that does not end its connection is noticed within ten seconds, while
-requests are still held."""
+serve. The loss of a scheduler that does not end its connection is noticed within ten seconds, which
+is less than the default of `hold_s`."""
 
 
 AHEAD_BYTES = 4 * 2**10
@@ -109,8 +109,8 @@ class SchedulerStream:
                 call.cancel()
 
     async def _write(self, call: Any) -> None:
-        """Sends the queued messages until the stream breaks. `_read` returns the reason of the
-        break."""
+        """Sends the queued messages until the stream breaks. The reason of the break is returned by
+        `_read`."""
         try:
             while True:
                 data = await self._outbox.get()

@@ -55,12 +55,13 @@ class RequestSpan:
             )
 
     def held(self, request_id: str, reason: str) -> None:
-        """Notes that an answer waits for a pipeline."""
+        """Notes that an answer waits to be sent to the scheduler. `reason` says why, for example
+        because there is no pipeline."""
         self._note(semconv.HELD, request_id, reason)
 
     def resubmitted(self, request_id: str, reason: str) -> None:
-        """Notes that an answer is sent to a scheduler again, after a scheduler had accepted it
-        before."""
+        """Notes that an answer is sent to a scheduler again. `reason` says why the attempt before
+        failed."""
         self._note(semconv.RESUBMITTED, request_id, reason)
 
     def suspended(self, request_id: str, n_losses: int) -> None:
