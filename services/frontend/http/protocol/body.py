@@ -15,7 +15,7 @@ from services.frontend.request.generation_request import GenerationRequest
 
 
 class RequestBody(ExactModel, ABC):
-    """A body that asks for a generation and for a reply."""
+    """A body that asks for generated answers."""
 
     stream: bool | None = None
     """Whether to answer with a stream of events."""

@@ -141,8 +141,8 @@ def _is_deferred(listed: ListedTool) -> bool:
 
 
 def _names(keys: Iterable[Key]) -> Iterator[tuple[Key, str]]:
-    """Yields each client's name for a tool with a unique name for the model. The model sees a tool
-    without a namespace under its own name."""
+    """Yields, for each tool, the client's name for the tool and the unique name under which the
+    model sees the tool. For a tool without a namespace, the two names are equal."""
     keys = list(keys)
     taken = {name for namespace, name in keys if namespace is None}
     counts = Counter(name for _, name in keys)
