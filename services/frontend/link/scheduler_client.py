@@ -64,8 +64,8 @@ class SchedulerClient:
         on_tokens: Callable[[], None] = lambda: None,
         refusals: Refusals | None = None,
     ) -> None:
-        """`on_tokens` is called after requests have received tokens or have ended. `refusals`
-        counts requests that the scheduler refuses because of a limit."""
+        """`on_tokens` is called for each message of the scheduler that has new tokens or ends of
+        requests. `refusals` counts requests that the scheduler refuses because of a limit."""
         self._address = address
         self._resume_s = resume_s
         self._expiry: asyncio.TimerHandle | None = None  # set while there is no pipeline
@@ -138,15 +138,16 @@ class SchedulerClient:
         """Sends a request for the model `model`. The inbox gets the events of the request until the
         request ends or is cancelled.
 
-        Until the time `until`, the request is held while it can't be sent, and sent again when it
-        fails as unavailable. If `until` is None, the limit is `resume_s` seconds from now. Once a
-        scheduler has accepted the request, the limit is `resume_s` seconds after that scheduler has
-        lost it. So a request may be accepted more than once. `generated_token_ids` of the
-        submission are the output tokens that the request has already; the events carry only later
-        tokens. A request that was held, here or before (`was_held`), is also sent again when the
-        pool is full, since all held requests come at once. `span` records each time that the
-        request is held or sent again. The scheduler drops a request that still waits in its pool at
-        the time `deadline`.
+        A request that cannot be sent is held, and a request that fails as unavailable is sent
+        again. Both are done until the time `until`, by default for `resume_s` seconds from now. If
+        a scheduler accepts the request and is then lost, the limit becomes `resume_s` seconds after
+        the loss. So a request may be accepted more than once.
+
+        `generated_token_ids` of the submission are the output tokens that the request has already;
+        the events carry only later tokens. A request that was held, here or before this call
+        (`was_held`), is also sent again when the pool is full, since all held requests come at
+        once. `span` records each time that the request is held or sent again. If the request still
+        waits in the scheduler's pool at the time `deadline`, the scheduler drops the request.
         """
         request = SubmittedRequest(
             submission=submission,

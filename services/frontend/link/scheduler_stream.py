@@ -19,9 +19,9 @@ from services.common import rpc
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
 
 MAX_UNSENT, MAX_UNSENT_BYTES = 4096, 16 * 2**20
-"""Largest number of messages, and of bytes of messages, that wait to be sent. Beyond either limit,
-requests are held instead of sent, so that a scheduler that does not read cannot fill the memory of
-this process."""
+"""Limits on the messages that wait to be sent: `MAX_UNSENT` on their number, `MAX_UNSENT_BYTES` on
+their size together. Beyond either limit, requests are held instead of sent, so that a scheduler
+that does not read cannot fill the memory of this process."""
 
 FIND_LEADER_S = 5.0
 """Seconds for which one channel looks for a leader. The next channel looks the name up again, since

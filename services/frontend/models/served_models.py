@@ -121,9 +121,9 @@ class ServedModels:
         raise errors.UnknownAdapter("lora_name", f"{errors.shortened(name)!r} is no adapter here")
 
     def check_room(self, account: Account) -> None:
-        """Checks that there may be room for a new call. Called before the call is read, so the
-        model that the call is for is known only if the frontend has just one model. Calls that
-        resume a broken stream need no check.
+        """Checks that there is room for a new call, as far as that is known before the call is
+        read. With several models, the model of the call is not known yet, so only the limits of the
+        whole frontend are checked. Calls that resume a broken stream need no check.
 
         Raises:
             PoolFull: there is no room for a new call at the moment.

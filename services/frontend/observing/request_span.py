@@ -111,7 +111,7 @@ def request_span(
     tracer: Tracer, request: GenerationRequest, *, model: str
 ) -> AbstractContextManager[RequestSpan]:
     """Returns a context manager that records the span of the call inside its block. The call is
-    recorded only if the protocol's span, which is the current span, is recorded.
+    recorded only if the current span, which is the span of the HTTP or gRPC request, is recorded.
 
     `model` is the name of the served model, or empty. The name in the client's request is not used,
     since clients could invent names.

@@ -90,7 +90,7 @@ class Viewer:
         self._arrival.set()
 
     def put(self, events: Sequence[bytes], n_bytes: int) -> None:
-        """Adds new changes, which have `n_bytes` bytes together, to the queue. If the queue becomes
+        """Adds new changes to the queue. Together they have `n_bytes` bytes. If the queue becomes
         too long, drops all queued changes; the next call of `next` then begins with a `gap`."""
         if self._is_behind or not events:
             return
@@ -240,7 +240,7 @@ class ViewFeed:
             viewer.is_here = True
 
     def received(self, events: Sequence[watch_pb2.WatchEvent]) -> None:
-        """Updates the view by events, and sends the resulting changes to the viewers."""
+        """Updates the view with new events, and sends the resulting changes to the viewers."""
         known = [event for event in events if event.WhichOneof("event")]  # none of later versions
         self._tell(change for event in known for change in self._view.take(event))
         for event in known[-1:]:

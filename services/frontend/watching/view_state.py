@@ -136,8 +136,8 @@ def _term_of(epoch: Json) -> int:
 
 
 class ViewState:
-    """The changes of one watch that are kept, so that a viewer which connects later can draw the
-    present state. The object is empty when the watch begins."""
+    """The changes that are kept since a scheduler is watched, so that a viewer which connects later
+    can draw the present state. A new object is empty."""
 
     def __init__(self) -> None:
         self._epochs = KnownEpochs()

@@ -56,8 +56,8 @@ class EmbeddingsBody(IndexedModel):
     input: Annotated[Inputs, PlainValidator(Inputs.of, json_schema_input_type=PromptOrPrompts)]
     """The text or texts, or their tokens. Each has a vector of its own."""
     dimensions: Annotated[int | None, Within({"minimum": 1})] = None
-    """Number of elements of each vector, where the model declares shorter vectors (Matryoshka). By
-    default the vectors are whole."""
+    """Number of elements of each vector, if the checkpoint declares that its vectors may be
+    shortened (Matryoshka). By default the vectors are whole."""
     encoding_format: Encoding | None = None
     """Form of the vectors. `float`, the default: a list of numbers. `base64`: little-endian floats
     of 4 bytes, in base64."""

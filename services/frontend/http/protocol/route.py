@@ -87,8 +87,8 @@ class Route:
 
 
 class RouteFields(TypedDict, total=False):
-    """Optional arguments of the functions that make routes, which pass them on to `Route`
-    unchanged."""
+    """Further arguments of the functions that make routes, which pass them on to `Route` unchanged.
+    Only `description` is required."""
 
     name: str
     description: Required[str]

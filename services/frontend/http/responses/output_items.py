@@ -56,7 +56,7 @@ class GrowingItem(ABC):
 
     def grow(self, text: str, logprobs: Sequence[ChatTokenLogprob] = ()) -> Iterator[NamedFields]:
         """Adds a new text to the item and yields the events that report it. `logprobs` are the
-        log-probabilities of the tokens of the text, which only a message shows."""
+        log-probabilities of the text's tokens. Only a message shows them."""
         self._text.write(text)
         yield from self._grown(text)
 

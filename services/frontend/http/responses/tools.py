@@ -1,6 +1,6 @@
 """The tools in a body of POST /v1/responses.
 
-Clients run functions, custom tools and, if they say so, the search for tools. A namespace groups
+Clients run functions and custom tools, and may also run the search for tools. A namespace groups
 functions and custom tools. All other tools run in OpenAI's own servers or in ways that are not
 supported. The reader of bodies reports such tools like unknown fields.
 """

@@ -37,9 +37,8 @@ class RequestQueue:
         place: ConnectionPlace | None,
         on_answered: Callable[[], None],
     ) -> None:
-        """Prepares to receive the requests of a connection. `ends` are the addresses of the server
-        and of the client, as `ends_of` returns them. `on_answered` is called when all received
-        requests are answered."""
+        """Prepares to receive the requests of a connection. `ends` is the result of `ends_of` for
+        the connection. `on_answered` is called when all received requests are answered."""
         self._server = server
         self._transport = transport
         self._flow = flow
