@@ -305,8 +305,8 @@ class SchedulerClient:
         request.inbox.put_nowait(event)
 
     def _note_build(self, request: SubmittedRequest, event: Built) -> None:
-        """Notes the build of the workers that compute a request from now on. If the event has the
-        workers' traits, which only requests that asked for them get, delivers the event."""
+        """Notes the build of the workers that compute a request from now on. Delivers the event if
+        it has the workers' traits. Only requests that asked for traits get them."""
         request.submission.build = event.build
         if event.traits:
             request.inbox.put_nowait(event)

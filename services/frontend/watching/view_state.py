@@ -136,8 +136,8 @@ def _term_of(epoch: Json) -> int:
 
 
 class ViewState:
-    """The changes that are kept since a scheduler is watched, so that a viewer which connects later
-    can draw the present state. A new object is empty."""
+    """The changes since a scheduler is watched, as far as they are kept. With them, a viewer that
+    connects later can draw the present state. A new object is empty."""
 
     def __init__(self) -> None:
         self._epochs = KnownEpochs()

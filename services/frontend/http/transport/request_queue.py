@@ -58,8 +58,9 @@ class RequestQueue:
 
     @property
     def last(self) -> RequestResponseCycle | None:
-        """The last request and its answer, as uvicorn's object. The request may be received only in
-        part. None if the answer is complete, or if there has been no request."""
+        """The last request and its answer, as uvicorn's `RequestResponseCycle`. The request may
+        have been received only in part. None if the answer is complete, or if there has been no
+        request."""
         return None if self._last is None or self._last.response_complete else self._last
 
     @property
