@@ -70,8 +70,8 @@ class Inbox:
 
     @property
     def error(self) -> Exception | None:
-        """Error that `get` raises, or None. There is an error if too many tokens were unread, or if
-        the call was ended with an error."""
+        """Error that `get` raises once no event is left, or None. There is an error if too many
+        tokens were unread, or if the call was ended with an error."""
         return self._error
 
     def put_nowait(self, event: Event) -> None:
