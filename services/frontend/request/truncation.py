@@ -7,7 +7,7 @@ WHOLE = -1
 
 
 class CutTooShort(ValueError):
-    """Raised if a prompt is to be cut to so few tokens that nothing of a text is left."""
+    """Raised if a prompt is to be cut to so few tokens that none of its texts' tokens is left."""
 
 
 def kept_lengths(lengths: Sequence[int], n_tokens: int) -> tuple[int, ...]:
