@@ -39,7 +39,7 @@ class Gemma4(ToolFormat):
     markers = (BEGIN, END, RESULT, GEMMA_QUOTE)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the model of a checkpoint writes this format: the mark of calls is in the
+        """Returns whether the model of a checkpoint writes this format: `<|tool_call>` is in the
         chat template or is a special token."""
         return checkpoint.has(BEGIN)
 

@@ -127,8 +127,8 @@ class Markers:
 
 
 def pattern_of(text: str) -> str:
-    """Returns a regular expression that matches exactly a text, in the form of a part of a Lark
-    literal."""
+    """Returns a regular expression that matches only `text` itself, escaped for use between the
+    slashes of a Lark grammar."""
     return re.escape(text).replace("\\\n", r"\n").replace("/", r"\/")
 
 
