@@ -29,7 +29,7 @@ class CallResources:
     max_at_once: int = 32
     """Largest number of answers of the call that the scheduler has at a time."""
     account: scheduler_pb2.Account | None = None
-    """Account to which the scheduler counts the call, or None if the caller has no API key."""
+    """Account to which the scheduler charges the call, or None if the caller has no API key."""
 
     def keep(self, n_bytes: int) -> None:
         """Takes `n_bytes` of the memory budget for output that is kept. A negative number gives

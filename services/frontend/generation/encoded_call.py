@@ -22,12 +22,12 @@ class EncodedCall:
     prompts: tuple[EncodedPrompt, ...]
     tokenizer: Tokenizer
     model: str
-    """Name of the model that the scheduler knows."""
+    """Name by which the scheduler knows the model."""
     shown_model: str
     """Name of the model, or of the adapter, that is shown to clients."""
     until: float
-    """Time of the event loop's clock until which an answer that no scheduler has accepted yet may
-    be held."""
+    """Time of the event loop's clock until which an answer may wait for a pipeline, if no scheduler
+    has accepted the answer yet."""
     was_held: bool = False
     """Whether the call has waited for a pipeline."""
     resumption: Resumption | None = None

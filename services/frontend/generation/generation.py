@@ -171,7 +171,7 @@ class Generation:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Names of the keywords of JSON schemas that are not enforced."""
+        """Names of the keywords of JSON schemas that the grammar does not enforce."""
         return () if self._checks is None else self._checks.unenforced
 
     @property
@@ -199,9 +199,9 @@ class Generation:
         return self.prompts[index // self.options.n]
 
     def n_shown(self, piece: Piece) -> int:
-        """Returns the number of tokens with log-probabilities in a piece that belong to the text of
-        the answer. A stop token that ends the answer belongs to the text only if the client asks
-        for it."""
+        """Returns how many of a piece's tokens with log-probabilities belong to the text of the
+        answer. A stop token that ends the answer belongs to the text only if the client asks for
+        it."""
         token_ids = () if piece.scores is None else piece.scores.token_ids
         if self.options.include_stop_str_in_output or not token_ids:
             return len(token_ids)
@@ -246,8 +246,8 @@ class Generation:
         self._resources.keep(n_bytes)
 
     async def start(self) -> None:
-        """Submits the first few answers and waits until the scheduler has accepted them. Answers
-        that had ended before a resumption are not submitted.
+        """Submits the first few answers and waits until the scheduler has accepted them. If the
+        call resumes a broken stream, answers that had ended are not submitted.
 
         Raises:
             InvalidRequest: the scheduler refuses an answer, or the broken stream cannot have sent

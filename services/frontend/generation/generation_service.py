@@ -135,7 +135,7 @@ class GenerationService:
     @property
     def takes_requests(self) -> bool:
         """Whether new requests are served. They are served if this process does not refuse them,
-        and if there is a pipeline or one is likely to form while requests are held."""
+        and if there is a pipeline or one is likely to form while the requests wait for it."""
         return not self._admission.is_stopping and _now() < self._scheduler.pipeline.hold_deadline(
             self._limits.hold_s
         )

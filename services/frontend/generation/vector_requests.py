@@ -17,7 +17,7 @@ from services.frontend.request.vector_defaults import VectorDefaults
 from services.frontend.text.pair_format import PairFormat
 
 CUTS_TEMPLATE = "not with a model whose prompt goes on behind the document"
-"""The reason why prompts that are made by a template are not cut off."""
+"""Error text for requests that want prompts cut off which a template makes."""
 
 
 def vector_options(

@@ -71,6 +71,7 @@ class ChatTemplate:
         """Returns the template in a checkpoint's directory. Returns None if there is none.
 
         Raises:
+            OSError: a file cannot be read.
             ValueError: the template, or the configuration that may contain it, is broken.
         """
         name = f"the chat template or tokenizer_config.json in {directory}"

@@ -23,7 +23,7 @@ class CallDelta:
 
 @dataclass(slots=True)  # frozen, creation takes three times as long; each token creates one
 class Words:
-    """New text of a message: characters of its content or of its reasoning. An object is never
+    """New text of a message: characters of its content or of its reasoning. The object must not be
     changed."""
 
     text: str

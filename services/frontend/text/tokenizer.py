@@ -174,7 +174,7 @@ class Tokenizer:
 
     def _cut(self, text: str | TextPair, n_tokens: int, frame: TextFrame) -> list[list[int]]:
         """Returns the first tokens of a text or of two, so that there are at most `n_tokens` with
-        the special tokens of `frame`. Raises CutTooShort if no token of a text is left."""
+        the special tokens of `frame`. Raises CutTooShort if a text would keep no token."""
         texts = [text.first, text.second] if isinstance(text, TextPair) else [text]
         n_least = frame.n_special + len(texts)
         if n_tokens < n_least:

@@ -2,7 +2,7 @@
 
     <|tool_call>call:find{what:<|"|>whales<|"|>,n:3}<tool_call|>
 
-After its calls the model may write the mark that begins a result.
+After its calls the model may write `<|tool_response>`, the mark that begins the result of a call.
 """
 
 import re

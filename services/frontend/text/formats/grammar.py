@@ -121,7 +121,7 @@ class Markers:
 
     def _after_text(self, marker: str, rule: str, *, is_single: bool) -> str:
         """Returns the grammar rule `answer` for text that may contain the mark. `rule` follows
-        after each mark; if `is_single`, there is at most one."""
+        after each mark. If `is_single`, there is at most one mark."""
         answer = f"until {rule} | TEXT" if is_single else f"(until {rule})* TEXT"
         return f"answer: {answer}\n{self.up_to('until', marker)}\n"
 

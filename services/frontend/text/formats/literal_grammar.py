@@ -179,7 +179,7 @@ class LiteralGrammar(ABC):
         return f'"{{" {self.members(schema, self._key)} "}}"'
 
     def _note_of_object(self, schema: Mapping[str, Any]) -> None:
-        """Notes the keywords of an object that are not enforced."""
+        """Notes the keywords in the schema of an object that the grammar does not enforce."""
         self._tool.note_unenforced(schema, *COUNTS_AND_PATTERNS)
         if not isinstance(schema.get("properties"), dict):
             self._tool.note_unenforced(schema, "required")

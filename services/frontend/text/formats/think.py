@@ -67,8 +67,8 @@ class TaggedReasoning(ReasoningFormat):
         return self._mark in checkpoint.template
 
     def is_opened_by(self, prompt: str, *, begun: str = "") -> bool:
-        """Returns whether a prompt ends inside reasoning, which was opened at the end of the prompt
-        or in the text `begun`."""
+        """Returns whether a prompt ends inside reasoning: its opening tag stands in `begun`, which
+        is the end of the prompt, or directly before `begun`, and no closing tag follows."""
         prompt, begin = prompt.rstrip(), (self._tags.begin + self._tags.title).rstrip()
         at = prompt.rfind(begin)
         earliest = len(prompt) - len(begin) - len(begun.strip()) - MAX_SPACES
