@@ -100,7 +100,7 @@ class GenerationService:
             admission=admission,
             max_request_s=limits.max_request_s,
         )
-        """Serves the requests that need only the tokenizer."""
+        """Service for the requests that need only the tokenizer."""
         self._anybody = Account()
         self.n_waiting = 0
         """Number of answers that wait for a pipeline."""
@@ -112,9 +112,9 @@ class GenerationService:
 
     @property
     def task(self) -> ModelTask:
-        """The kind of request that the model serves, used for the example that is printed when the
-        server starts. Before the first pipeline, this is `chat` if the model has a chat template,
-        and `text` otherwise."""
+        """The kind of request that an example for the model shows. It is `scores` or `vectors` if
+        the current or last pipeline makes nothing else. Otherwise it is `chat` if the model has a
+        chat template, and `text` if not."""
         limits = self._known_limits.last()
         pooling = None if limits is None else limits.pooling
         if pooling is not None and not pooling.generates:

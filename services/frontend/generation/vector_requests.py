@@ -17,7 +17,7 @@ from services.frontend.request.vector_defaults import VectorDefaults
 from services.frontend.text.pair_format import PairFormat
 
 CUTS_TEMPLATE = "not with a model whose prompt goes on behind the document"
-"""Error text for requests that want prompts cut off which a template makes."""
+"""Error text for a request to cut off long prompts, if a template makes the prompts."""
 
 
 def vector_options(

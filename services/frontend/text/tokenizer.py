@@ -173,8 +173,9 @@ class Tokenizer:
             ) from error
 
     def _cut(self, text: str | TextPair, n_tokens: int, frame: TextFrame) -> list[list[int]]:
-        """Returns the first tokens of a text or of two, so that there are at most `n_tokens` with
-        the special tokens of `frame`. Raises CutTooShort if a text would keep no token."""
+        """Returns the first tokens of a text, or of each of two texts. Together with the special
+        tokens of `frame` they are at most `n_tokens` tokens. Raises CutTooShort if a text would
+        keep no token."""
         texts = [text.first, text.second] if isinstance(text, TextPair) else [text]
         n_least = frame.n_special + len(texts)
         if n_tokens < n_least:
