@@ -57,7 +57,7 @@ class ValueChecks:
         return tuple(found)
 
     def add(self, index: int, text: str) -> None:
-        """Keeps new text of an answer for the check at its end."""
+        """Keeps new text of an answer for the check when the answer ends."""
         self._keep(KEPT_BYTES * len(text))
         self._texts.setdefault(index, []).append(text)
 

@@ -116,8 +116,8 @@ class ModelLimits:
         return n_tokens
 
     def is_too_long(self, n_tokens: int) -> bool:
-        """Returns whether a prompt of `n_tokens` tokens is too long for the model, or leaves no
-        room for an answer that it needs."""
+        """Returns whether a prompt of `n_tokens` tokens is too long for the model, or is to get an
+        answer but leaves no room for it."""
         return n_tokens > self.max_prompt_len
 
     def check_length(self, field: str, n_tokens: int, *, is_least: bool = False) -> None:

@@ -1,9 +1,9 @@
-"""What a checkpoint's files say about the texts and the lengths of its vectors: the prompts that go
-before texts, from `config_sentence_transformers.json`, whether texts become lower-case, from
-`sentence_bert_config.json`, and the lengths to which vectors may be cut (Matryoshka), from
-`config.json`.
+"""What a checkpoint's files say about the texts and the lengths of its vectors.
 
-How hidden states become vectors is known from the workers (`services.common.pooling`).
+The prompts that go before texts are in `config_sentence_transformers.json`. Whether texts are
+converted to lower case is in `sentence_bert_config.json`. The lengths to which vectors may be cut
+(Matryoshka) are in `config.json`. How hidden states become vectors is known from the workers
+(`services.common.pooling`).
 """
 
 from collections.abc import Mapping

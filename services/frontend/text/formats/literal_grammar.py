@@ -211,8 +211,8 @@ class PythonGrammar(LiteralGrammar):
     separator = ", "
 
     def arguments(self) -> str:
-        """Returns the grammar expression for the arguments of the tool, without the brackets around
-        them."""
+        """Returns the grammar expression for the arguments of the tool, without the parentheses
+        around them."""
         schema = self._tool.schema
         self._tool.note_unenforced(schema, "$ref", *COMBINING)
         self._note_of_object(schema)
