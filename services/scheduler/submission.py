@@ -51,8 +51,8 @@ def check_submission(
     adapters: Sources,
 ) -> SamplingParams:
     """Checks a submission for a pipeline and returns its sampling options, without the seed. A
-    submission without a seed gets one, since all ranks must use the same seed. `adapters` are those
-    that were loaded.
+    submission without a seed gets one, since all ranks must use the same seed. `adapters` are the
+    adapters that clients have loaded.
 
     Raises:
         InvalidRequest: a field of the submission is invalid. The error names the field.
@@ -135,7 +135,8 @@ def refusal(
     request: Request, pipeline: scheduler_pb2.PipelineDescription, adapters: Sources
 ) -> InvalidRequest | None:
     """Returns the reason why a pipeline cannot run a request that was checked for another pipeline.
-    Returns None if the pipeline can run the request. `adapters` are those that were loaded."""
+    Returns None if the pipeline can run the request. `adapters` are the adapters that clients have
+    loaded."""
     sampling = replace(
         from_proto(sampling_pb2.SamplingParams.FromString(request.sampling)),
         grammar=request.grammar.decode(),

@@ -49,9 +49,9 @@ class KubernetesLeaseStore:
     async def write(self, record: LeaseRecord) -> LeaseRecord:
         """Replaces or creates the lease. Raises as `LeaseStore.write`.
 
-        Both calls are a PUT: the API creates a Lease that is not there, and refuses to replace a
-        Lease without its version. The right to create by a PUT can be limited to one name, unlike
-        the right to create by a POST.
+        The lease is replaced and created by a PUT: the API creates a Lease that is not there, and
+        refuses to replace a Lease without its version. The right to create by a PUT can be limited
+        to one name, unlike the right to create by a POST.
         """
         # Labels, owners and annotations of other programs are written back as they were read. The
         # server refuses the write if the lease has changed since.

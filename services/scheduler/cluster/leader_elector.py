@@ -7,8 +7,8 @@ not answer says nothing about the holder. The holder is certainly dead when it r
 in which this process runs now, or when the leader watch says so (`leader_watch.py`).
 
 A lease that an operator has deleted or emptied still belongs to the leader, which writes it again
-at its next renewal. A candidate takes such a lease only after it has seen no renewal for `RENEWAL`,
-also in a new deployment, where it cannot know that there is no leader.
+at its next renewal. A candidate takes such a lease only after it has seen no renewal for `RENEWAL`
+retry periods, also in a new deployment, where it cannot know that there is no leader.
 
 A leader leads until it learns that another process holds the lease, or that the stages have seen a
 later term. A failed renewal is no reason to stop. A standby that can read the lease takes over when

@@ -71,8 +71,8 @@ class ObservedLease:
         return now - self._contact_at < self._duration_s and not has_waited
 
     def note_death(self, holder: str) -> None:
-        """Records that the process with the identity `holder` has ended, so that a lease that it
-        holds is free."""
+        """Records that the process with the identity `holder` has ended. From now on, this process
+        may take a lease that names the ended process as its holder."""
         self._dead_holder = holder
 
     async def read(self) -> LeaseRecord:

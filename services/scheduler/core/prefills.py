@@ -6,7 +6,8 @@ from services.scheduler.core.request import Request
 
 
 class Prefills:
-    """The requests, and the number of their tokens that are left."""
+    """The admitted requests whose prompts are not selected to the end, and the number of prompt
+    tokens that are left."""
 
     def __init__(self) -> None:
         self._requests: dict[Request, None] = {}
@@ -17,8 +18,8 @@ class Prefills:
         return sum([one.n_prefill_tokens - one.n_scheduled for one in self._requests])
 
     def settle(self, batch: Sequence[Request]) -> None:
-        """Notes that a batch has been selected: adds its requests with tokens that are left, and
-        removes requests of which no token is left."""
+        """Notes that a batch has been selected. Adds the requests of the batch that have prompt
+        tokens left, and removes requests that have none left."""
         known = [*self._requests, *batch]
         self._requests = {one: None for one in known if one.n_scheduled < one.n_prefill_tokens}
 

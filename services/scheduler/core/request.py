@@ -168,7 +168,8 @@ class Request:
 
     @property
     def wants_vector(self) -> bool:
-        """Whether the request ends with its prompt, of which it gets a vector instead of tokens."""
+        """Whether the request generates no tokens and gets a vector of its prompt: an embedding or
+        scores."""
         return not self.max_new_tokens
 
     @property

@@ -51,7 +51,7 @@ class RequestPool:
     ) -> None:
         """`order` decides which request comes first; None means first come, first served, as in the
         paper. `control` is notified of requests that start or stop waiting. `shared` is the state
-        of the pool that other pipelines use; None for the first pipeline, for which `order` and
+        that other pipelines use, too. Without it, this is the first pipeline, and `order` and
         `control` count."""
         self.max_requests = max_requests
         self.max_tokens = max_tokens
@@ -195,7 +195,7 @@ class RequestPool:
         return self.grammars.next_due(self.line())
 
     def line(self) -> Iterator[Request]:
-        """Yields the waiting requests in order. Leaves out those that wait for suspects."""
+        """Yields the waiting requests in order. Leaves out requests that wait for suspects."""
         return self.order.line_up((), self._suspects.may_be_admitted(self._admitted))
 
     def batch_limits(self, vector_tokens: int | None = None) -> BatchLimits | None:

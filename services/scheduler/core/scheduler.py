@@ -295,8 +295,8 @@ class Scheduler:
         return begun, ends
 
     def resume(self, earlier: "Scheduler") -> None:
-        """Takes over the prefix cache of an earlier epoch of the pipeline, which is suspended,
-        since the ranks still have its keys and values. Must be called before `adopt`.
+        """Takes over the prefix cache of a suspended core, because the ranks still have the keys
+        and values of its epoch. Must be called before `adopt`.
 
         Raises:
             ValueError: the K/V memory of the earlier epoch is of another kind.
@@ -304,8 +304,8 @@ class Scheduler:
         self.kv_manager.take_over(earlier.kv_manager)
 
     def learn_overhead(self, n_tokens: int) -> bool:
-        """Sets the overhead of an iteration that the policy assumes to `n_tokens` prompt tokens.
-        Returns whether the value has changed."""
+        """Sets the fixed time of an iteration that the policy assumes: the time of `n_tokens`
+        prompt tokens. Returns whether the value has changed."""
         return self.policy.prompt_groups.learn_overhead(n_tokens)
 
     def take_preempted(self) -> list[Request]:

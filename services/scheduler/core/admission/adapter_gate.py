@@ -26,8 +26,8 @@ N_LOOKED_AT = 64
 loading. The limit keeps the search short in each iteration."""
 
 MAX_LOSSES = 2
-"""A load that a client asked for has failed when this number of epochs were lost during the load:
-the adapter may be the cause."""
+"""Number of epochs that are lost during a load that a client asked for, after which the load counts
+as failed: the adapter may be the cause."""
 
 LOADED, FAILED, UNFINISHED = "loaded", "failed", "lost"
 LOAD_ENDS = (LOADED, FAILED, UNFINISHED)
@@ -53,10 +53,11 @@ class Entry(Protocol):
 
 
 class Sources(Protocol):
-    """The adapters that requests may use beside those that are there from the start."""
+    """The adapters that requests may use in addition to the adapters that workers have from the
+    start."""
 
     def source_of(self, digest: str) -> Entry | None:
-        """Returns a known adapter with a digest, or None."""
+        """Returns the known adapter with the digest `digest`, or None."""
         ...
 
 
@@ -241,8 +242,8 @@ class AdapterGate:
         return self._load
 
     def note_loaded(self, load_id: int, digest: str) -> None:
-        """Notes that all ranks have ended the load with a number, and that the adapter has the
-        digest `digest`."""
+        """Notes that all ranks have ended the load `load_id`, and that the adapter has the digest
+        `digest`."""
         self.on_load_end(LOADED)
         wanted = self._end_load()
         if digest not in self._fixed and digest not in self._loaded:
@@ -283,8 +284,9 @@ class AdapterGate:
     def _begin_load(
         self, waiting: Iterable[Request]
     ) -> tuple[tuple[int, ...], AdapterChange] | None:
-        """Chooses the adapter that is loaded next. Returns the loads that make room for it, and the
-        change without them. Returns None if nothing is to be loaded, or there is no room yet."""
+        """Chooses the adapter that is loaded next. Returns the loads whose adapters are dropped to
+        make room, and the load that begins. Returns None if nothing is to be loaded, or there is no
+        room yet."""
         if not self._max_loaded:
             return None
         requests = [one for one in islice(waiting, N_LOOKED_AT) if one.adapter]

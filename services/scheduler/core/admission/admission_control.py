@@ -86,8 +86,8 @@ class AdmissionControl:
     ) -> None:
         """`goal_s` is the time in seconds within which requests should have their first tokens.
         With None, only the deadlines of requests count. `is_fair` says whether the waiting requests
-        are ordered by priorities and clients, and `vectors_yield` whether answers come before
-        vectors."""
+        are ordered by priorities and clients, and `vectors_yield` whether requests that generate
+        tokens come before requests for vectors (embeddings, scores)."""
         self.goal_s = goal_s
         self.allowance_s = 0.0 if goal_s is None else FIRST_ALLOWANCE * goal_s
         """The allowance: seconds that are added to each forecast."""
@@ -116,8 +116,8 @@ class AdmissionControl:
 
     def check(self, request: Request, now: float) -> float:
         """Checks that the first token of a request would come in time. Returns the forecast of the
-        seconds until that token. Returns 0 if there is no forecast, or if there is neither a goal
-        nor a deadline of the request.
+        seconds until that token. Returns 0 if no other request waits before it, if there is no
+        forecast, or if there is neither a goal nor a deadline of the request.
 
         Raises:
             TooLate: the first token would come too late. The error says when to try again.

@@ -66,7 +66,8 @@ class Forecasts:
             self._shared_at = -inf
 
     def learn_admission(self, request: Request) -> None:
-        """Learns from an admitted request, for the pipeline that runs the request."""
+        """Learns from an admitted request which fraction of its tokens was in the prefix cache.
+        Only the forecast of the pipeline that runs the request changes."""
         for forecast in self._open:
             if forecast.runs(request):
                 forecast.learn_admission(request)

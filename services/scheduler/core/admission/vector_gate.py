@@ -1,15 +1,17 @@
-"""The gate for prompts of vectors: beside answers they have a share of each batch, so that a flood
-of texts leaves running streams their pace.
+"""The gate for the prompts of requests for vectors (embeddings, scores): beside requests that
+generate tokens, they have a limited share of each batch, so that a flood of texts does not slow
+running streams.
 
-Requests for vectors have prompts and no decodes, so a flood of them fills each batch up to its
-limit on tokens, and each token of a running stream then takes as long as a full batch. Prompts of
-answers do the same, but a conversation sends one of them now and then, and its reader waits for it.
-A reader of vectors waits for all of them.
+Below, a request that generates tokens is called an answer, and any other request a vector. Vectors
+have prompts and no decodes, so a flood of them fills each batch up to its limit on tokens, and each
+token of a running stream then takes as long as a full batch. Prompts of answers do the same, but a
+conversation sends one of them now and then, and its reader waits for it. A reader of vectors waits
+for all of them.
 
 So while answers run or wait, the prompts of vectors together get a limited number of tokens of a
-batch: as many as take a fraction of the time of an iteration without prompts, which is known in
-tokens of prompts (`overhead.py`). A request for a vector for which no token is left does not pass
-the gate, so an answer behind it may begin. Without answers, prompts of vectors fill batches.
+batch. Their time is then a fixed fraction of the time of an iteration without prompts, which is
+known as a number of prompt tokens (`overhead.py`). If no token is left for a vector, it does not
+pass the gate, so an answer behind it may begin. Without answers, prompts of vectors fill batches.
 """
 
 from collections.abc import Iterable, Iterator

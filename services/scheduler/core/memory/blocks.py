@@ -70,9 +70,9 @@ class Blocks:
         self.cache.begin_count()
 
     def restore(self, entries: Iterable[tuple[int, bytes]], *, secret: bytes) -> None:
-        """Enters blocks into the prefix cache that an earlier leader has entered
-        (`PrefixCache.restore`). No block may be in use or in the cache. Does nothing if there is no
-        prefix cache."""
+        """Fills the prefix cache with entries of an earlier leader (`PrefixCache.restore`), whose
+        keys were made with `secret`. Leaves out blocks that this memory does not have. No block may
+        be in use or in the cache. Does nothing if there is no prefix cache."""
         if isinstance(self.cache, PrefixCache):
             self.cache.use_secret(secret)
             self.cache.restore(it for it in entries if it[0] < self.n_blocks)
