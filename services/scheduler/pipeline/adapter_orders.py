@@ -30,7 +30,8 @@ class LoadOutcome(NamedTuple):
 
 
 class AdapterOrders:
-    """The load that the ranks of one epoch carry out, or none."""
+    """Sends orders to the ranks of one epoch, and waits for the load that the ranks carry out, if
+    there is one."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class AdapterOrders:
         return ended
 
     def close(self) -> None:
-        """Stops waiting."""
+        """Stops waiting for the load."""
         if self._timer is not None:
             self._timer.cancel()
 

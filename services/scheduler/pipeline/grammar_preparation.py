@@ -48,7 +48,7 @@ class LastStage(Protocol):
 
 
 class GrammarPreparation:
-    """The grammar that the ranks of one epoch compile, or none."""
+    """Lets the last stage of one epoch compile grammars, one at a time."""
 
     def __init__(
         self,

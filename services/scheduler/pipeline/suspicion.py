@@ -46,8 +46,8 @@ class Suspicion:
         self._noted_at = 0.0
 
     def limit_s(self, expected_s: float) -> float:
-        """Returns the seconds after which an iteration is suspicious that is expected to take
-        `expected_s` seconds."""
+        """Returns the seconds after which an iteration that is expected to take `expected_s`
+        seconds is suspicious."""
         return self._present_s + MULTIPLE * expected_s
 
     def note_wrong(self) -> None:

@@ -60,8 +60,8 @@ class ReplayClock:
 
 
 class ReplayPool(RequestPool):
-    """The pool as one pipeline sees it. Requests expire when they expired in the recording,
-    whatever the time."""
+    """The `RequestPool` of one pipeline in a replay. Requests expire when they expired in the
+    recording, whatever the time."""
 
     expiring: Sequence[Request] = ()
     """The requests that the next call of `expired` returns."""
@@ -158,7 +158,8 @@ class Replay:
             raise NotReplayable(f"its core is not one of this version: {error}") from error
 
     def _pool_of(self, facts: CoreFacts) -> ReplayPool:
-        """Returns the view of the pool of a core's pipeline. All views share one pool."""
+        """Returns the `RequestPool` of a core's pipeline, and creates it if the pipeline has had no
+        core before. The pools of all pipelines share the waiting requests."""
         pool = self._pools.get(facts.pipeline)
         if pool is None:
             first = next(iter(self._pools.values()), None)

@@ -1,8 +1,8 @@
 """Watching: creates the observers that make events, and begins and ends watches.
 
 A watch begins with the present state: the epoch of each pipeline that serves, each request in the
-pool, the order of the pool.
-A watch goes on across epochs, until this scheduler no longer leads or the watcher is too slow.
+pool, the order of the pool, and the workers that do not fit. A watch goes on across epochs, until
+this scheduler no longer leads or the watcher is too slow.
 """
 
 import contextlib

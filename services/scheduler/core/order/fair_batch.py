@@ -2,9 +2,9 @@
 with many.
 
 An iteration takes longer the more tokens it has, so a client that fills batches slows down every
-client whose requests are in these batches. Limiting the number of places does not prevent this: a
-client that sends little gets a place at once, but then each of its tokens takes as long as a full
-batch.
+client whose requests are in these batches. Limiting the number of requests of a client does not
+prevent this: a client that sends little gets into the batch at once, but then each of its tokens
+takes as long as a full batch.
 
 So while requests of several clients run, a batch has tokens for `max_tokens` requests, which are
 shared among clients by weight. Each client gets a token for each of its requests if there are

@@ -114,8 +114,8 @@ class Order(ABC):
         return None
 
     def may_begin(self, request: Request, running: Collection[Request]) -> bool:
-        """Returns whether the limits let a waiting request begin in a pipeline. `running` are the
-        requests that run in this pipeline."""
+        """Returns whether the limits of the order let a waiting request begin in a pipeline.
+        `running` are the requests that run in this pipeline."""
         return True
 
     def rank(self, request: Request) -> tuple[int, ...]:

@@ -65,8 +65,9 @@ class ShortestPolicy(Policy):
     def _with_memory(
         self, candidates: Iterable[Request], n_blocks: int, kv_manager: MemoryView
     ) -> list[Request]:
-        """Returns the requests of a batch by their claims. Waiting requests are left out from the
-        first one on for which the `n_blocks` free blocks are too few."""
+        """Returns the requests of the next batch, those with the lowest claims first. The first
+        waiting request for which the `n_blocks` free blocks are too few is left out, and so are all
+        waiting requests after it."""
         by_claim = sorted(candidates, key=lambda one: (self.claim(one), one.arrival))
         chosen: list[Request] = []
         for request in by_claim:

@@ -1,7 +1,7 @@
 """Preemption for a departure: the requests of a pipeline that is to end move to other pipelines.
 
 A request moves if moving costs less than staying. The cost of moving is the number of tokens that
-another pipeline would have to compute again, without the tokens in its prefix cache. The cost of
+another pipeline would have to compute again; tokens in its prefix cache do not count. The cost of
 staying is the number of tokens that are left to generate, since the pipeline must wait for them. A
 request stays while no other pipeline has room for it, or while no other pipeline has the build that
 made its tokens. Near the end all requests move. A request in flight moves when its batch has
