@@ -202,7 +202,7 @@ class SchedulerProcess:
 
     def _candidate(self, client: "KubernetesClient", lease_name: str) -> LeaderElector:
         """Returns the elector of this process. A container that starts again in its pod gets a new
-        identity, since its state is lost. Identities of the pod's earlier containers count as
+        identity, since its state is lost. Processes of the pod's earlier containers count as
         ended."""
         settings = self._settings
         container = f"{settings.pod_name}_{settings.pod_uid}_"

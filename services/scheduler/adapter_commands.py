@@ -1,7 +1,7 @@
 """Carries out the commands of frontends to load and unload adapters.
 
     load: check → a pipeline loads the adapter → the list has it → the frontend gets an answer
-    unload: the list has it no more → the frontend gets an answer → the ranks drop it when unused
+    unload: the list drops it → the frontend gets an answer → the ranks drop it when unused
 
 Every frontend has a copy of the leader's list of adapters. A new leader gets the lists of all
 frontends and goes on with the newest entry of each name.

@@ -249,7 +249,7 @@ class SchedulerService:
         Raises:
             Unavailable: this scheduler does not lead, or the frontend does not read.
             PoolFull: there are too many frontends.
-            InvalidRequest: the frontend sent a request id that is too long to be answered.
+            InvalidRequest: the frontend sent the id of a request or of a command that is too long.
         """
         if not self._is_leading:
             raise Unavailable("this scheduler is not the leader")

@@ -161,8 +161,8 @@ def check_sampling(
     """Checks the sampling options of a request for a pipeline. The check is needed because a rank
     that gets wrong options ends itself, and this ends the epoch for the requests of all clients.
 
-    `own_stop_token_ids` are the stop tokens of the model. If there are none, the end-of-sequence
-    tokens of the pipeline are used.
+    `own_stop_token_ids` are stop tokens that do not count as given by the client. If there are
+    none, the end-of-sequence tokens of the pipeline are used.
 
     Raises:
         InvalidRequest: an option is invalid. The error names the option.

@@ -29,8 +29,8 @@ class DeletionCosts:
         *,
         retry_s: float = RETRY_S,
     ) -> None:
-        """`pods` returns the known pods by their workers' addresses. `write` sets the cost of the
-        pod with a name, and raises `PodsUnavailable` or `PodsRefused`."""
+        """`pods` returns the known pods by their workers' addresses. `write` sets the cost of a
+        pod, by its name, and raises `PodsUnavailable` or `PodsRefused`."""
         self._pods = pods
         self._write = write
         self._retry_s = retry_s

@@ -126,8 +126,8 @@ def _is_conflict(error: Exception, record: LeaseRecord) -> bool:
     """Returns whether a write of a lease failed because the stored lease is not the one from which
     `record` was made.
 
-    Another process has written the lease (409), the lease was deleted (404), or it exists although
-    the record has no version (422 for the missing version).
+    This is so if another process has written the lease (409), if the lease was deleted (404), or if
+    it exists although the record has no version (422 for the missing version).
     """
     if not isinstance(error, client.ApiException):
         return False

@@ -21,7 +21,7 @@ class PipelineRoom:
 
     @property
     def n_prompt_tokens_left(self) -> int:
-        """Number of prompt tokens of admitted requests that the pipeline has not selected yet."""
+        """Number of prompt tokens of admitted requests that were in no batch yet."""
         return self._pool.prefills.n_tokens
 
     @property

@@ -1,4 +1,4 @@
-"""The admitted requests of a pipeline whose prompts have tokens that are not selected yet."""
+"""The admitted requests of a pipeline whose prompts have tokens that were in no batch yet."""
 
 from collections.abc import Sequence
 
@@ -6,15 +6,15 @@ from services.scheduler.core.request import Request
 
 
 class Prefills:
-    """The admitted requests whose prompts are not selected to the end, and the number of prompt
-    tokens that are left."""
+    """The admitted requests with prompt tokens that were in no batch yet, and the number of these
+    tokens."""
 
     def __init__(self) -> None:
         self._requests: dict[Request, None] = {}
 
     @property
     def n_tokens(self) -> int:
-        """Number of prompt tokens that have not been selected yet."""
+        """Number of prompt tokens that were in no batch yet."""
         return sum([one.n_prefill_tokens - one.n_scheduled for one in self._requests])
 
     def settle(self, batch: Sequence[Request]) -> None:

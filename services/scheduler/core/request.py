@@ -168,8 +168,7 @@ class Request:
 
     @property
     def wants_vector(self) -> bool:
-        """Whether the request generates no tokens and gets a vector of its prompt: an embedding or
-        scores."""
+        """Whether the request gets a vector (embedding, scores) of its prompt instead of tokens."""
         return not self.max_new_tokens
 
     @property

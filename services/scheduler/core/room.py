@@ -23,7 +23,7 @@ class Room(Protocol):
 
     @property
     def n_prompt_tokens_left(self) -> int:
-        """Number of prompt tokens of admitted requests that the pipeline has not selected yet."""
+        """Number of prompt tokens of admitted requests that were in no batch yet."""
         ...
 
     @property
@@ -128,7 +128,7 @@ class Rooms:
 
     def is_needed(self, pipeline: Hashable, waiting: Collection[Request]) -> bool:
         """Returns whether a pipeline that drains must go on: no other pipeline stays, or a waiting
-        request may run in this pipeline only."""
+        request may run in this pipeline only. Returns False if it was drained with `is_last`."""
         if self._draining.get(pipeline):
             return False
         if all(one in self._draining for one in self._rooms):

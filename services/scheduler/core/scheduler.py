@@ -206,14 +206,14 @@ class Scheduler:
         return [self._finish(request, FinishReason.FAILED, message=message)]
 
     def next_grammar(self) -> DueGrammar | None:
-        """Returns a grammar that the ranks must compile now, beside their iterations, or None. Once
+        """Returns a grammar that the ranks must compile now, while iterations go on, or None. Once
         the ranks have compiled the grammar, `note_grammar` must be called."""
         return self.pool.next_grammar()
 
     def note_grammar(self, digest: bytes, failure: str = "") -> list[Update]:
-        """Notes that the ranks have tried to compile the grammar with a digest. `failure` is the
-        reason why the grammar cannot be compiled, or empty. After a failure, the requests that wait
-        for the grammar fail. Returns the updates that end these requests."""
+        """Notes that the ranks have tried to compile the grammar with the digest `digest`.
+        `failure` is the reason why the grammar cannot be compiled, or empty. After a failure, the
+        requests that wait for the grammar fail. Returns the updates that end these requests."""
         if not failure:
             self.pool.grammars.note_compiled(digest)
             return []

@@ -20,7 +20,7 @@ LOAD_LIMIT_S = 60.0
 
 
 class LoadOutcome(NamedTuple):
-    """The end of the loading of an adapter."""
+    """The outcome of one load of an adapter."""
 
     load_id: int
     digest: str

@@ -1,4 +1,4 @@
-"""Lets the last stage of an epoch compile a grammar, beside its iterations.
+"""Lets the last stage of an epoch compile a grammar, while its iterations go on.
 
 The scheduler chooses one grammar at a time (`core/admission/grammar_gate.py`). A call to the last
 stage compiles the grammar, and returns when all ranks of the stage have it. If the ranks do not

@@ -194,7 +194,8 @@ class RollCall:
         return max((answer.epoch for answer in self._answers.values()), default=0)
 
     async def refresh(self) -> None:
-        """Asks exactly the workers that are in the directory now."""
+        """Begins to ask the workers that are new in the directory, and stops asking workers that
+        are no longer in it."""
         await self._call(self._stages.addresses())
 
     async def recall_surplus(self) -> None:

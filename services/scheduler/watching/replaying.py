@@ -234,8 +234,8 @@ def _leave(core: Scheduler, decision: watch_pb2.DecisionEvent, kind: str) -> Non
 
 
 def _prepare_grammar(core: Scheduler, decision: watch_pb2.DecisionEvent, kind: str) -> None:
-    """Repeats a decision about a grammar. The decision is that the ranks must compile a grammar, or
-    that they have compiled it."""
+    """Repeats a decision about a grammar: that the ranks must compile it, or that they have
+    compiled it or could not."""
     if kind == "grammar":
         failure = "it failed" if decision.grammar.has_failed else ""
         core.note_grammar(_name(decision.grammar.number), failure)

@@ -53,8 +53,7 @@ class Entry(Protocol):
 
 
 class Sources(Protocol):
-    """The adapters that requests may use in addition to the adapters that workers have from the
-    start."""
+    """The adapters that requests may use in addition to the workers' adapters from the start."""
 
     def source_of(self, digest: str) -> Entry | None:
         """Returns the known adapter with the digest `digest`, or None."""
@@ -226,8 +225,8 @@ class AdapterGate:
         return [one for one in waiting if one.adapter in lost] if lost else []
 
     def next_change(self, waiting: Iterable[Request]) -> AdapterChange | None:
-        """Returns what the ranks must do now. `waiting` lists the waiting requests in order.
-        Returns None if there is nothing to do, or while the ranks load an adapter."""
+        """Returns the change that the ranks must make now. `waiting` lists the waiting requests in
+        order. Returns None if there is nothing to do, or while the ranks load an adapter."""
         dropped, self._doomed = self._doomed, []
         for digest in [digest for digest in self._loaded if self._is_stale(digest)]:
             dropped.append(self._loaded.pop(digest).load_id)
@@ -284,9 +283,9 @@ class AdapterGate:
     def _begin_load(
         self, waiting: Iterable[Request]
     ) -> tuple[tuple[int, ...], AdapterChange] | None:
-        """Chooses the adapter that is loaded next. Returns the loads whose adapters are dropped to
-        make room, and the load that begins. Returns None if nothing is to be loaded, or there is no
-        room yet."""
+        """Chooses the adapter to load next. Returns the loads whose adapters are dropped for it,
+        and the load that begins. Returns None if nothing is to be loaded, or there is no room
+        yet."""
         if not self._max_loaded:
             return None
         requests = [one for one in islice(waiting, N_LOOKED_AT) if one.adapter]
@@ -333,7 +332,7 @@ class AdapterGate:
         return None
 
     def _victims(self, earlier: set[str]) -> tuple[int, ...] | None:
-        """Returns the loads that are dropped to make room for another adapter. Returns None if
+        """Returns the loads whose adapters are dropped to make room for another. Returns None if
         there is no room yet. Adapters in `earlier` stay."""
         if len(self._loaded) < self._max_loaded:
             return ()

@@ -68,8 +68,8 @@ class TooLate(PoolFull):
     """Error: the first token of the request would come too late."""
 
     def __init__(self, message: str, *, retry_after_s: float, account_s: float = 0.0) -> None:
-        """`account_s` is a time in seconds. During this time, every request of the account with
-        this priority or a lower one would be too late, however short the request is."""
+        """`account_s` is a time in seconds. During this time, every request of the same account
+        with the same or a lower priority would be too late, however short it is."""
         super().__init__(message, retry_after_s=retry_after_s)
         self.account_s = account_s
 
@@ -146,8 +146,8 @@ class AdmissionControl:
         return wait_s
 
     def note_waiting(self, request: Request, *, has_begun: bool) -> None:
-        """Notes that a request waits. `has_begun` says that the request has run before; such a
-        request comes before all others."""
+        """Notes that a request waits. `has_begun` says that the request has run before, so that it
+        comes before requests that have not."""
         self.backlog.add(request, has_begun=has_begun)
 
     def note_not_waiting(self, request: Request) -> None:

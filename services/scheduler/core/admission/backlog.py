@@ -7,9 +7,9 @@ The order decides which request comes when, not this module; ageing and the coun
 not considered.
 
 Where requests for vectors (embeddings, scores) have a limited share of each batch
-(`vector_gate.py`), they do not count before a request that generates tokens. All waiting requests
-that generate tokens count before a request for a vector. The time that vectors add to an iteration
-is already in the measured times of iterations.
+(`vector_gate.py`), their work is not counted before a request that generates tokens, and the work
+of all waiting requests that generate tokens is counted before a request for a vector. The time that
+vectors add to an iteration is already in the measured times of iterations.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,8 @@ NOTHING = WaitingWork()
 
 
 class Backlog:
-    """The waiting work of a pool: by kind, by priority and by client."""
+    """The waiting work of a pool: by kind of request (for tokens or for vectors), by priority and
+    by client."""
 
     def __init__(
         self, expected: ExpectedOutput, *, is_fair: bool, vectors_yield: bool = False
@@ -117,9 +118,9 @@ class Backlog:
     def _part_before(self, request: Request, own: "_Class") -> float:
         """Returns the fraction of the work of class `own` that comes before a request.
 
-        This is the waiting work of the request's client, and the work that other clients receive
-        meanwhile. Half of the work of the request itself is counted too, because requests of other
-        clients with a similar turn may receive that much before it.
+        The fraction covers the waiting work of the request's client, and the work that other
+        clients receive meanwhile. Half of the work of the request itself is counted too, because
+        requests of other clients with a similar turn may receive that much before it.
         """
         weight = self._weight_of(request)
         line = own.lines.get(self._client_of(request))

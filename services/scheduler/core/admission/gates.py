@@ -47,7 +47,8 @@ class Gates:
             gate.preempt(request)
 
     def remove(self, request: Request) -> None:
-        """Records that a request no longer waits or runs, before its state changes."""
+        """Records that a request no longer waits or runs. Must be called before the state of the
+        request changes."""
         for gate in self._gates:
             gate.remove(request)
 

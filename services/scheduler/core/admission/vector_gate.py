@@ -25,9 +25,9 @@ are smaller, so with this share vectors are not limited."""
 
 
 def share_tokens(overhead_tokens: int, share: float) -> int:
-    """Returns how many tokens the prompts of vectors may have in a batch beside answers: at least
-    1. `overhead_tokens` is the number of prompt tokens that take as long as an iteration without
-    prompts, and `share` the fraction of that time."""
+    """Returns how many tokens the prompts of requests for vectors may have in a batch beside
+    requests that generate tokens: at least 1. `overhead_tokens` is the number of prompt tokens that
+    take as long as an iteration without prompts, and `share` the fraction of that time."""
     return max(1, int(overhead_tokens * share))
 
 
@@ -42,9 +42,9 @@ class VectorGate:
     def limits(
         self, n_tokens: int | None, of_order: BatchLimits | None, *, only_vectors_wait: bool
     ) -> BatchLimits | None:
-        """Sets the gate for the next batch, in which the prompts of vectors may have `n_tokens`
-        tokens; None if they are not limited. Returns the limits of this batch, which include the
-        limits `of_order`, or None if no request is limited.
+        """Sets the gate for the next batch, in which the prompts of requests for vectors may have
+        `n_tokens` tokens; None if they are not limited. Returns the limits of this batch, which
+        include the limits `of_order`, or None if no request is limited.
 
         `only_vectors_wait` says that all waiting requests are for vectors, so that none of them
         needs to be looked at once no token is left for them.
@@ -66,8 +66,9 @@ class VectorGate:
         return self._of_order.riders(candidates, max_running)
 
     def take(self, request: Request, n_tokens: int) -> int:
-        """Takes at most `n_tokens` tokens for a request, and returns the number taken. No request
-        that runs whole is limited, since no pipeline has such requests beside answers."""
+        """Takes at most `n_tokens` tokens for a request, and returns the number taken. A request
+        whose prompt must run in one iteration is never limited, since no pipeline has such requests
+        beside requests that generate tokens."""
         if request.wants_vector and self._n_free is not None:
             n_tokens = min(n_tokens, self._n_free)
         if self._of_order is not None:

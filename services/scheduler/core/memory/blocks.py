@@ -11,8 +11,8 @@ Cache = PrefixCache | NoPrefixCache
 
 
 class Blocks:
-    """All blocks of a memory. Each block is free, in use by requests, or kept by the prefix cache
-    without a user."""
+    """All blocks of a memory. Each block is free, in use by requests (its users), or kept by the
+    prefix cache without a user."""
 
     def __init__(self, n_blocks: int, cache: Cache = NO_PREFIX_CACHE) -> None:
         self.n_blocks = n_blocks
@@ -57,8 +57,8 @@ class Blocks:
         return n_unused
 
     def forget(self, request: Holder, *, first: int = 0) -> None:
-        """Makes the prefix cache forget all blocks of a request's sequence from the column `first`
-        on."""
+        """Makes the prefix cache forget all blocks of a request's sequence whose index in the
+        sequence is `first` or higher."""
         self._free.extend(self.cache.forget(request, first=first))
 
     def take_over(self, earlier: "Blocks") -> None:

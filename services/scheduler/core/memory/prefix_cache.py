@@ -90,8 +90,8 @@ class PrefixCache:
         return block_id in self._key_of
 
     def use_secret(self, secret: bytes) -> None:
-        """Makes the keys of blocks with a secret of `SECRET_BYTES` from now on. The cache must be
-        empty."""
+        """Makes the keys of blocks with `secret`, which has `SECRET_BYTES` bytes, from now on. The
+        cache must be empty."""
         self._secret = secret
         self._of_first_block = blake2b(digest_size=16, key=secret, person=b"first")
         self._of_others = blake2b(digest_size=16, key=secret)
@@ -106,8 +106,8 @@ class PrefixCache:
         self._unused = dict.fromkeys(reversed(block_of.values()))
 
     def record_changes(self) -> None:
-        """From now on, `take_changes` returns the changes of the entries. The entries that are
-        there count as entered, except rests."""
+        """From now on, `take_changes` returns the changes of the entries. Entries that exist
+        already count as entered, except rests."""
         entries = {it: key for it, key in self._key_of.items() if it not in self._rests}
         for block_id in self._forgotten:
             entries.pop(block_id, None)
@@ -239,9 +239,9 @@ class PrefixCache:
     def enter(
         self, request: Holder, block_ids: Sequence[int], *, first: int, group: int = 0
     ) -> list[int]:
-        """Enters blocks of a request in the K/V group `group`, from the column `first` on. The
-        request must use the blocks, and all their tokens must be known. A block is not entered if
-        the cache has another block with the same content.
+        """Enters blocks of a request into the cache: its blocks in the K/V group `group`, from the
+        column `first` on. The request must use them, and all their tokens must be known. A block is
+        not entered if the cache has another block with the same content.
 
         Returns the blocks that were evicted because the cache had reached its largest number of
         blocks.
@@ -266,7 +266,7 @@ class PrefixCache:
     def enter_rest(
         self, request: Holder, block_id: int, *, column: int, n_tokens: int
     ) -> int | None:
-        """Enters the rest of a request that ends into the cache. The rest is the last block of the
+        """Enters into the cache the rest of a request that ends. The rest is the last block of the
         request, which is not full: the block in column `column`, with `n_tokens` tokens. All
         earlier tokens of the request must be stored too.
 
@@ -383,8 +383,8 @@ class PrefixCache:
         return keys
 
     def _known_keys(self, request: Holder) -> BlockKeys:
-        """Returns the keys of a request's blocks that are known for the block size and the secret
-        of this cache."""
+        """Returns the keys of a request's blocks that were computed so far, with the block size and
+        the secret of this cache."""
         known = request.block_keys
         if known is None or (known.block_size, known.secret) != (self._block_size, self._secret):
             known = request.block_keys = BlockKeys(self._block_size, self._secret)

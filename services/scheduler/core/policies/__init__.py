@@ -58,7 +58,7 @@ class PoolView(Protocol):
 
     @property
     def n_waiting_answers(self) -> int:
-        """Number of the waiting requests that do not want vectors."""
+        """Number of the waiting requests that generate tokens: all but the requests for vectors."""
         ...
 
     @property

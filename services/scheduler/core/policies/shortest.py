@@ -8,8 +8,8 @@ request that arrives takes the place of a long one that runs. The long one keeps
 waits for its next iteration. Mean latencies become shorter. A long request may wait for ever, which
 `aging.py` prevents.
 
-Lengths are predicted from requests that have ended, by their `max_tokens`, or by the predictor that
-the options have.
+Lengths are predicted from ended requests with about the same `max_tokens`, or by the predictor in
+the options.
 """
 
 from collections.abc import Iterable

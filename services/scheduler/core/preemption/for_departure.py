@@ -47,8 +47,8 @@ class ForDeparture:
         return not self._pool.shared.placement.is_needed(self._pool, waiting)
 
     def prepare(self) -> None:
-        """Chooses requests to move. Chosen requests that are in flight are held back until they are
-        in no batch."""
+        """Chooses requests to move, and preempts those that are in no batch. Chosen requests in
+        flight are held back until they are in no batch."""
         placement = self._pool.shared.placement
         for request in self._pool.running:
             if request not in self._due and not request.is_cancelled and self._should_move(request):
@@ -63,7 +63,8 @@ class ForDeparture:
         """Does nothing: the requests of a batch change no decision."""
 
     def is_due(self, request: Request) -> bool:
-        """Returns whether a request, which has just returned and is in no batch, must move now."""
+        """Returns whether a request must move now. The request has just returned and is in no
+        batch."""
         return request in self._due
 
     def note_preempted(self, request: Request) -> None:
