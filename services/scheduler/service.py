@@ -55,7 +55,8 @@ MESSAGE_PERIOD_S = 0.002
 that return within this time leave as one message. A message costs as much as some thirty tokens."""
 
 MAX_REQUEST_ID_LENGTH = 256
-"""Largest number of characters in the id of a request; frontends make ids of about forty."""
+"""Largest number of characters in the id of a request, or of a command about adapters. Frontends
+make ids of about forty."""
 
 
 class SchedulerService:

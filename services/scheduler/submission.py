@@ -32,7 +32,8 @@ from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.speculation import Speculation
 
 MAX_KNOWN = 256
-"""Number of checked sampling options that are kept, so that equal options need no other check."""
+"""Number of checked sampling options that are kept, so that equal options need not be checked
+again."""
 
 MAX_KNOWN_BYTES = 512
 """Largest size in bytes of sampling options that are remembered as checked. Larger ones are checked

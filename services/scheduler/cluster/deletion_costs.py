@@ -20,7 +20,8 @@ RETRY_S = 30.0
 
 
 class DeletionCosts:
-    """The deletion costs of the workers' pods, which are written when they change."""
+    """Keeps the deletion costs of the workers' pods up to date: writes each cost that has
+    changed."""
 
     def __init__(
         self,

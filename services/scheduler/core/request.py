@@ -74,10 +74,10 @@ class Request:
     max_new_tokens: int
     """Largest number of tokens to generate. With 0 the request gets a vector instead."""
     sampling: bytes = b""
-    """A serialised `SamplingParams` of `sampling.proto`, without the grammar; only the ranks read
-    it."""
+    """A serialised `SamplingParams` of `sampling.proto`, without the grammar; the core does not
+    read it."""
     grammar: bytes = b""
-    """The grammar that the output follows, as UTF-8; only the ranks read it."""
+    """The grammar that the output follows, as UTF-8; the core does not read it."""
     grammar_digest: bytes | None = None
     """Digest of the grammar; None where the output follows no grammar."""
     adapter: str = ""

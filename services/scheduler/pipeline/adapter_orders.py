@@ -26,7 +26,7 @@ class LoadOutcome(NamedTuple):
     digest: str
     """Digest of the adapter; empty if it is not loaded."""
     failure: str
-    """The reason why it is not loaded, for clients."""
+    """The reason why the adapter is not loaded, for clients; empty if it is loaded."""
 
 
 class AdapterOrders:

@@ -18,8 +18,8 @@ from services.common import rpc
 from services.scheduler.core.admission.grammar_gate import DueGrammar
 
 PREPARE_LIMIT_S = 30.0
-"""Seconds in which the ranks must compile a grammar. The longest takes 1.6 s of processor time, and
-more where iterations leave the processor little time."""
+"""Seconds in which the ranks must compile a grammar. The longest grammar takes 1.6 s of processor
+time, and more where iterations leave the processor little time."""
 
 _LOSSES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.CANCELLED)
 """Statuses of a call whose stage is gone or whose epoch is over."""

@@ -54,7 +54,7 @@ class Offer:
     answer: worker_pb2.DescribeResponse
     presence: Presence = Presence.HERE
     is_serving: bool = False
-    """Whether the worker is in a pipeline, which drains. Such a worker keeps its stage."""
+    """Whether the worker is in a pipeline that drains. Such a worker keeps its stage."""
 
     is_leaving: bool = False
     """Whether the worker is about to end."""

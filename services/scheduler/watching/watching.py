@@ -71,7 +71,8 @@ class Watching:
     def watch(
         self, *, has_decisions: bool = False, max_pending_bytes: int = MAX_PENDING_BYTES
     ) -> Iterator[Watcher]:
-        """Yields a watcher, which gets the present state, and all events during the block."""
+        """Yields a watcher. It gets the present state, and then all events during the `with`
+        block."""
         watcher = Watcher(has_decisions=has_decisions, max_pending_bytes=max_pending_bytes)
         if self._epochs:
             self._tell_all(watcher)

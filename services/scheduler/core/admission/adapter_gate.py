@@ -75,7 +75,7 @@ class WantedLoad:
     source: str
     on_end: Callable[[str, str], None]
     """Called with the digest of the adapter and an empty text, or with an empty text and the reason
-    why it was not loaded."""
+    why the adapter was not loaded."""
     is_taken: bool = False
     """Whether a pipeline is loading the adapter."""
     arrival: int = 0

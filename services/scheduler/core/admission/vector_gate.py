@@ -20,8 +20,8 @@ from services.scheduler.core.order.order import BatchLimits
 from services.scheduler.core.request import Request
 
 MAX_SHARE = 1000.0
-"""Largest fraction of an iteration's time that prompts of vectors may add to it. Budgets of tokens
-are smaller, so with this share vectors are not limited."""
+"""Largest fraction of an iteration's time that prompts of requests for vectors may add to it.
+Budgets of tokens are smaller, so with this share these requests are not limited."""
 
 
 def share_tokens(overhead_tokens: int, share: float) -> int:

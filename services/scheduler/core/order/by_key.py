@@ -40,7 +40,7 @@ class OrderByKey(Order):
         return chain(self._preempted, map(itemgetter(2), self._keyed))
 
     def add(self, request: Request) -> None:
-        """Adds a request at the place that its key gives it."""
+        """Adds a request to the waiting ones, sorted by its key."""
         entry = self._keys[request] = (self.key(request), request.arrival, request)
         insort(self._keyed, entry)
 

@@ -95,7 +95,8 @@ class MemoryView(Protocol):
 
     def reserve(self, request: Request) -> Reservation | None:
         """Reserves memory for a waiting request, and returns the reservation. Returns None if there
-        is not enough memory now. The request must be in the batch that is being selected."""
+        is not enough memory now. The policy must then put the request into the batch that it
+        selects."""
         ...
 
 

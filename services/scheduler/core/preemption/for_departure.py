@@ -60,7 +60,7 @@ class ForDeparture:
                 self._preempt(request)
 
     def settle(self, selected: Collection[Request]) -> None:
-        """Does nothing: the requests of a batch change no decision."""
+        """Does nothing: it does not matter here which requests are in a batch."""
 
     def is_due(self, request: Request) -> bool:
         """Returns whether a request must move now. The request has just returned and is in no
