@@ -360,8 +360,8 @@ async def _acquire(elector: LeaderElector, watch: LeaderWatch) -> int:
 
 
 async def _hold(elector: LeaderElector) -> None:
-    """Renews the lease until cancelled. Does not return when this process has given the lease away,
-    since this process then serves until another scheduler leads."""
+    """Renews the lease until cancelled. When this process has given the lease away, only waits,
+    since the process still serves until another scheduler leads."""
     await elector.hold()
     await asyncio.Event().wait()
 

@@ -61,7 +61,7 @@ class AdapterCommands:
         self, *, on_change: Callable[[list[AdapterEntry]], None], limit_s: float = COMMAND_LIMIT_S
     ) -> None:
         """`on_change` is called with the entries of the list that have changed. `limit_s` is the
-        time for a command in seconds."""
+        time limit of a command in seconds."""
         self.list = AdapterList()
         """The adapters that requests may use in addition to the adapters that the workers have from
         the start."""

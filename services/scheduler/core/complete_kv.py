@@ -2,11 +2,12 @@
 
 A batch that has returned has written its keys and values on all ranks of all stages: the last stage
 samples its tokens after every rank has computed every layer. A batch in flight may have written
-all, some or none of them. It writes only slots from the first position of each span on, and into no
-block that the prefix cache had when the batch was selected. So the keys and values of the returned
-batches are complete. Here they become entries of the prefix cache, and all other blocks become
-free. If the ranks still have their memory in the next epoch, that epoch takes the cache over, and
-the requests go on where they were: what was in flight is computed again and writes the same bits.
+all, some or none of its keys and values. It writes only slots from the first position of each span
+on, and into no block that the prefix cache had when the batch was selected. So the keys and values
+of the returned batches are complete. Here they become entries of the prefix cache, and all other
+blocks become free. If the ranks still have their memory in the next epoch, that epoch takes the
+cache over, and the requests go on where they were: what was in flight is computed again and writes
+the same bits.
 """
 
 from collections.abc import Collection

@@ -1,8 +1,9 @@
 """Has all ranks of an epoch load and drop adapters, by orders in the stream of plans.
 
 The adapter gate chooses one load at a time (`core/admission/adapter_gate.py`). The load has ended
-when all ranks of all stages have reported it, when one of them has reported a failure, or when the
-time is over. All ranks must have read the same bytes: their digests are compared.
+when all ranks of all stages have reported that they have the adapter, when one of them has reported
+a failure, or after a time limit. All ranks must have read the same bytes: their digests are
+compared.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ class AdapterOrders:
         limit_s: float = LOAD_LIMIT_S,
     ) -> None:
         """`write` sends a message in the stream of plans. `wake` is called when `take` has
-        something to return. `limit_s` is the time for a load in seconds."""
+        something to return. `limit_s` is the time limit of a load in seconds."""
         self._pipeline = pipeline
         self._write = write
         self._wake = wake

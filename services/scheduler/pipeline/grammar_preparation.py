@@ -60,7 +60,7 @@ class GrammarPreparation:
         limit_s: float = PREPARE_LIMIT_S,
     ) -> None:
         """`wake` is called when `take` has something to return, and `on_lost` with the reason when
-        the stage is gone. `limit_s` is the time for a grammar in seconds."""
+        the stage is gone. `limit_s` is the time limit for one grammar in seconds."""
         self._last_stage = last_stage
         self._epoch = epoch
         self._wake = wake

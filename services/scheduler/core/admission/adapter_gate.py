@@ -263,8 +263,8 @@ class AdapterGate:
         return "" if load is None else load.digest
 
     def reset(self, waiting: Iterable[Request]) -> None:
-        """Forgets the adapters of an epoch that is over. `waiting` are all waiting requests. A load
-        that a client asked for is left to any pipeline, unless `MAX_LOSSES` epochs were lost."""
+        """Forgets the adapters of an epoch that is over. `waiting` are all waiting requests. A
+        client's load is left to any pipeline, unless `MAX_LOSSES` epochs were lost during it."""
         if self._load is not None:
             self.on_load_end(UNFINISHED)
         if self._wanted is not None:

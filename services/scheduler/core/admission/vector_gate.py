@@ -9,9 +9,10 @@ conversation sends one of them now and then, and its reader waits for it. A read
 for all of them.
 
 So while answers run or wait, the prompts of vectors together get a limited number of tokens of a
-batch. Their time is then a fixed fraction of the time of an iteration without prompts, which is
-known as a number of prompt tokens (`overhead.py`). If no token is left for a vector, it does not
-pass the gate, so an answer behind it may begin. Without answers, prompts of vectors fill batches.
+batch. Their time is then at most a fixed fraction of the time of an iteration without prompts,
+which is known as a number of prompt tokens (`overhead.py`). If no token is left for a vector, it
+does not pass the gate, so an answer behind it may begin. Without answers, prompts of vectors fill
+batches.
 """
 
 from collections.abc import Iterable, Iterator
