@@ -89,9 +89,11 @@ class Epoch:
 
     @property
     def joined(self) -> worker_pb2.JoinPipelineResponse:
-        """The answer of the stage after its ranks have joined the epoch: the keys and values that
-        the memory of each rank held, in order of tp_rank, and the blocks that the first rank knows.
-        Empty if the keys and values of a rank do not outlive epochs."""
+        """The stage's response to JoinPipeline, after its ranks have joined the epoch. `stored_kv`
+        says, for each rank in order of tp_rank, which keys and values were in the rank's memory
+        when it joined. `kept_blocks` lists the K/V blocks whose tokens the first rank knows, if the
+        scheduler has asked for them. The response is empty if the keys and values of a rank do not
+        outlive epochs."""
         nothing = worker_pb2.JoinPipelineResponse()
         told = [self._joined.get(tp_rank, nothing) for tp_rank in range(len(self._ranks))]
         if not all(each.stored_kv for each in told):

@@ -24,7 +24,7 @@ ELEMENT_BYTES: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 @dataclass(frozen=True, slots=True)
 class StoredValues:
-    """A tensor as a file stores it."""
+    """The shape, the element type and the bytes of a tensor in a file."""
 
     shape: tuple[int, ...]
     dtype: str
