@@ -1,4 +1,5 @@
-"""A directory in which ranks keep their quantised matrices, so that the next start maps them.
+"""A directory in which ranks keep their packed matrices, so that the next start maps them into
+memory instead of packing them again.
 
 There is a file for each share of a checkpoint. Its name is a digest of everything that the bytes
 depend on: the weight files, the rank's place and settings, the code, and the layout of the native
