@@ -255,9 +255,8 @@ class WorkerSettings(SharedSettings, ServerSettings):
     `auto` on GPUs and 1 GiB on a CPU."""
 
     n_threads: int = Field(default=0, ge=0)
-    """Compute threads of each rank on a CPU. 0 divides the CPUs that the process may use, by its
-    affinity and the quota of its control groups, among the ranks of the stage, and is rounded
-    down."""
+    """Compute threads of each rank on a CPU. 0 divides the CPUs that the process may use among the
+    ranks of the stage, rounded down. Affinity and the quota of control groups limit these CPUs."""
 
     cpus: str = Field(default="", pattern=r"^(\d+(,\d+)*)?$")
     """Numbers of the CPUs for this stage's ranks, such as `0,1`: `n_threads` of them for each rank.

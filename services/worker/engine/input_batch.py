@@ -95,12 +95,12 @@ class BatchBuilder:
     ) -> None:
         """Builds batches of the requests of `table`.
 
-        `key_caches` has the key storage [n_blocks, block_size, n_kv_heads, head_dim] of one layer
-        for each number and size of K/V heads. `n_kv_heads` is 0 if no layer stores keys. `n_heads`
-        is this rank's number of query heads. `windows` are the windows of the stage's layers in
-        each K/V group, and `is_causal` says whether tokens attend only to earlier ones. `states`
-        are the recurrent states of requests; None if no layer keeps any. `vocab_size` is None on
-        stages that do not sample.
+        `key_caches` has the keys [n_blocks, block_size, n_kv_heads, head_dim] of one layer for each
+        number and size of K/V heads. `n_kv_heads` is 0 if no layer stores keys. `n_heads` is this
+        rank's number of query heads. `windows` are the windows of the stage's layers in each K/V
+        group, and `is_causal` says whether tokens attend only to earlier ones. `states` are the
+        recurrent states of requests, if layers keep any. `vocab_size` is None on stages that do not
+        sample.
 
         The keys and values of padding are stored in the last block, which no request may have.
         """
