@@ -99,8 +99,7 @@ class BatchBuilder:
         number and size of K/V heads. `n_kv_heads` is 0 if no layer stores keys. `n_heads` is this
         rank's number of query heads. `windows` are the windows of the stage's layers in each K/V
         group, and `is_causal` says whether tokens attend only to earlier ones. `states` are the
-        recurrent states of requests, if layers keep any. `vocab_size` is None on stages that do not
-        sample.
+        recurrent states of requests, if any. `vocab_size` is None on stages that do not sample.
 
         The keys and values of padding are stored in the last block, which no request may have.
         """
