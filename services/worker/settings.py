@@ -83,16 +83,16 @@ class SharedSettings(BaseModel):
     """Element type of weights and K/V. `auto` is the checkpoint's type, or float32 for float16."""
 
     max_model_len: int | None = Field(default=None, ge=1)
-    """Longest sequence, in tokens. When not set, the context of the checkpoint; for longrope (Phi)
-    its original context, in which short factors are used as in `transformers`. Set more to serve
-    the stretched context, with long factors for all sequences. All stages must have the same value.
-    """
+    """Longest sequence, in tokens. When not set, it is the context of the checkpoint. For longrope
+    (Phi), it is the original context, in which short factors are used as in `transformers`. Set
+    more to serve the stretched context, with long factors for all sequences. All stages must have
+    the same value."""
 
     quantization: Quantization = "none"
     """Quantization of matrices when they are loaded: `int8` takes half of bfloat16's memory, `int4`
     less than a third, and both are less exact. Needs the native kernels on a CPU and Triton on a
-    GPU. All stages must have the same value. Norms, experts and matrices whose files already have
-    so few bits are not quantised."""
+    GPU. All stages must have the same value. Norms, routers, experts and matrices that the files
+    already store with so few bits are not quantised."""
 
     activations: Activations = "rounded"
     """Inputs of products with quantised matrices. With `rounded` a CPU rounds them to int8 where

@@ -1,7 +1,7 @@
 """The epoch of a stage: its number, and the joining of the stage's ranks.
 
-The scheduler numbers epochs in ascending order. Plans, watches and late answers of ranks are
-refused if they belong to another epoch than the current one.
+The scheduler numbers epochs in ascending order. Plans and watchers are refused, and late answers of
+ranks are ignored, if they belong to another epoch than the current one.
 """
 
 import asyncio
@@ -42,7 +42,8 @@ class Epoch:
 
     @property
     def is_out_of_reach(self) -> bool:
-        """Whether the epoch's number is too large for any leader (see `MAX_REACHED_EPOCH`)."""
+        """Whether the epoch's number is too large for any leader to have reached it (see
+        `MAX_REACHED_EPOCH`)."""
         return self.number > MAX_REACHED_EPOCH
 
     def claim(self, number: int) -> None:

@@ -62,8 +62,8 @@ class DecodeShape:
 
 @dataclass(frozen=True, slots=True)
 class TokenLayout:
-    """Where the tokens of a batch are: their indices in the batch, their positions in their
-    sequences and their slots in the K/V storage."""
+    """The indices of a batch's tokens in the batch, their positions in their sequences and their
+    slots in the K/V storage."""
 
     starts: Ints  # [n_spans], position of each span's first token
     widths: Ints  # [n_spans], number of tokens of each span, padding included

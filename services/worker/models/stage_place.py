@@ -31,7 +31,7 @@ def layer_range(n_layers: int, stage_index: int, n_stages: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class StagePlace:
-    """Says which share of the model one rank computes, and has the operations of its device."""
+    """The share of the model that one rank computes, and the operations of the rank's device."""
 
     layers: range
     is_first: bool

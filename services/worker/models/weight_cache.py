@@ -34,8 +34,8 @@ from services.worker.models.packed_file import (
 log = logging.getLogger(__name__)
 
 LOCKED_S = 60.0
-"""Seconds since the last change of a file after which the file is removed if it is neither complete
-nor locked."""
+"""An incomplete file that no process has locked is removed when it has not changed for this number
+of seconds."""
 
 _SUFFIX = ".packed"
 _OWN = re.compile(r"[0-9a-f]{32}\.packed(\.\w+)?")

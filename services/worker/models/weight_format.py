@@ -23,7 +23,7 @@ layout."""
 Bits = Literal[2, 3, 4, 5, 6, 8]
 
 Order = Literal["stored", "required"]
-"""How the group of each input is determined. The inputs of a group share a scale. "stored": a
+"""Says how the group of each input is determined. The inputs of a group share a scale. "stored": a
 tensor of the file has the group of each input; if it is missing, neighbouring inputs form groups.
 "required": this tensor must exist."""
 

@@ -39,8 +39,8 @@ class LoadEnd:
     load_id: int
     fitted: FittedAdapter | None  # None: the load has failed
     failure: str = ""
-    """Why the load has failed, for clients: it names files and no directories. It is short and
-    printable, whatever names the files have in them."""
+    """Reason why the load has failed, as a short printable text for clients, or an empty text. It
+    may name files, but no directories."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "failure", failure_text(self.failure))

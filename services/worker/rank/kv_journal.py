@@ -1,7 +1,7 @@
 """A rank's record of its keys and values, which the rank reports when it joins an epoch.
 
 Where keys and values outlive epochs, the record beside them says how much is complete
-(`engine/kv_record.py`), and the first rank of the pipeline keeps which blocks hold which tokens
+(`engine/kv_record.py`), and the first rank of the pipeline records which blocks hold which tokens
 (`kept_blocks.py`). Elsewhere `NoJournal` takes the place of the journal.
 """
 

@@ -24,7 +24,8 @@ prompt that ends with the span."""
 
 @dataclass(frozen=True, slots=True)
 class ReportedTokens:
-    """The report of a rank about the sampled tokens of an iteration and their log-probabilities."""
+    """The report of a rank about an iteration: its sampled tokens, log-probabilities and
+    vectors."""
 
     token_ids: Sequence[int]
     """The tokens, with 0 in place of each -1."""

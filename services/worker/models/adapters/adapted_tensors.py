@@ -57,7 +57,7 @@ class AdaptedTensors(TensorSource):
         takes_any: bool = False,
     ) -> None:
         """Programs refer to an adapter by its index in `adapters`. With `takes_any`, any adapter
-        may be added later, so no product is fused with what comes after it."""
+        may be added later, so no product is fused with the operation after it."""
         super().__init__(source.tp_rank, source.tp_size, source.quantization, source.activations)
         self._source = source
         self._adapters = adapters

@@ -163,7 +163,8 @@ def _digest(paths: tuple[Path, ...], identities: tuple[tuple[int, int], ...]) ->
 
 def _stored(weights: bytes) -> dict[str, StoredValues]:
     """Returns the tensors in the content of a file, by their names. Raises AdapterError if the file
-    is broken, or a tensor has no floating-point type."""
+    is broken, a tensor has no floating-point type, or a tensor belongs to a feature that is not
+    served."""
     try:
         found = stored_values(weights)
     except ValueError as error:
