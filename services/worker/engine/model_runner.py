@@ -73,7 +73,7 @@ class ModelRunner:
         If layers keep a state of each request, at most `n_state_rows` requests run at a time. With
         0 rows all requests share one state, and their results are meaningless. `allocate_kv`
         returns the memory for keys and values, by default new memory. At most `max_loaded_adapters`
-        adapters are added to those of the model at a time.
+        adapters may be added to the model's own adapters at a time.
         """
         ranks = tensor_parallel
         if (ranks.rank, ranks.size) != (model.tp_rank, model.tp_size):

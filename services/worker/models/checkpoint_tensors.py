@@ -286,7 +286,8 @@ def _place(spans: Spans, whole: Spans) -> tuple[slice, ...]:
 def _stored_tensors(
     wanted: WantedTensors, files: TensorFiles, weight_format: WeightFormat | None
 ) -> dict[str, StoredTensor]:
-    """Returns how each wanted tensor is stored. Raises CheckpointError if a tensor is missing."""
+    """Returns how each wanted tensor is stored. Raises CheckpointError if a tensor is missing, or
+    if the files have biases that the model would leave out."""
     stored: dict[str, StoredTensor] = {}
     missing = []
     for part in {part.name: part for part in wanted.parts}.values():

@@ -1,8 +1,8 @@
 """Loads adapters in a thread of their own, beside the iterations of a rank.
 
-An adapter comes from a directory that the settings allow. The thread reads its files, compares its
-text files with those of the model, and packs this rank's share of its matrices. One adapter is
-loaded at a time.
+An adapter comes from a directory that the settings allow. The thread reads the adapter's files,
+compares its tokenizer and chat template with the model's, and packs this rank's share of its
+matrices. One adapter is loaded at a time.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class EpochAdapters:
         return bool(self._reports) or len(self._indices) > len(self._loaded)
 
     def obey(self, order: worker_pb2.AdapterOrder) -> None:
-        """Carries out an order: drops the adapters that it names, and then begins to load an
-        adapter, if it names one."""
+        """Carries out an order: drops the adapters in `order.dropped`, and then begins to load an
+        adapter if the order has a `load_id`."""
         for load_id in order.dropped:
             self._indices.pop(load_id, None)
             digest = self._loaded.pop(load_id, "")

@@ -3,7 +3,7 @@
 A model asks its source for the matrices of its products, and names the tensors of which a matrix is
 made. So the source knows which modules a product has, and which outputs or inputs of these modules
 belong to this rank, in which order. When the program of the stage is complete, `adapted` makes an
-`AdaptableProgram` of it, and returns the variant with the adapters that are there from the start.
+`AdaptableProgram` of it, and returns the variant with the adapters that the source was given.
 
 A product may have several modules, such as queries, keys and values. An adapter then has a pair of
 matrices for each module, which changes the outputs of the module. If ranks divide the outputs of a
@@ -44,7 +44,7 @@ class AdaptedTensors(TensorSource):
     adaptable: AdaptableProgram
     """The program of the stage. It is assigned by `adapted`, when the program is complete."""
     fitted: Sequence[FittedAdapter] = ()
-    """This rank's shares of the adapters that are there from the start."""
+    """This rank's shares of the adapters that the source was given."""
 
     def __init__(
         self,
@@ -104,8 +104,8 @@ class AdaptedTensors(TensorSource):
         return self._source.stacked_experts(gate_up, down, order, form)
 
     def adapted(self, program: Program) -> Program:
-        """Returns the variant of the program of a stage with the adapters that are there from the
-        start. Raises AdapterError as `AdaptableProgram.fit` does."""
+        """Returns the variant of the program of a stage with the adapters that this source was
+        given. Raises AdapterError as `AdaptableProgram.fit` does."""
         self.adaptable = AdaptableProgram(
             program, self._products, self._places, dtype=self._dtype, device=self._device
         )
