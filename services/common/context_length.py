@@ -3,10 +3,11 @@
 The length bounds the characters of a prompt, and so the memory of a frontend, before any pipeline
 serves the model. The pipeline may serve a shorter context.
 
-Two keys may state the length: `max_position_embeddings`, and a rotary setting that stretches an
-original length by a factor. Many model cards advise to add only such a setting, so the longer of
-the two lengths is used, as in vLLM. For the types "yarn" and "linear" the stretched length is the
-original length times the factor. For other types it never exceeds `max_position_embeddings`.
+The length may be stated in two ways: by a key such as `max_position_embeddings`, and by a rotary
+setting that stretches an original length by a factor. Many model cards advise to add only such a
+setting, so the longer of the two lengths is used, as in vLLM. For the types "yarn" and "linear" the
+stretched length is the original length times the factor. For other types the stretched length never
+exceeds `max_position_embeddings`.
 """
 
 from collections.abc import Collection, Mapping
@@ -102,8 +103,8 @@ def stated_context(
 def _stretched(
     config: Mapping[str, Any], plain: Derived[int] | None, stretching: Collection[str]
 ) -> Derived[int] | None:
-    """Returns the original context times the factor of the rotary setting. Returns None if the type
-    of the setting does not stretch the context."""
+    """Returns the original context times the factor of the rotary setting. Returns None if there is
+    no setting that stretches the context, or if the model's plain length includes the factor."""
     if str(config.get("model_type")).startswith(_COUNTED):
         return None
     key, rope = _rope(config)

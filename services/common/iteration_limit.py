@@ -106,8 +106,9 @@ class _LongestTimes:
         """Returns the expected seconds for an iteration of `size`. Returns None before anything was
         measured.
 
-        The time of the nearest smaller size that was measured is scaled in proportion to the size,
-        but the result is not more than the time of the nearest larger size that was measured.
+        The longest time of measured sizes with at most as many bits is scaled in proportion to the
+        size. If a larger size was measured, the result is at most the longest time up to the
+        nearest larger size.
         """
         n_bits = size.bit_length()
         longest_s = 0.0

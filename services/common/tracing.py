@@ -64,8 +64,8 @@ class Tracing:
         return self._provider is not None
 
     def close(self, limit_s: float | None = None) -> None:
-        """Sends the remaining spans, waiting at most `limit_s` seconds, by default `FLUSH_S`. Must
-        not be called on the event loop."""
+        """Sends the remaining spans. After `limit_s` seconds, by default `FLUSH_S`, gives up and
+        drops the spans that were not sent. Must not be called on the event loop."""
         limit_s = FLUSH_S if limit_s is None else limit_s
         if self._provider is None or self._exporter is None:
             return

@@ -63,8 +63,8 @@ def _cl100k(digits: str, *, marks: str = "", lines: str = r"\r\n") -> str:
 def _cased(digits: str, *, endings: str = "", without: str = "", lines: str = r"\r\n/") -> str:
     """Returns the pattern of OpenAI's o200k, which starts a new word at a capital letter, with
     other parts. `digits` is the quantifier of digits in a number, and `lines` are the characters
-    that may follow punctuation. Words may end with `endings`, and contain no letters of
-    `without`."""
+    that may follow punctuation. Words may end with `endings`. `without` is a set operation that
+    removes letters from the sets of letters of which words consist."""
     first = f"{_ANY_BUT_LETTERS}[{_CAPITALS}{without}]*[{_SMALL}{without}]+{endings}"
     second = f"{_ANY_BUT_LETTERS}[{_CAPITALS}{without}]+[{_SMALL}{without}]*{endings}"
     return rf"{first}|{second}|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[{lines}]*{_SPACES}"
