@@ -9,8 +9,8 @@ launches can be captured in a CUDA graph. There are four launches, and a fifth f
 
 1. count (only for many tokens): counts how often each expert occurs in each chunk of choices.
 2. sort: sorts the choices by expert, and writes the expert and the choices of each tile. The index
-   of a choice is the number of choices before it: choices of experts with smaller numbers, choices
-   in earlier chunks, and choices in its own chunk.
+   of a choice is the number of choices before it: all choices of experts with smaller numbers, and
+   the choices of its own expert in earlier chunks and earlier in its own chunk.
 3. gate and up: gathers the tokens of a tile, multiplies them with both matrices, and applies the
    gate before the result is written.
 4. down: multiplies the results with the second matrix. The rows of both products are stored in the

@@ -1,4 +1,4 @@
-"""The tile sizes of attention on a device, by head size, element type and kind of item.
+"""The tile sizes of attention on a device, by head size, element type and kind of work.
 
 `tiles_for` returns the fastest tiles that `python -m kernels.triton.tune` has measured on a device
 with the same name, or a default for the device's compute capability. Measurements are a JSON file
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """The two kinds of attention items, named by the part of the device that limits their speed."""
+    """The two kinds of items of attention work. Different parts of the device limit their speed."""
 
     DECODES = "decodes"  # few rows, limited by memory
     SPANS = "spans"  # many rows, limited by the matrix units
@@ -76,8 +76,8 @@ def device_of(device: torch.device) -> Device:
 
 @cache
 def tiles_for(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
-    """Returns the measured tile sizes for items of `kind`, or the default sizes if nothing was
-    measured."""
+    """Returns the measured tile sizes for work of the kind `kind`, or the default sizes if nothing
+    was measured."""
     found = measured(device.name).get(entry(kind, head_dim, dtype))
     return Tiles(**found) if found else default_tiles(kind, head_dim, dtype, device)
 

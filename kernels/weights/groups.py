@@ -36,7 +36,8 @@ HALF_STEP = 2.0**-11
 
 @dataclass(frozen=True, slots=True)
 class GroupForm:
-    """The meaning of the numbers of a matrix, and the number of inputs that share a scale."""
+    """The meaning of the numbers of a quantised matrix, and the number of inputs that share a
+    scale."""
 
     bits: Bits
     size: int  # inputs of a group; the last group may have fewer
@@ -109,7 +110,7 @@ class GroupedMatrix:
         return replace(self, form=replace(self.form, rounds_inputs=True))
 
     def without_zeros(self) -> GroupedMatrix:
-        """Returns the matrix with `offsets` set to None if all offsets are zero; else the matrix
+        """Returns the matrix without offsets if all offsets are zero. Otherwise returns the matrix
         unchanged."""
         return self if self.offsets is None or self.offsets.any() else replace(self, offsets=None)
 
