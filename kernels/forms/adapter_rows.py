@@ -18,8 +18,8 @@ NO_ADAPTER = -1
 class AdapterRows:
     """The rows of some tokens, grouped by the adapter that each token uses.
 
-    The rows of one adapter are in ascending order, so that neighbouring rows are adjacent in
-    memory.
+    The rows of one adapter are in ascending order, so that rows that are read one after the other
+    are close together in memory.
     """
 
     __slots__ = ("_on_device", "adapters", "begins", "rows")

@@ -180,8 +180,8 @@ def invert_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     float64 times the total weight of the row.
 
     `n_ids` is a multiple of CDF_BLOCK, and `uniform` lies in [0, 1). The result is the first id
-    whose cumulative weight is above the target, so the weight of this id is never 0. The block of
-    the id is found first, then the id within the block.
+    whose cumulative sum exceeds the product, so the weight of this id is never 0. The block of the
+    id is found first, then the id within the block.
     """
     rows = torch.arange(len(weights), device=weights.device)
     blocks = weights.view(len(weights), -1, CDF_BLOCK)  # [n, n_blocks, block]

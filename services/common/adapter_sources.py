@@ -21,8 +21,8 @@ _SEPARATOR = re.compile(r"\s*,\s*")
 
 
 class SourceRefused(ValueError):
-    """A source has a form that is not supported, or is not allowed. The message names only
-    directories that the client has named."""
+    """A source is not allowed, or its form is not supported. The message names only directories
+    that the client has named."""
 
 
 def _prefixes(value: object) -> object:

@@ -57,7 +57,7 @@ def max_loaded_in(traits: Mapping[str, str]) -> int:
 
 
 def is_adapter(trait: str) -> bool:
-    """Returns whether `trait`, the name of a trait, is the name of an adapter's trait."""
+    """Returns whether a trait with the name `trait` reports an adapter."""
     return trait.startswith(_PREFIX)
 
 

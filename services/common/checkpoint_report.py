@@ -40,7 +40,7 @@ class CheckpointReport:
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> Self:
-        """Returns the report that the method `facts` has converted to `facts`."""
+        """Restores a report from the object that the report's method `facts` has returned."""
         derived = {name: Derived(**value) for name, value in facts.get("derived", {}).items()}
         return cls(derived, facts.get("layers", {}), facts.get("ignored", {}))
 

@@ -121,8 +121,8 @@ def _stretched(
 
 def _rope(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Returns the key under which `config.json` has the rotary settings, and the settings. If the
-    file has both keys, the settings are those of `rope_parameters`, and those of `rope_scaling`
-    that `rope_parameters` lacks."""
+    file has both keys, a setting is taken from `rope_scaling` only if `rope_parameters` lacks it.
+    """
     both = [config.get(key) for key in ("rope_scaling", "rope_parameters")]
     old, new = (rope if isinstance(rope, dict) else {} for rope in both)
     return "rope_parameters" if new else "rope_scaling", {**old, **new}

@@ -61,8 +61,8 @@ class Pooling:
 
     @property
     def needs_all_states(self) -> bool:
-        """Whether the vector depends on hidden states of tokens before the last one, so that the
-        whole prompt must be computed."""
+        """Whether the vector depends on hidden states of tokens before the last one. Then the whole
+        prompt must be computed, even if keys and values of its beginning are stored."""
         return self.runs_whole or self.kind != "last"
 
     def to_traits(self) -> dict[str, str]:

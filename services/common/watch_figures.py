@@ -52,7 +52,7 @@ class Totals:
         self.token_gaps.update(other.token_gaps)
 
     def note_slots(self, pipeline: int, n_slots: int) -> None:
-        """Records that `n_slots` K/V slots of a pipeline were allocated at some time."""
+        """Records that `n_slots` K/V slots of a pipeline were allocated at a time in the period."""
         self.allocated_slots[pipeline] = max(self.allocated_slots.get(pipeline, 0), n_slots)
 
 

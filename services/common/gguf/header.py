@@ -3,7 +3,7 @@ each tensor.
 
 The format is described in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; versions 2 and
 3 are read. A file may come from an untrusted source: every length is checked against the rest of
-the file before anything is allocated, and the numbers of long lists stay in arrays.
+the file before anything is allocated, and lists of numbers are read as compact arrays.
 
 A model may be split into several files, `NAME-00001-of-00003.gguf` and so on. The first file has
 the metadata, and its path is the path of the model. The header of the model describes the tensors
@@ -111,8 +111,8 @@ def model_name(model: Path) -> str:
 
 def model_files(model: Path) -> list[Path]:
     """Returns the paths of all files of the model to which a GGUF file belongs. Only the file's
-    name is used; nothing is read. Raises ValueError if the name counts more than `MAX_FILES` files.
-    """
+    name is used; nothing is read. Raises ValueError if the name says that there are more than
+    `MAX_FILES` files."""
     stem = model.name.removesuffix(SUFFIX)
     split = _SPLIT.search(stem)
     if split is None:

@@ -238,7 +238,7 @@ def _around(
 ) -> Json | None:
     """Returns the section of `tokenizer.json` that adds tokens before and after a text, or None if
     no token is added. If the file does not say whether a token is added before texts, `by_default`
-    decides; by default no token is added after texts."""
+    decides. A token is added after texts only if the file says so."""
     ends = []
     for end, default in (("bos", by_default), ("eos", False)):
         wants = metadata.get(f"tokenizer.ggml.add_{end}_token", default)
