@@ -34,8 +34,8 @@ STRETCHING, GGUF_STRETCHING = ("yarn", "linear"), ("yarn",)
 In a GGUF file, the stated length already includes the factor of "linear"."""
 
 _LONGEST = "model_max_length"
-"""Key of `config.json` in which Command R states its length. Its value of `max_position_embeddings`
-is smaller."""
+"""Key of `config.json` in which Command R states the length of its context. In these files the
+value of `max_position_embeddings` is smaller."""
 _ORIGINAL = "original_max_position_embeddings"
 _LONGROPE = ("longrope", "su")  # "su" in older files
 _COUNTED = "gemma3"  # models whose `max_position_embeddings` counts the factor

@@ -27,8 +27,8 @@ SEED_BITS = 53
 such a seed exactly."""
 
 MAX_STOP_TOKENS = 256
-"""Largest number of stop tokens that a client may give. Stop tokens are sent to the scheduler with
-every answer, and ranks mask each of them."""
+"""Largest number of stop tokens that a client may give. Stop tokens are sent to the scheduler once
+for every answer to a request, and ranks mask each of them."""
 
 
 MAX_LOGPROBS = 20
@@ -55,7 +55,7 @@ MAX_BIASES = 1024
 
 MAX_ALLOWED_TOKENS = 16_384
 """Largest number of tokens in a client's `allowed_token_ids`. These tokens are sent to the
-scheduler with every answer."""
+scheduler once for every answer to a request."""
 
 MAX_BAD_TOKENS = 1024
 """Largest number of tokens that a client may ban. Ranks mask each of them."""
