@@ -31,11 +31,12 @@ SOURCES := services simulator kernels benchmarks clients examples k8s models rel
 CACHE  ?= .pytest_cache
 PYTEST := $(BIN)/python -m pytest -o cache_dir=$(CACHE)
 
-# The default tests run in lanes, one process of pytest for each of these folders of tests and one for all others,
-# TEST_WORKERS at a time, those first that take longest. Each imports and collects what its own tests need alone; a worker of
-# pytest-xdist collects all tests, which takes it half a minute of a processor. Some lanes mostly wait for processes that they
-# start, so there is one more lane than processors.
-LANES := frontend/http system worker frontend scheduler kernels benchmarks local cli k8s
+# The default tests run in lanes, one process of pytest for each of these lists of folders, and one for all others. They run
+# TEST_WORKERS at a time, the longest first. Each imports and collects what its own tests need alone; a worker of
+# pytest-xdist collects all tests, which takes it half a minute of a processor. To import PyTorch and Transformers takes six
+# seconds, so small folders share a lane. Some lanes mostly wait for processes that they start, so one more lane runs than
+# there are processors.
+LANES := scheduler frontend worker system+local+cli frontend/http kernels+k8s
 TEST_WORKERS ?= 3
 
 # Other tests. Those that stand side by side stay in one worker, so that most of what they share is made once.
@@ -136,7 +137,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status $(call workload,frontend) --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-LANE_TARGETS := $(LANES:%=lane-%) lane-others lane-given
+LANE_TARGETS := lane-others $(LANES:%=lane-%) lane-given
 .PHONY: $(LANE_TARGETS) help setup constraints locks lock-wheels protos proto-breaking proto-baseline native best-kernels run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-receipts test-numerics test-hostile fuzz fuzzer uv test-cluster drills test-prometheus test-chart test-phoenix test-proxy test-browser screenshots site-screenshots test-llama-cpp test-llama-cpp-logits test-real real-model real-embedder check docs fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model wheel release test-install chart images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
@@ -159,10 +160,10 @@ test: setup  ## Run up to CASES (2) cases of each test, drawn by the commit; CAS
 	  $(if $(filter tests/%,$(ARGS)),lane-given,$(filter-out lane-given,$(LANE_TARGETS)))
 
 $(LANES:%=lane-%): lane-%:
-	tests/lane.sh $(CACHE)/$* $(PYTEST)/$* -q tests/$* $(patsubst %,--ignore=tests/%,$(filter $*/%,$(LANES))) $(ARGS)
+	tests/lane.sh $(CACHE)/$* $(PYTEST)/$* -q $(addprefix tests/,$(subst +, ,$*)) $(patsubst %,--ignore=tests/%,$(filter $*/%,$(LANES))) $(ARGS)
 
 lane-others:
-	tests/lane.sh $(CACHE)/others $(PYTEST)/others -q tests $(LANES:%=--ignore=tests/%) $(ARGS)
+	tests/lane.sh $(CACHE)/others $(PYTEST)/others -q tests $(patsubst %,--ignore=tests/%,$(subst +, ,$(LANES))) $(ARGS)
 
 lane-given:
 	$(PYTEST) $(ARGS)

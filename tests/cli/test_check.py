@@ -231,6 +231,7 @@ def test_each_reason_has_an_advice(tmp_path: Path) -> None:
     assert any("what to do" in line for line in check.report({**found, "model": "it"}, kv_memory=1))
 
 
+@pytest.mark.thorough
 def test_all_reasons_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = write_checkpoint(tmp_path / "m")
     with (directory / "model.safetensors").open("r+b") as file:

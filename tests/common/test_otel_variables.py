@@ -91,6 +91,7 @@ def test_headers_are_secrets() -> None:
 
 
 @pytest.mark.parametrize("prefix", [OTLP, TRACES])
+@pytest.mark.thorough
 def test_credentials_in_an_endpoint_are_secrets(prefix: str, tmp_path: Path) -> None:
     variables = {prefix + "ENDPOINT": "tcp://user:hid/den@collector:4317"}
     done = run("-m", "services.local", f"--model={tmp_path}", **variables)

@@ -217,6 +217,7 @@ def test_malformed_headers_of_clients_write_no_lines(
     assert not caplog.records
 
 
+@pytest.mark.thorough
 def test_nobody_waits_for_a_collector_that_is_gone(environment: pytest.MonkeyPatch) -> None:
     environment.setenv(ENDPOINT, "http://127.0.0.1:1")
     traces = tracing.start("test")

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from services.common.watchdog import HUNG_STATUS, Watchdog, watched
 from tests.limits import HANG_S
 
@@ -66,6 +68,7 @@ def test_a_process_that_hangs_says_where_and_ends() -> None:
     assert "in main" in errors, "the stack of the main thread"
 
 
+@pytest.mark.thorough
 def test_a_process_that_was_stopped_for_longer_than_the_limit_goes_on() -> None:
     with start(sleep_s=1, hang_s=0) as process:
         assert process.stdout is not None

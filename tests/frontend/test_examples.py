@@ -73,6 +73,7 @@ async def test_grpc_client_goes_on_through_the_next_frontend(tmp_path: Path) -> 
     assert request.submission.generated_token_ids
 
 
+@pytest.mark.thorough
 async def test_agent_client_ends_with_an_answer_in_words(tmp_path: Path) -> None:
     # The model repeats its prompt, and calls nothing.
     async with running(tmp_path, tool_parser="hermes") as site:

@@ -549,6 +549,7 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
     sink.close()
 
 
+@pytest.mark.thorough
 async def test_rollout_of_a_frontend_fails_no_request(tmp_path: Path) -> None:
     """Clients that keep their connections, of both protocols, and some that take their time."""
     settings: dict[str, Any] = {"linger_s": 1.0, "hold_s": HANG_S}

@@ -4,12 +4,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tests
 
 ROOT = Path(tests.__file__).parent.parent
 TOKENIZER = ROOT / "models" / "demo" / "tokenizer.json"
 
 
+@pytest.mark.thorough
 def test_the_deepest_grammars_are_followed_or_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.grammar.deep_grammars", str(TOKENIZER)],

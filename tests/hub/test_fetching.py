@@ -65,6 +65,7 @@ def test_only_what_is_served_is_fetched(hub: FakeHub, tmp_path: Path) -> None:
     assert set(hub.paths) == set(wanted)
 
 
+@pytest.mark.thorough
 def test_an_adapter_needs_no_model_beside_it(hub: FakeHub, tmp_path: Path) -> None:
     files = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"w", "README.md": b""}
     hub.repositories["org/lora"] = Repository(files)
@@ -254,8 +255,9 @@ def test_a_refusal_says_why(
 
 @pytest.mark.parametrize(
     ("variable", "is_file"),
-    [("HF_TOKEN", False), pytest.param("HF_TOKEN_PATH", True, marks=pytest.mark.thorough)],
+    [("HF_TOKEN", False), ("HF_TOKEN_PATH", True)],
 )
+@pytest.mark.thorough
 def test_a_token_opens_what_is_gated(
     hub: FakeHub, tmp_path: Path, variable: str, is_file: bool
 ) -> None:

@@ -242,6 +242,7 @@ def test_undeploying_fails_where_the_lease_cannot_be_named(composer: Composer) -
     assert "delete -k" not in done.stdout  # what names the Lease is deleted later
 
 
+@pytest.mark.thorough
 def test_an_instance_that_the_overlay_is_not_is_refused(composer: Composer) -> None:
     overlay = composer.root / "k8s" / "overlays" / "second"
     overlay.mkdir()

@@ -190,6 +190,7 @@ def test_each_machine_has_instruction_sets_of_its_own(machine: str, names: list[
         build.named_for(machine, ["best"])
 
 
+@pytest.mark.thorough
 def test_libraries_for_another_machine_replace_ours_and_ours_replace_them(
     checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ async def test_a_spare_that_ends_is_replaced_and_is_no_loss(
         assert heard.lines == ["fake was killed by SIGKILL; its spare takes over"]
 
 
+@pytest.mark.thorough
 async def test_spares_that_end_before_they_wait_are_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -131,6 +131,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         yield Site(api, stage, write_kubeconfig(api, tmp_path), processes)
 
 
+@pytest.mark.thorough
 async def test_a_standby_takes_over_from_a_leader_that_was_killed_before_its_lease_expires(
     site: Site,
 ) -> None:

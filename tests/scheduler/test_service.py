@@ -700,6 +700,7 @@ async def test_a_priority_that_there_is_not_is_refused(priority: int) -> None:
         assert (rejection.field, len(it.scheduler.pool)) == ("priority", 0)
 
 
+@pytest.mark.thorough
 async def test_a_frontend_that_does_not_read_is_cut_off_and_can_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

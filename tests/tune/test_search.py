@@ -141,6 +141,7 @@ def test_the_default_is_run_second_whatever_it_promises() -> None:
     assert to_check([whole], checks, default) is None
 
 
+@pytest.mark.thorough
 def test_limits_that_nothing_keeps_are_refused_with_what_can_be_kept() -> None:
     work = workload(LatencyLimits(ttft_s=1e-4))
     predictor = Predictor(costs(), work, Memory(10_000))

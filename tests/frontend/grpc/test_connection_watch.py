@@ -339,6 +339,7 @@ async def pass_on(
     writer.close()
 
 
+@pytest.mark.thorough
 async def test_the_largest_message_arrives_over_a_slow_link(tmp_path: Path) -> None:
     prompt = inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=[300] * (2**21 - 64)))
     request = inference_pb2.GenerateRequest(prompt=prompt)

@@ -61,6 +61,7 @@ async def test_pings_are_answered_and_end_no_connection(tmp_path: Path) -> None:
         assert client.error_code is None
 
 
+@pytest.mark.thorough
 async def test_a_flood_of_pings_ends_its_connection(tmp_path: Path) -> None:
     async with running(tmp_path) as site:
         host, _, port = site.frontend.grpc_address.rpartition(":")
@@ -85,6 +86,7 @@ async def test_a_flood_of_pings_ends_its_connection(tmp_path: Path) -> None:
         await check_honest(site)
 
 
+@pytest.mark.thorough
 async def test_a_flood_of_resets_leaves_nothing(tmp_path: Path) -> None:
     async with attacked(tmp_path) as (site, client):
         for _ in range(2000):

@@ -328,6 +328,7 @@ async def test_a_leader_survives_dropped_connections_and_errors(cluster: Cluster
     holding.cancel()
 
 
+@pytest.mark.thorough
 async def test_a_leader_whose_api_server_hangs_goes_on_and_releases_in_bounded_time(
     cluster: Cluster,
 ) -> None:
@@ -440,6 +441,7 @@ sys.exit(process.run(main()))
 
 
 @pytest.mark.system
+@pytest.mark.thorough
 async def test_a_process_that_was_stopped_learns_that_another_leads_when_it_wakes(
     cluster: Cluster,
 ) -> None:

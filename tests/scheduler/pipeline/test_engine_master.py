@@ -250,6 +250,7 @@ async def test_an_iteration_that_takes_too_long_for_its_size_ends_the_epoch() ->
             await master.results()
 
 
+@pytest.mark.thorough
 async def test_a_scheduler_that_was_stopped_takes_nobody_for_silent() -> None:
     async with fake_stages(1) as stages, Master(stages, silence_limit_s=1) as master:
         time.sleep(2)  # noqa: ASYNC251 - as if it were stopped
@@ -303,6 +304,7 @@ async def test_a_bug_in_taking_reports_in_is_not_taken_for_silence() -> None:
             await master.results()
 
 
+@pytest.mark.thorough
 async def test_signs_of_life_keep_an_idle_pipeline() -> None:
     async with fake_stages(1) as stages, Master(stages, silence_limit_s=1.5) as master:
         for _ in range(12):

@@ -425,6 +425,7 @@ async def test_a_worker_without_a_stage_loads_the_one_it_is_assigned(model: Path
         await worker.end()
 
 
+@pytest.mark.thorough
 async def test_a_stage_that_takes_too_long_to_load_fails(model: Path) -> None:
     stage = await Stage.start(model, 0, "--load-limit-s=0.1")
     try:

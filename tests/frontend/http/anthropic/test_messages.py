@@ -10,7 +10,7 @@ import pytest
 
 from services.frontend.api_keys import ApiKey, hash_of
 from services.frontend.generation.generation import Generation
-from tests.fake_scheduler import PIPELINE, loses_pipeline_after, says
+from tests.fake_scheduler import PIPELINE, loses_pipeline_after, says, stalls_after
 from tests.frontend.conftest import Site, running
 from tests.frontend.http.protocol.tagged_reader import TaggedReader
 
@@ -100,6 +100,22 @@ async def test_answers_and_errors_have_the_name_that_anthropics_client_shows(
     unknown = await site.http.get("/v1/messages/batches")
     assert unknown.status_code == 404
     assert unknown.headers["request-id"] == unknown.headers["x-request-id"]
+
+
+async def test_the_client_does_not_try_again_after_its_own_deadline(
+    anthropic: Any, site: Site
+) -> None:
+    site.scheduler.behaviour = stalls_after(*site.tokens("ab"))
+    n_before = len(site.scheduler.requests)
+    async with anthropic.AsyncAnthropic(base_url=site.url, api_key="none") as client:
+        with pytest.raises(anthropic.APIStatusError):
+            await client.messages.create(
+                model="test-model",
+                max_tokens=9,
+                messages=HELLO,
+                extra_headers={"x-request-timeout": "1"},
+            )
+    assert len(site.scheduler.requests) == n_before + 1
 
 
 @pytest.mark.parametrize("user", ["ann", None])
