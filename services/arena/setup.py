@@ -91,9 +91,9 @@ class Setup:
         clock: VirtualClock,
         make: type[Scheduler],
     ) -> list[tuple[Scheduler, LearningScheduler]]:
-        """Returns two objects for each pipeline: its scheduler, of the class `make` and with one of
-        `policies`, and the same scheduler in a `LearningScheduler`, which learns the cost of
-        iterations as a leader does."""
+        """Returns two objects for each pipeline. The first is its scheduler, of the class `make`
+        and with one of `policies`. The second is a `LearningScheduler` around the same scheduler,
+        which learns the cost of iterations as a real scheduler process does."""
         settings = self.settings(entrant)
         stage = worker_pb2.DescribeResponse(
             block_size=self.block_size, n_kv_blocks=max(1, self.n_slots // self.block_size)

@@ -237,8 +237,8 @@ def best_of(predictions: Sequence[Prediction]) -> Prediction:
 
 
 def search(layout: Layout, predict: Predict, *, n_requests: int) -> Prediction:
-    """Returns the best prediction for a layout, found by coordinate descent. First the best batch
-    size is searched, then the best number of tokens of a batch, then the batch size again.
+    """Returns the best prediction for a layout, found by coordinate descent: the best batch size is
+    searched first, then the best number of tokens of a batch, then the batch size again.
     `n_requests` limits the batch sizes that are tried."""
     sizes = [size for size in BATCH_SIZES if size < 2 * n_requests]
     best = predict(Candidate(layout, min(32, sizes[-1]), 512))
