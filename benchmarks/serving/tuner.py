@@ -85,7 +85,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A checkpoint, or a machine whose ranks sleep, for which the tuner finds settings."""
+    """A checkpoint, or a simulated machine whose ranks sleep, for which the tuner finds
+    settings."""
 
     name: str
     model: Path
