@@ -57,8 +57,8 @@ class Entrant:
 
     @property
     def name(self) -> str:
-        """Name of the entrant as shown to users: its policy, its order, or both as `policy/order`,
-        whichever are not the defaults."""
+        """Name of the entrant as shown to users: `policy/order`. The default order is left out.
+        With another order, the default policy is left out."""
         if self.order == DEFAULT_ORDER:
             return self.policy
         return self.order if self.policy == DEFAULT_POLICY else f"{self.policy}/{self.order}"

@@ -63,7 +63,8 @@ class SleepingLauncher(ArenaLauncher):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The system of real runs, without the policy of an entrant."""
+    """The settings of the system that really runs the entrants, except for their policies and
+    orders."""
 
     model: Path
     """Directory of the checkpoint. If ranks sleep, only its tokenizer and its sizes are read."""

@@ -83,7 +83,7 @@ class _Reader:
         self.weights: dict[str, float] = {}
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Adds an event. Ignores events of other types than those that are collected."""
+        """Adds an event. Ignores events of types that are not collected."""
         match event["type"]:
             case "epoch":
                 self.epochs.append(event)

@@ -77,8 +77,8 @@ class Setup:
         return made.policy if isinstance(made, CheckedPolicy) else made
 
     def pools(self, entrant: Entrant, clock: VirtualClock) -> list[RequestPool]:
-        """Returns a pool for each pipeline. All these pools have the same waiting requests, in the
-        order of the entrant."""
+        """Returns a pool for each pipeline. The pools share their waiting requests, which are
+        admitted in the order of the entrant."""
         order = build_order(self.settings(entrant), now=clock.now)
         first = RequestPool(max_requests=MAX_REQUESTS, max_tokens=MAX_TOKENS, order=order)
         return [first, *(first.beside() for _ in range(self.n_pipelines - 1))]

@@ -48,7 +48,7 @@ def commit_of(name: HubName, cache: Path) -> str | None:
 
 def complete_snapshot(name: HubName, cache: Path) -> Path | None:
     """Returns the directory of a checkpoint in the cache. Returns None if the checkpoint is not
-    there, or any of its files is missing."""
+    there, or if it lacks a file that serving needs."""
     commit = commit_of(name, cache)
     if commit is None:
         return None

@@ -49,11 +49,11 @@ class S3Source:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Returns the source that a text names. Returns None if the text names another kind of
-        source.
+        """Returns the source that a text names. Returns None if the text does not begin with
+        `s3://`.
 
         Raises:
-            ValueError: the text has the form of this kind but is invalid.
+            ValueError: the text begins with `s3://` but is invalid.
         """
         if not text.startswith(SCHEME):
             return None

@@ -364,7 +364,7 @@ class Tuner:
         seconds.
 
         Raises:
-            SystemFailed: the block has taken far longer than starting and the load should take.
+            SystemFailed: the block has taken far longer than a start and the load should take.
         """
         limit_s += START_TIMEOUT_S + SLACK_S
         try:
