@@ -306,8 +306,8 @@ class Launcher:
     def scheduler_options(self, workers: list[str]) -> dict[str, object]:
         """Returns the settings of the scheduler of a model, keyed by option of its command line.
 
-        `workers` are the addresses of the model's workers. With one pipeline, they are in the order
-        of its stages.
+        `workers` are the addresses of the model's workers. If there is only one pipeline, they are
+        ordered by the stages of the workers.
         """
         return service_options.of_scheduler(self._settings, workers, host=self._host)
 

@@ -68,8 +68,8 @@ def of_scheduler(
 ) -> dict[str, object]:
     """Returns the settings of the scheduler of a model, keyed by option of its command line.
 
-    `workers` are the addresses of the model's workers. With one pipeline, they are in the order
-    of its stages. The scheduler listens on `host`.
+    `workers` are the addresses of the model's workers. If there is only one pipeline, they are
+    ordered by the stages of the workers. The scheduler listens on `host`.
     """
     return {
         "address": free_address(host),
