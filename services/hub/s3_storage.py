@@ -56,8 +56,8 @@ _CERTIFICATE_ERRORS = (
     ("NotValidYet", "it is not valid yet"),
     ("NotValidForName", "it is for another name"),
 )
-"""Explanations of the library's reasons for refusing a certificate, by the beginning of the
-reason's name."""
+"""Explanations of the library's reasons for refusing a certificate, by a part of the reason's
+name."""
 _ROLE = "AWS_WEB_IDENTITY_TOKEN_FILE"
 _KEY = "AWS_ACCESS_KEY_ID"
 _FILE = "AWS_SHARED_CREDENTIALS_FILE"
