@@ -1,9 +1,9 @@
 """The use of the processors during a measurement, by the engine and by all other processes.
 
 Two engines can be compared only if no other process took processor time from one of them. OpenMP's
-threads wait for each other, so a run beside one busy process can take several times as long. So
-every run is stamped with two mean numbers of cores: those that the engine used, and those that all
-other processes used.
+threads wait for each other, so a run beside one busy process can take several times as long. So the
+record of every run has two mean numbers of busy cores: the cores that the engine used, and the
+cores that all other processes used.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ QUIET_CPUS = 0.1
 
 
 class CpuUse:
-    """Mean number of cores that were busy during a measurement, with the engine and with all other
-    processes. Both numbers are 0 until the measurement ends."""
+    """Two mean numbers of cores that were busy during a measurement: those used by the engine, and
+    those used by all other processes. Both numbers are 0 until the measurement ends."""
 
     own_cpus: float = 0.0
     other_cpus: float = 0.0

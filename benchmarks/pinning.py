@@ -1,5 +1,5 @@
-"""Gives the ranks a processor of their own, as in their pod, where all processes share one
-machine."""
+"""Gives the ranks a processor of their own on a machine that they share with all other processes,
+as a pod would."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Random adapters in PEFT's format, and the merging of them into a model of `transformers`."""
+"""Writes random adapters in PEFT's format, and merges adapters into a model of `transformers`."""
 
 import json
 import math
@@ -25,9 +25,10 @@ def write_adapter(
     ranks: Mapping[str, int] | None = None,
     **config: Any,
 ) -> Path:
-    """Writes a random adapter of the modules of a model whose names end with one of `targets`, and
-    returns `directory`. `ranks` has the ranks of modules that differ from `rank`, by the ends of
-    their names; other keyword arguments are keys of the configuration."""
+    """Writes a random adapter into `directory`, and returns `directory`. The adapter changes the
+    modules of `model` whose names end with one of `targets`. `ranks` has the ranks of modules that
+    differ from `rank`, by the ends of their names. Other keyword arguments are keys of the
+    configuration."""
     ranks = ranks or {}
     sizes = model if isinstance(model, Mapping) else sizes_of(model)
     generator = torch.Generator().manual_seed(seed)
@@ -59,7 +60,8 @@ def write_adapter(
 
 
 def sizes_of(model: torch.nn.Module) -> dict[str, tuple[int, int]]:
-    """The numbers of outputs and inputs of all linear layers, by the names of modules."""
+    """Returns the numbers of outputs and inputs of all linear layers of a model, by the name of the
+    module."""
     sizes = {}
     for name, module in model.named_modules():
         weight: Any = getattr(module, "weight", None)
@@ -71,7 +73,7 @@ def sizes_of(model: torch.nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def merge(model: torch.nn.Module, adapter: Path) -> None:
-    """Adds `scale * B @ A` to the weights of a model, in float32."""
+    """Adds the matrices `scale * B @ A` of an adapter to the weights of a model, in float32."""
     config = json.loads((adapter / "adapter_config.json").read_text())
     tensors = load_file(adapter / "adapter_model.safetensors")
     for key, a in tensors.items():

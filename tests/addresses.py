@@ -9,8 +9,8 @@ PORTS = range(20_000, 32_000)
 
 
 def free_address() -> str:
-    """Returns an address on loopback on which no process listens. No other process will get the
-    address by chance."""
+    """Returns an address on loopback at which no process listens, as host:port. No other process
+    will get the address by chance."""
     while True:
         address = ("127.0.0.1", random.choice(PORTS))
         with socket.socket() as probe:

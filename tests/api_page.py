@@ -1,17 +1,17 @@
-"""The reference of the API, `docs/api.md`, and what the code says of each field, route and error.
+"""The reference of the API, `docs/api.md`, and the content that the code gives it.
 
-A comment names the subject of a table, which stands below it:
+On the page, a comment names the subject of a table, which follows the comment:
 
     <!-- fields CompletionBody -->      a body, its own fields: type, default, range
     <!-- answer Completion -->          an object of an answer
     <!-- message GenerationOptions -->  a message of the public protos
-    <!-- enum FinishReason -->          an enumeration there
+    <!-- enum FinishReason -->          an enumeration of the public protos
     <!-- routes -->, <!-- rpcs -->, <!-- errors -->
 
-The tables of HTTP follow from the table of routes, and from the types of bodies and answers with
-what stands below their fields. Of the other tables all follows from the code but what a row means,
-which its last cell says on the page. `python -m tests.api_page` writes the tables into the page;
-tables that the page lacks come at its end.
+The tables of routes, bodies and answers of the HTTP API are made from the code alone, with the
+docstrings of the fields as meanings. In the other tables, the last cell of each row, its meaning,
+is written by hand on the page, and the other cells are made from the code. `python -m
+tests.api_page` writes the tables into the page. Tables that the page lacks are added at its end.
 """
 
 import dataclasses
@@ -67,10 +67,10 @@ HEADS = {
 
 OPTION_HEAD = ("field", "type", "default", "range", "meaning")
 OPTION_MESSAGES = ("GenerationOptions", "SamplingParams")
-"""Messages whose fields have defaults and ranges of their own."""
+"""Messages whose tables have columns for the default and the range of each field."""
 
 WORD_RANGE = f"at most {MAX_BAD_WORD_TOKENS} tokens together"
-"""Range of words that are given as tokens, which only gRPC takes."""
+"""Range of words that are given as tokens, which only gRPC accepts."""
 
 ANY = "*"
 """Placeholder of a cell for which the code gives no value."""
@@ -79,18 +79,18 @@ Row = tuple[str, ...]
 """The cells of a row."""
 
 Tables = dict[str, dict[str, Row]]
-"""Rows by their first cell, by the subject of their table."""
+"""Tables by subject; each has its rows by their first cell."""
 
 
 def head_of(subject: str) -> Row:
-    """Returns the head of a table."""
+    """Returns the header cells of the table with a subject."""
     kind, _, name = subject.partition(" ")
     return OPTION_HEAD if name in OPTION_MESSAGES and kind == "message" else HEADS[kind]
 
 
 @cache
 def expected() -> Tables:
-    """Returns all tables as the code has them."""
+    """Returns all tables that follow from the code."""
     tables: Tables = {"routes": _routes(), "rpcs": _rpcs(), "errors": error_rows()}
     for name, kind in http_classes().items():
         if is_typeddict(kind):
@@ -107,10 +107,10 @@ def expected() -> Tables:
 
 
 def written(page: str) -> Tables:
-    """Returns the rows that the page has, by subject and first cell.
+    """Returns the tables on the page.
 
     Raises:
-        ValueError: a subject or a row is there twice.
+        ValueError: a subject or a row occurs twice.
     """
     tables: Tables = {}
     for match in MARKER.finditer(page):
@@ -130,8 +130,8 @@ def written(page: str) -> Tables:
 
 
 def faults(page: str) -> list[str]:
-    """Returns the differences between the page and the code, as lines of text: tables of unknown
-    subjects, rows without a meaning, and lines that would be written differently."""
+    """Returns lines of text about all faults of the page: tables of unknown subjects, rows without
+    a meaning, and the lines in which the page differs from what the code would write."""
     tables = written(page)
     found = [
         f"there is no such subject: {subject}" for subject in tables.keys() - expected().keys()
@@ -154,7 +154,7 @@ def http_classes() -> Mapping[str, Any]:
     """Returns the types of bodies and answers of the HTTP API by their names.
 
     Raises:
-        ValueError: two of them have one name.
+        ValueError: two types have the same name.
     """
     found: dict[str, Any] = {}
     for module in pkgutil.walk_packages(http.__path__, f"{http.__name__}."):
@@ -188,7 +188,8 @@ def _body(model: type[BaseModel]) -> dict[str, Row]:
 
 
 def _meaning(text: str) -> str:
-    """Returns a description as the last cell of a row."""
+    """Returns a description in the form of a cell: without the final full stop, and with `|`
+    escaped."""
     return text.removesuffix(".").replace("|", r"\|")
 
 
@@ -201,8 +202,8 @@ def _document() -> Mapping[str, Any]:
 
 
 def _schema_of(model: type[BaseModel], field: str) -> tuple[Any, Mapping[str, Any]]:
-    """Returns the JSON schema of a field, from the OpenAPI document if a body there has it, and the
-    definitions that it refers to."""
+    """Returns the JSON schema of a field, and the definitions to which the schema refers. The
+    schema is taken from the OpenAPI document if a body there has the field."""
     for kind in (model, *http_classes().values()):
         if not is_typeddict(kind) and issubclass(kind, model):
             properties = _document().get(kind.__name__, {}).get("properties", {})
@@ -224,7 +225,8 @@ def _default(model: type[BaseModel], name: str, schema: Any) -> str:
 
 
 def _option_default(name: str) -> str:
-    """Returns the default of an option of a request, where one place defines it."""
+    """Returns the default of a request's option. Returns `ANY` if no single place in the code
+    defines it."""
     fields = {**_dataclass_fields(GenerationOptions), **_dataclass_fields(SamplingParams)}
     field = fields.get(name)
     if field is None or field.default is None:

@@ -1,9 +1,9 @@
-"""A sample of the cases of each test, for a run that has no time for all of them.
+"""Selects a sample of the cases of each test, for a run that has no time for all cases.
 
-`SAMPLE=8` keeps at most eight cases of each parametrised test. Tests of whole systems, most of
-which start processes for each case and take half a minute of a processor, are sampled by folder: at
-most eight cases of each folder are kept. Cases are drawn by `SAMPLE_SEED`, so that a run can be
-repeated, and so that runs of different seeds try different cases.
+`SAMPLE=8` keeps at most eight cases of each parametrised test. Tests of whole systems are sampled
+by folder, since most of them start processes for each case and take half a minute of processor
+time: at most eight cases of each folder are kept. Cases are chosen by `SAMPLE_SEED`. So a run can
+be repeated, and runs with different seeds try different cases.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ def group_of(case: str, *, is_of_system: bool) -> str:
 
 
 def drawn_cases(groups: Mapping[str, str], size: int, seed: str) -> set[str]:
-    """Returns the cases to run: at most `size` of each group, chosen at random by `seed`. `groups`
-    has the group of each case."""
+    """Returns the cases to run: at most `size` of each group, chosen pseudo-randomly by `seed`.
+    `groups` has the group of each case."""
     cases_of_groups = defaultdict(list)
     for case, group in groups.items():
         cases_of_groups[group].append(case)

@@ -1,4 +1,5 @@
-"""An authority that signs what a test asks for, and directories as Kubernetes mounts Secrets."""
+"""A certificate authority for tests, and directories of certificates in the form in which
+Kubernetes mounts Secrets."""
 
 import datetime
 import ipaddress
@@ -32,7 +33,7 @@ class Pem:
 
 
 class Authority:
-    """A private authority."""
+    """A private certificate authority."""
 
     def __init__(self, name: str = "test authority") -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -46,7 +47,7 @@ class Authority:
         self.certificate = certificate.public_bytes(serialization.Encoding.PEM)
 
     def issue(self, *names: str, password: bytes | None = None) -> Pem:
-        """A certificate for DNS names or IP addresses, for servers and clients alike."""
+        """Returns a new certificate for DNS names or IP addresses, for servers and for clients."""
         key = ec.generate_private_key(ec.SECP256R1())
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
@@ -74,7 +75,8 @@ class Authority:
         )
 
     def mount(self, directory: Path, *names: str) -> Pem:
-        """Puts a new certificate and this authority's own into a directory."""
+        """Issues a certificate, and puts it, its key and the authority's own certificate into a
+        directory."""
         pem = self.issue(*names)
         mount(
             directory,
@@ -84,7 +86,8 @@ class Authority:
 
 
 def server_context(directory: Path, authority: Authority, *names: str) -> ssl.SSLContext:
-    """Returns the context of a server with a new certificate, which is put into a directory."""
+    """Puts a new certificate into a directory, and returns the TLS context of a server with this
+    certificate."""
     authority.mount(directory, *names)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
@@ -92,9 +95,9 @@ def server_context(directory: Path, authority: Authority, *names: str) -> ssl.SS
 
 
 def mount(directory: Path, files: dict[str, bytes]) -> None:
-    """Has a directory contain these files from one moment to the next, as kubelet does it.
+    """Replaces all files of a directory in one atomic step, as kubelet does.
 
-    The files are links into `..data`, which is itself a link and is the one thing replaced.
+    The files are links into `..data`. This is itself a link, and only this link is replaced.
     """
     directory.mkdir(exist_ok=True)
     renewal = directory / f"..{len(list(directory.glob('..[0-9]*')))}"

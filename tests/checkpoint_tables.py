@@ -1,7 +1,7 @@
-"""The tables in `docs/tested-checkpoints.md`, made from the registries and from what tests are run
-with.
+"""The tables in `docs/tested-checkpoints.md`, made from the registries of the code and from the
+cases of the tests.
 
-`python -m tests.checkpoint_tables` writes them: each table follows the comment that names it.
+`python -m tests.checkpoint_tables` writes them. Each table follows a comment with its name.
 """
 
 import re
@@ -60,7 +60,7 @@ def table(kind: str) -> str:
 
 
 def written(page: str) -> str:
-    """Returns the page with its tables as code and tests have them."""
+    """Returns the page with its tables replaced by those that follow from code and tests."""
     return TABLE.sub(lambda found: found[1] + table(found[2]), page)
 
 
@@ -71,14 +71,14 @@ def _label(config: Mapping[str, Any]) -> str:
 
 
 def _architecture(config: PreTrainedConfig) -> str:
-    """Returns the family of a configuration of `transformers`."""
+    """Returns the name of the family to which a configuration of `transformers` belongs."""
     if config.architectures:
         return str(config.architectures[0])
     return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type))
 
 
 def _whole_models() -> dict[str, set[str]]:
-    """Returns the formats in which whole models of each family are compared with
+    """Returns, for each family, the formats in which tests compare whole models with
     `transformers`."""
     found: dict[str, set[str]] = defaultdict(set)
     for config in test_registry.SHAPES.values():

@@ -1,7 +1,7 @@
-"""Tiny random checkpoints of every family, and `transformers` as the outside oracle on them.
+"""Tiny random checkpoints of every family, and `transformers` as an independent oracle for them.
 
-Written by `transformers` itself, so that names, shapes and spellings are those of the wild. The
-weights are drawn wide enough that the logits of neighbouring tokens are far apart.
+`transformers` itself writes the checkpoints, so that their names and shapes are those of published
+checkpoints. The weights are so large that logits of different tokens differ clearly.
 """
 
 import json
@@ -53,11 +53,11 @@ def write_checkpoint(
     max_shard_size: str = "1GB",
     **config: Any,
 ) -> Path:
-    """Writes a random model into `directory` and returns it.
+    """Writes a random Llama into `directory` and returns `directory`.
 
-    `config` overrides fields of `SMALL` in `LlamaConfig`'s words; `max_shard_size` below the
-    model's size makes several files and an index. There are weights and configurations, but no
-    tokenizer.
+    `config` overrides fields of `SMALL`, with the names of `LlamaConfig`. If `max_shard_size` is
+    below the model's size, there are several weight files and an index. The checkpoint has weights
+    and configurations, but no tokenizer.
     """
     whole = LlamaConfig(**{**SMALL, **config})
     return _write(directory, LlamaForCausalLM, whole, seed, dtype, max_shard_size)
@@ -71,8 +71,8 @@ def write_family_checkpoint(
     dtype: torch.dtype = torch.float32,
     kind: Any = None,
 ) -> Path:
-    """Writes a random model of any family, in the family's own words, and returns `directory`. The
-    model is of the automatic class `kind`, by default one that continues a text."""
+    """Writes a random model of any family, given by its own configuration, and returns `directory`.
+    The model is of the automatic class `kind`, by default the class that generates text."""
     kind = kind or _auto_class(config)
     return _write(directory, kind.from_config, config, seed, dtype, "1GB")
 
@@ -85,8 +85,8 @@ def _write(
     dtype: torch.dtype,
     max_shard_size: str,
 ) -> Path:
-    """Writes a checkpoint to a directory. A checkpoint that this process has written before is kept
-    in memory, since making random weights takes long."""
+    """Writes a checkpoint to a directory. The files of every checkpoint that this process has
+    written are kept in memory and written again, since making random weights takes long."""
     kind = getattr(make, "__qualname__", "")
     whole = f"{getattr(make, '__self__', kind)} {config.to_json_string(use_diff=False)}"
     what = (type(config), whole, seed, dtype, max_shard_size)
@@ -106,14 +106,16 @@ def _write(
 
 
 def _auto_class(config: PreTrainedConfig) -> Any:
-    """The maker of models that continue a text, which some do that take images as well."""
+    """Returns the automatic class that makes a model of this configuration which generates text. It
+    is another class for models that also take images."""
     is_known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     takes_text_alone = is_known and getattr(config, "vision_config", None) is None
     return AutoModelForCausalLM if takes_text_alone else AutoModelForImageTextToText
 
 
 def _draw_vectors(model: torch.nn.Module) -> None:
-    """Biases start as zeros, norms and scales as ones, which would hide whether they are used."""
+    """Gives random values to the biases, norms and scales of a model. They would otherwise be zeros
+    and ones, with which a test could not see whether they are used."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1 or name.endswith("_bias"):
             is_norm = name.endswith("weight") and bool(parameter.eq(1).all())
@@ -126,7 +128,7 @@ def _draw_vectors(model: torch.nn.Module) -> None:
 
 
 def edit_config(directory: Path, *, remove: tuple[str, ...] = (), **changes: Any) -> Path:
-    """Changes keys of a checkpoint's `config.json` by hand; returns `directory`."""
+    """Changes keys of a checkpoint's `config.json`, and returns `directory`."""
     path = directory / "config.json"
     config = json.loads(path.read_text())
     for key in remove:
@@ -136,7 +138,7 @@ def edit_config(directory: Path, *, remove: tuple[str, ...] = (), **changes: Any
 
 
 class Oracle:
-    """The model of a checkpoint as `transformers` runs it."""
+    """The model of a checkpoint, run by `transformers`."""
 
     def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
@@ -159,7 +161,7 @@ class Oracle:
         return [*self._model.modules()]
 
     def logits(self, token_ids: list[int]) -> Tensor:
-        """Float32 logits after each of the tokens, [n_tokens, vocab_size]."""
+        """Returns the float32 logits after each of the tokens, [n_tokens, vocab_size]."""
         with torch.inference_mode():
             logits: Tensor = self._model(torch.tensor([token_ids]), use_cache=False).logits
         return logits[0].float()
@@ -172,10 +174,10 @@ class Oracle:
         repetition_penalty: float = 1.0,
         guess: Sequence[int] = (),
     ) -> list[int]:
-        """Returns the tokens that its own greedy `generate` appends to a prompt.
+        """Returns the tokens that greedy `generate` of `transformers` appends to a prompt.
 
-        `guess` may say which tokens these are. One pass through the model, instead of one for each
-        token, confirms a right guess; a wrong one changes nothing.
+        `guess` may have the expected tokens. If they are right, one pass through the model confirms
+        them, instead of one pass for each token. If they are wrong, `generate` runs.
         """
         if guess and self._confirms(prompt, guess, max_tokens, repetition_penalty):
             return list(guess)
@@ -194,8 +196,8 @@ class Oracle:
     def _confirms(
         self, prompt: list[int], guess: Sequence[int], max_tokens: int, repetition_penalty: float
     ) -> bool:
-        """Returns whether each token of `guess` is the likeliest one after those before it, and the
-        last one is where `generate` stops."""
+        """Returns whether `generate` would return `guess`: each token is the argmax after the
+        tokens before it, and `generate` stops after the last one."""
         ends = {*torch.tensor(self._model.generation_config.eos_token_id).view(-1).tolist()}
         is_whole = len(guess) == max_tokens or (len(guess) < max_tokens and guess[-1] in ends)
         if not is_whole or ends.intersection(guess[:-1]):

@@ -47,8 +47,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(autouse=True)
 def _root_logger() -> Generator[None]:
-    """Undoes what a program that a test runs in this process does to the root logger. Otherwise
-    tests after it would miss log records below the program's level."""
+    """Restores the root logger after each test, because a program that a test runs in this process
+    configures it. Otherwise later tests would miss log records below the program's level."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -59,10 +59,11 @@ def _root_logger() -> Generator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Lets this process and all processes of tests share bytecode in `.pytest_cache` where none may
-    be written beside the sources. All runs share it, also where each has a `cache_dir` of its own.
+    """Makes this process and all processes of tests share bytecode in `.pytest_cache`, if Python
+    must not write bytecode beside the sources. All runs share it, even if each has a `cache_dir` of
+    its own.
 
-    Tests start hundreds of processes, each of which would compile our modules again, and each run
+    Tests start hundreds of processes, each of which would compile our modules again. Also, each run
     would rewrite the assertions of all tests again, which takes ten seconds.
     """
     if sys.dont_write_bytecode:
@@ -86,7 +87,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves a sample of the cases that the options select, if one is asked for."""
+    """If a sample is requested, keeps only a sample of the cases that the options select."""
     if SAMPLE:
         groups = {
             item.nodeid: group_of(item.nodeid, is_of_system=starts_a_system(item)) for item in items
@@ -97,12 +98,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def starts_a_system(item: pytest.Item) -> bool:
-    """Returns whether a test needs a whole system that most others do not share. The system tests
-    of the default suite share theirs."""
+    """Returns whether a test needs a whole system that it shares with few other tests. The system
+    tests of the default suite share one system."""
     marks = {mark.name for mark in item.iter_markers()}
     return "cluster" in marks or {"system", "thorough"} <= marks
 
 
 def pytest_report_header() -> str | None:
-    """Says how to repeat a run of a sample."""
+    """Returns the line that says how to repeat a run of a sample, or None if all cases run."""
     return f"a sample: SAMPLE={SAMPLE} SAMPLE_SEED={SAMPLE_SEED} repeats it" if SAMPLE else None

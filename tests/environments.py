@@ -1,16 +1,17 @@
-"""Environments that a machine may have, and that must change nothing."""
+"""Environment variables that a machine may have, and that must not change the result of any
+test."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 OUTSIDE: Mapping[str, str] = dict(os.environ)
-"""The environment before tests change it, for a command that reaches the network."""
+"""The environment before tests change it, for commands that need the network."""
 
 AUTHORITY = Path(__file__).with_name("authority.pem")
-"""The only certificate authority that clients of tests trust by default. It has signed nothing.
-The authorities of the system are a hundred and more, which each new client of `httpx` would read
-again in some 30 ms of processor time."""
+"""The only certificate authority that clients of tests trust by default. It has signed nothing. The
+system has more than a hundred authorities. Each new client of `httpx` would read them all, which
+takes about 30 ms of processor time."""
 
 NOWHERE = "http://127.0.0.1:9"
 """A proxy address on which no process listens, so that a call through the proxy fails."""
@@ -21,4 +22,4 @@ PROXIES: Mapping[str, str] = {
     "no_proxy": ".svc,10.0.0.0/8",
     "NO_PROXY": ".svc,10.0.0.0/8",
 }
-"""Variables of a network that reaches the outside by a proxy."""
+"""Environment variables of a machine that reaches the internet through a proxy."""

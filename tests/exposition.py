@@ -1,4 +1,4 @@
-"""The metrics that a service exposes to Prometheus, for tests to look into."""
+"""Parses the metrics that a service exposes to Prometheus."""
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,20 +14,22 @@ class Samples:
 
     @classmethod
     def of(cls, registry: CollectorRegistry) -> "Samples":
-        """Returns the exposition of a registry."""
+        """Returns the samples that a registry exposes."""
         return cls(generate_latest(registry).decode())
 
     @property
     def names(self) -> set[str]:
-        """Names of all samples; a histogram has `_bucket`, `_count` and `_sum`."""
+        """Names of all samples. A histogram has samples with the endings `_bucket`, `_count` and
+        `_sum`."""
         return {sample.name for sample in self._samples}
 
     def labels(self, name: str) -> list[dict[str, str]]:
-        """The labels of each sample of that name."""
+        """Returns the labels of each sample with the name `name`."""
         return [sample.labels for sample in self._samples if sample.name == name]
 
     def sum(self, name: str, **labels: str) -> float:
-        """The sum of the samples of that name which have these labels, 0 if there are none."""
+        """Returns the sum of all samples with the name `name` and these labels, 0 if there are
+        none. Raises AssertionError if there is no sample with the name."""
         assert name in self.names, f"no {name} among {sorted(self.names)}"
         return sum(
             sample.value

@@ -16,9 +16,10 @@ def serving_http(
     tls: ssl.SSLContext | None = None,
     **attributes: Any,
 ) -> Iterator[str]:
-    """Serves on a free port until the end of the block, and yields the URL. Handlers have
-    `attributes`; `released` is set before their ends are waited for. With `tls`, the URL has the
-    host `localhost`."""
+    """Serves on a free port until the end of the block, and yields the URL. Handlers get
+    `attributes` as attributes of their class. At the end of the block, `released` is set, so that
+    handlers that wait for it end, and the server then waits for its handlers. With `tls`, the URL
+    has the host `localhost`."""
     bound = type("Handler", (handler,), attributes)
     with ThreadingHTTPServer(("127.0.0.1", 0), bound) as server:
         server.daemon_threads = True

@@ -1,5 +1,5 @@
-"""A hub of checkpoints on this machine, for the real library: listings, contents by ranges, and the
-ways in which the real one refuses."""
+"""A hub of checkpoints on this machine, to which the real library of the hub connects. It answers
+listings and ranges of files, and refuses requests as the real hub does."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ ROOT = Path(services.__path__[0]).parent
 
 @dataclass(slots=True)
 class Repository:
-    """A repository with one state."""
+    """A repository with a single commit."""
 
     files: dict[str, bytes]
     commit: str = "c0ffee" + "0" * 34
@@ -36,19 +36,19 @@ class FakeHub:
     repositories: dict[str, Repository] = field(default_factory=dict)
     token: str = "hf_secret"
     drops_after: int | None = None
-    """Bytes of a large file after which a connection is lost, each time; None: never."""
+    """Number of bytes of a large file after which each connection is dropped; None drops none."""
     hangs_after: int | None = None
-    """Bytes of a large file after which nothing comes any more."""
+    """Number of bytes of a large file after which the hub sends nothing more; None never hangs."""
     is_hanging: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
     ranges: list[tuple[str, int]] = field(default_factory=list)
-    """The large files that were read, and from which byte on."""
+    """The path and the first byte of each read of a large file."""
     paths: list[str] = field(default_factory=list)
-    """The files that were read."""
+    """The path of each file that was read."""
     url: str = ""
 
     def environment(self, home: Path, **variables: str) -> dict[str, str]:
-        """Returns environment variables with which a process uses this hub and no other."""
+        """Returns the environment of a process that uses this hub and no other."""
         return {
             "PATH": "/usr/bin:/bin",
             "PYTHONPATH": f"{ROOT}:{ROOT / 'protos' / 'gen'}",
@@ -60,7 +60,7 @@ class FakeHub:
 
     @contextmanager
     def serving(self, tls: ssl.SSLContext | None = None) -> Iterator["FakeHub"]:
-        """Serves until the end of the block."""
+        """Serves until the end of the block, and yields the hub."""
         with serving_http(_Handler, released=self.released, tls=tls, hub=self) as self.url:
             yield self
 
@@ -158,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 def _is_large(path: str) -> bool:

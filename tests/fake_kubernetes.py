@@ -1,10 +1,10 @@
-"""A Kubernetes API on a real socket, of which there is no more than one lease, some pods and the
-scale of one Deployment.
+"""A Kubernetes API on a real socket. It has at most one lease, some pods, and the scale of one
+Deployment.
 
-It keeps the rules that matter: every change has a version, a lease is replaced only against its
-newest one and created by a PUT without a version, a watch starts at a version and is refused when
-that has been compacted away. What can go wrong is a field or a method: errors, silence, dropped
-connections.
+The API keeps the rules that matter. Every change has a version. A lease is replaced only if the
+request has the newest version, and is created by a PUT without a version. A watch starts at a
+version, and is refused if that version has been compacted away. A test causes faults with fields
+and methods: errors, delays, dropped connections.
 """
 
 import asyncio
@@ -34,23 +34,23 @@ class FakeKubernetes:
     """The state of one API server, and the faults that it simulates."""
 
     token: str = TOKEN
-    """The one token that is accepted."""
+    """The only token that the API accepts."""
 
     errors: dict[str, int] = field(default_factory=dict)
-    """Statuses to answer requests with, by verb: get, create, update, list, watch; of the scale,
-    get-scale and patch-scale."""
+    """Statuses with which requests are refused, by verb: get, create, update, list, watch, patch;
+    for the scale, get-scale and patch-scale."""
 
     slow: dict[str, float] = field(default_factory=dict)
-    """Seconds that answers take, by verb; the request has its effect at once."""
+    """Seconds by which answers are delayed, by verb. The request still takes effect at once."""
 
     watch_errors: list[int] = field(default_factory=list)
-    """Codes of `ERROR` events that the next watches begin with."""
+    """Codes of the `ERROR` events with which the next watches begin."""
 
     requests: list[str] = field(default_factory=list)
-    """The verbs that were asked for, in order."""
+    """The verbs of all requests, in order."""
 
     n_sent: int = 0
-    """Events that watches have sent."""
+    """Number of events that watches have sent."""
 
     version: int = 100
     compacted: int = 0
@@ -69,12 +69,12 @@ class FakeKubernetes:
 
     @property
     def n_watches(self) -> int:
-        """Watches that are open."""
+        """Number of watches that are open."""
         return len(self._watches)
 
     def create_lease(self, **spec: Any) -> None:
-        """Creates the lease. Without arguments it is as a manifest without a `spec` makes it;
-        `spec` has the fields to set."""
+        """Creates the lease. `spec` has the fields of its `spec`. Without them, the lease is empty,
+        as after applying a manifest without a `spec`."""
         self.version += 1
         metadata = {
             "name": LEASE,
@@ -102,22 +102,22 @@ class FakeKubernetes:
         }
 
     def set_pod(self, name: str, **changes: Any) -> None:
-        """Creates or changes a pod. `pod` describes the arguments."""
+        """Creates or changes a pod. The arguments are the arguments of `pod`."""
         kind = "MODIFIED" if name in self.pods else "ADDED"
         self._publish(kind, pod(name, **changes))
 
     def delete_pod(self, name: str) -> None:
-        """Removes a pod for good."""
+        """Removes a pod, and tells watches so."""
         self._publish("DELETED", dict(self.pods[name]))
 
     def bookmark(self) -> None:
-        """Tells watches that versions have moved on."""
+        """Sends watches a bookmark: an event that has only a new version."""
         self.version += 1
         metadata = {"resourceVersion": str(self.version), "creationTimestamp": None}
         self._tell({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": metadata}})
 
     def send_garbage(self) -> None:
-        """Sends watches a line that is not valid JSON."""
+        """Sends watches an event of an unknown type."""
         self.version += 1
         self._tell({"type": "GREETING", "object": {"kind": "Pod", "metadata": {}}})
 
@@ -128,12 +128,13 @@ class FakeKubernetes:
         self._events.clear()
 
     def drop_connections(self) -> None:
-        """Cuts every connection in the middle of whatever it is doing."""
+        """Aborts all connections at once, also in the middle of an answer."""
         for transport in self._transports:
             transport.abort()
 
     def end_watches(self) -> None:
-        """Ends all watches without an error, as a server does when their time is over."""
+        """Ends all watches without an error, as a server does when the time limit of a watch is
+        reached."""
         self._watches.clear()
         self._wake()
 
@@ -169,7 +170,7 @@ class FakeKubernetes:
         return None
 
     async def get_lease(self, request: web.Request) -> web.Response:
-        """Reads the lease."""
+        """Handles a request to read the lease."""
         answer = await self._begin(request, "get")
         if answer is None and self.lease is None:
             answer = _status(404, f'leases.coordination.k8s.io "{LEASE}" not found')
@@ -178,7 +179,8 @@ class FakeKubernetes:
         return answer
 
     async def put_lease(self, request: web.Request) -> web.Response:
-        """Replaces the lease, if the caller has seen its newest version, or creates it."""
+        """Handles a request to create the lease or to replace it. Replacing requires its newest
+        version."""
         answer = await self._begin(request, "create" if self.lease is None else "update")
         body = await request.json()
         if answer is None:
@@ -215,7 +217,7 @@ class FakeKubernetes:
         return web.json_response(self.lease)
 
     async def patch_pod(self, request: web.Request) -> web.Response:
-        """Changes the annotations of a pod, by a merge patch."""
+        """Handles a merge patch of the annotations of a pod."""
         answer = await self._begin(request, "patch")
         if answer is not None:
             return answer
@@ -231,13 +233,13 @@ class FakeKubernetes:
         return web.json_response(item)
 
     async def get_scale(self, request: web.Request) -> web.Response:
-        """Reads the number of replicas."""
+        """Handles a request to read the number of replicas."""
         refusal = await self._begin(request, "get-scale")
         await asyncio.sleep(self.slow.get("get-scale", 0))
         return refusal or self._scale()
 
     async def patch_scale(self, request: web.Request) -> web.Response:
-        """Sets the number of replicas."""
+        """Handles a request to set the number of replicas."""
         refusal = await self._begin(request, "patch-scale")
         if request.content_type != "application/merge-patch+json":
             return _status(415, f"the media type {request.content_type} is not supported")
@@ -248,7 +250,8 @@ class FakeKubernetes:
         return refusal or self._scale()
 
     def _scale(self) -> web.Response:
-        """The scale, without a number that is 0, as an API server writes it."""
+        """Returns the answer with the scale of the Deployment. The number of replicas is left out
+        if it is 0, as by a real API server."""
         if self.n_replicas is None:
             return _status(404, f'deployments.apps "{DEPLOYMENT}" not found')
         return web.json_response(
@@ -262,7 +265,7 @@ class FakeKubernetes:
         )
 
     async def get_pods(self, request: web.Request) -> web.StreamResponse:
-        """Lists or watches pods."""
+        """Handles a request to list or to watch pods."""
         is_watch = request.query.get("watch", "").lower() == "true"
         verb = "watch" if is_watch else "list"
         answer = await self._begin(request, verb)
@@ -377,7 +380,7 @@ async def fake_kubernetes(tls: ssl.SSLContext | None = None) -> AsyncIterator[Fa
 
 
 def write_kubeconfig(api: FakeKubernetes, directory: Path) -> Path:
-    """Makes a file that leads to the API."""
+    """Writes a kubeconfig with the URL and the token of the API, and returns its path."""
     path = directory / "kubeconfig"
     config = {
         "apiVersion": "v1",

@@ -1,4 +1,5 @@
-"""A proxy that speaks HTTP (`CONNECT`) and SOCKS 5, and notes where its clients want to go."""
+"""A proxy that speaks HTTP (`CONNECT`) and SOCKS 5, and records the addresses to which clients
+connect through it."""
 
 import base64
 import socket
@@ -19,14 +20,15 @@ class FakeProxy:
     """The credentials that the proxy demands, and the addresses that it was asked to connect to."""
 
     password: str | None = None
-    """Password that clients of the HTTP kind must send, as the user `user`."""
+    """Password that HTTP clients must send, with the user name `user`. None if no password is
+    needed."""
     asked: list[tuple[str, str]] = field(default_factory=list)
-    """The kind and the goal, host:port, of each connection."""
+    """For each connection, its kind (`http` or `socks`) and its destination, host:port."""
     address: str = ""
 
     @contextmanager
     def serving(self) -> Iterator["FakeProxy"]:
-        """Serves until the end of the block."""
+        """Serves at a free port until the end of the block, and yields the proxy."""
         handler = type("Handler", (_Handler,), {"proxy": self})
         with ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
             server.daemon_threads = True
@@ -55,7 +57,8 @@ class _Handler(BaseRequestHandler):
                 self._relay(goal)
 
     def _http_goal(self) -> str | None:
-        """Reads a request `CONNECT` and answers it; returns its goal if it is granted."""
+        """Reads a `CONNECT` request and answers it. Returns the destination, host:port, or None if
+        the request was refused."""
         head = b""
         while b"\r\n\r\n" not in head:
             head += self.request.recv(4096)
@@ -67,7 +70,8 @@ class _Handler(BaseRequestHandler):
         return head.split()[1].decode()
 
     def _socks_goal(self) -> str:
-        """Reads and answers a greeting and a request; returns the goal."""
+        """Reads and answers the greeting and the request of a SOCKS client. Returns the
+        destination, host:port."""
         _, n_methods = self.request.recv(2)
         self.request.recv(n_methods)
         self.request.sendall(b"\x05\x00")  # no authentication

@@ -1,5 +1,5 @@
-"""S3-compatible storage on this machine: listings, contents by ranges, and how the real one
-refuses."""
+"""S3-compatible storage on this machine. It answers listings and ranges of objects, and refuses
+requests as real storage does."""
 
 import hashlib
 import ssl
@@ -24,11 +24,12 @@ answers, as a listing of thousands of keys does."""
 
 @dataclass(slots=True)
 class Stored:
-    """An object."""
+    """An object in a bucket."""
 
     content: bytes
     etag: str | None = None
-    """None: the MD5 of its content, as for objects that are put in one part."""
+    """ETag of the object. If None, the ETag is the MD5 of the content, as for an object that was
+    uploaded in one part."""
     encryption: str | None = None
     sent: bytes | None = None
     """Bytes that are sent in place of the content; None sends the content."""
@@ -44,9 +45,10 @@ class FakeS3:
 
     buckets: dict[str, dict[str, Stored]] = field(default_factory=dict)
     drops_after: int | None = None
-    """Bytes of an answer after which a connection is lost, each time; None: never."""
+    """Number of bytes of an answer after which each connection is dropped; None drops none."""
     hangs_at: int | None = None
-    """Reads that begin at this byte or behind it send nothing but their first half."""
+    """Reads that begin at this byte or later send only their first half and then hang; None never
+    hangs."""
     is_hanging: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
     status: int | None = None
@@ -54,19 +56,19 @@ class FakeS3:
     ignores_ranges: bool = False
     has_etags: bool = True
     lists_all: bool = False
-    """Whether listings show everything, whatever prefix they are asked for."""
+    """Whether listings have all objects, whatever the prefix of the request."""
     reads: list[tuple[str, int, int]] = field(default_factory=list)
-    """Reads of objects: the key, the first byte, and the byte after the last."""
+    """The key, the first byte, and the byte after the last, of each read."""
     n_requests: int = 0
     url: str = ""
 
     def put(self, bucket: str, prefix: str, files: dict[str, bytes]) -> None:
-        """Puts files below a prefix."""
+        """Adds files below a prefix of a bucket."""
         objects = self.buckets.setdefault(bucket, {})
         objects.update({f"{prefix}/{name}": Stored(content) for name, content in files.items()})
 
     def environment(self, home: Path, **variables: str) -> dict[str, str]:
-        """Returns environment variables with which a process uses this storage and no other."""
+        """Returns the environment of a process that uses this storage and no other."""
         return {
             "PATH": "/usr/bin:/bin",
             "PYTHONPATH": f"{ROOT}:{ROOT / 'protos' / 'gen'}",
@@ -81,7 +83,7 @@ class FakeS3:
 
     @contextmanager
     def serving(self, tls: ssl.SSLContext | None = None) -> Iterator["FakeS3"]:
-        """Serves until the end of the block."""
+        """Serves until the end of the block, and yields the storage."""
         with serving_http(_Handler, released=self.released, tls=tls, s3=self) as self.url:
             yield self
 
@@ -205,4 +207,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body.encode())
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""

@@ -1,13 +1,15 @@
-"""A scheduler that does what a test tells it to: real gRPC, no pool, no pipeline, no clock.
+"""A scheduler that does what a test tells it to. Its gRPC is real, but it has no pool, no pipeline
+and no clock.
 
     scheduler = FakeScheduler()
     address = await scheduler.start()
     scheduler.behaviour = says(5, 6, 7)
 
-It leads from the start, unless told to stand by; then its health says so, and it lets nobody in.
-A behaviour is a coroutine function of one request; it runs as a task of its own and is cancelled
-when the request is, or when the frontend goes away. `requests` keeps all that came, in order, and
-`cancellations` the names of all that were cancelled, whether they still ran or not.
+The scheduler leads from the start, unless `is_leading` is False. While it does not lead, its health
+says so, and it refuses the streams of frontends. A behaviour is a coroutine function that answers
+one request. It runs as a task of its own. The task is cancelled if the request is cancelled or the
+frontend disconnects. `requests` has all requests so far, in order. `cancellations` has the ids of
+all requests that frontends have cancelled, even if the requests had ended.
 """
 
 import asyncio
@@ -39,21 +41,23 @@ PIPELINE = scheduler_pb2.PipelineDescription(
 
 
 PROMPT_PIECE = 3
-"""Tokens of a prompt whose log-probabilities come together, if the prompt is short."""
+"""Number of prompt tokens whose log-probabilities are sent together, if the prompt is short."""
 
 
 def logprob_of(token_id: int) -> float:
-    """The log-probability that a token has wherever it is generated."""
+    """Returns the log-probability that a token has at every position at which it is generated."""
     return -(token_id % 7) / 4 - 0.25
 
 
 def rank_of(token_id: int) -> int:
-    """The place in the vocabulary that a token has by that."""
+    """Returns the rank of a token by probability, from 1, at every position at which it is
+    generated."""
     return token_id % 5 + 1
 
 
 def tops_of(token_id: int, n_top: int) -> list[tuple[int, float]]:
-    """The most likely tokens in the place of one; it is one of them if its rank is among theirs."""
+    """Returns the `n_top` most likely tokens at the position of a token, with their
+    log-probabilities. The token itself is among them if its rank is at most `n_top`."""
     ids = [(token_id + place) % PIPELINE.vocab_size for place in range(1, n_top + 1)]
     if rank_of(token_id) <= n_top:
         ids[rank_of(token_id) - 1] = token_id
@@ -64,7 +68,7 @@ def tops_of(token_id: int, n_top: int) -> list[tuple[int, float]]:
 
 
 def logprobs_of(token_ids: Sequence[int], n_top: int) -> bytes:
-    """The log-probabilities of tokens, as a rank would write them."""
+    """Returns the log-probabilities of tokens, serialized as a rank serializes them."""
     tops = [top for token_id in token_ids for top in tops_of(token_id, n_top)]
     return logprobs_pb2.Logprobs(
         logprobs=map(logprob_of, token_ids),
@@ -75,12 +79,12 @@ def logprobs_of(token_ids: Sequence[int], n_top: int) -> bytes:
 
 
 def sha256(text: str) -> str:
-    """The digest of a text."""
+    """Returns the SHA-256 of a text, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class FakeRequest:
-    """One submission, and the words with which a behaviour answers it."""
+    """A request that a frontend has submitted, and methods with which a behaviour answers it."""
 
     def __init__(
         self,
@@ -91,7 +95,7 @@ class FakeRequest:
         self.request_id = submission.request_id
         self.cancelled = asyncio.Event()
         self.ended = asyncio.Event()
-        """Cancelled, finished, or its frontend is gone."""
+        """Set when the request is cancelled, has finished, or has lost its frontend."""
         self.n_tokens = len(submission.generated_token_ids)
         self.n_cached_tokens = 0
         self._number = submission.number
@@ -99,12 +103,13 @@ class FakeRequest:
         self._send = send
 
     def accept(self) -> None:
-        """The request is in the pool."""
+        """Tells the frontend that the request is in the pool."""
         accepted = scheduler_pb2.Acceptance(request_id=self.request_id)
         self._send(scheduler_pb2.ConnectResponse(accepted=[accepted]))
 
     def built_by(self, build: str, **traits: str) -> None:
-        """A build of the workers makes the tokens of the request from now on."""
+        """Tells the frontend which build of the workers makes the tokens of the request from now
+        on."""
         built = scheduler_pb2.RequestBuild(request_id=self.request_id, build=build, traits=traits)
         self._send(scheduler_pb2.ConnectResponse(builds=[built]))
 
@@ -117,7 +122,7 @@ class FakeRequest:
         retry_after_s: float | None = None,
         account_s: float | None = None,
     ) -> None:
-        """The request is refused."""
+        """Refuses the request."""
         rejected = scheduler_pb2.Rejection(
             request_id=self.request_id, reason=reason, message=message, field=field
         )
@@ -128,7 +133,8 @@ class FakeRequest:
         self._send(scheduler_pb2.ConnectResponse(rejected=[rejected]))
 
     def tokens(self, *token_ids: int) -> None:
-        """An iteration brought tokens; they come in columns where they may."""
+        """Sends the new tokens of an iteration. They are sent in columns, unless they are the first
+        tokens of the request or have log-probabilities."""
         if not self.n_tokens or self._has_logprobs:
             self._send(scheduler_pb2.ConnectResponse(tokens=[self._update(token_ids)]))
             return
@@ -142,27 +148,27 @@ class FakeRequest:
         self._send(scheduler_pb2.ConnectResponse(columns=columns))
 
     def complete(self, reason: scheduler_pb2.CompletionReason, message: str = "") -> None:
-        """The request ends."""
+        """Ends the request."""
         completion = scheduler_pb2.Completion(
             request_id=self.request_id, reason=reason, message=message
         )
         self._send(scheduler_pb2.ConnectResponse(completed=[completion]))
 
     def last_token(self, token_id: int, reason: scheduler_pb2.CompletionReason) -> None:
-        """The last iteration: its token and the end in one message."""
+        """Sends the last token and the end of the request in one message."""
         completion = scheduler_pb2.Completion(request_id=self.request_id, reason=reason)
         update = self._update([token_id])
         self._send(scheduler_pb2.ConnectResponse(tokens=[update], completed=[completion]))
 
     def vector(self, values: bytes) -> None:
-        """The prompt has become a vector, and the request ends."""
+        """Sends the embedding of the prompt, and ends the request."""
         update = scheduler_pb2.TokenUpdate(request_id=self.request_id, start=0, vector=values)
         reason = scheduler_pb2.COMPLETION_REASON_LENGTH
         completion = scheduler_pb2.Completion(request_id=self.request_id, reason=reason)
         self._send(scheduler_pb2.ConnectResponse(tokens=[update], completed=[completion]))
 
     def suspend(self, n_losses: int) -> None:
-        """The pipeline is lost, and the request waits for the next one."""
+        """Tells the frontend that the pipeline is lost and the request waits for the next one."""
         suspension = scheduler_pb2.Suspension(request_id=self.request_id, n_losses=n_losses)
         self._send(scheduler_pb2.ConnectResponse(suspended=[suspension]))
 
@@ -189,7 +195,8 @@ Behaviour = Callable[[FakeRequest], Awaitable[None]]
 
 
 def finds(n_cached_tokens: int, behave: Behaviour) -> Behaviour:
-    """Behaves like another, and so many tokens of the prompt were in a cache."""
+    """Returns the behaviour `behave`, with `n_cached_tokens` tokens of the prompt found in the
+    cache."""
 
     async def behave_cached(request: FakeRequest) -> None:
         request.n_cached_tokens = n_cached_tokens
@@ -199,8 +206,8 @@ def finds(n_cached_tokens: int, behave: Behaviour) -> Behaviour:
 
 
 def says(*token_ids: int) -> Behaviour:
-    """Generates these tokens, one in each iteration, and then ends as a real scheduler does. Tokens
-    that the request already has are not sent again."""
+    """Returns a behaviour that generates these tokens, one in each iteration, and then ends as a
+    real scheduler does. Tokens that the request already has are not sent again."""
 
     async def behave(request: FakeRequest) -> None:
         request.accept()
@@ -221,19 +228,20 @@ def says(*token_ids: int) -> Behaviour:
 
 
 async def echo(request: FakeRequest) -> None:
-    """Says the prompt again, as often as there is room for."""
+    """Generates the tokens of the prompt, again and again, until `max_new_tokens` is reached."""
     prompt = list(request.submission.prompt_token_ids)
     n_tokens = request.submission.max_new_tokens
     await says(*(prompt * n_tokens)[:n_tokens])(request)
 
 
 async def keeps_quiet(request: FakeRequest) -> None:
-    """Takes the request and never runs it."""
+    """Accepts the request and never runs it."""
     request.accept()
 
 
 def stalls_after(*token_ids: int) -> Behaviour:
-    """Generates these tokens and then nothing more, as a pipeline that hangs."""
+    """Returns a behaviour that generates these tokens and then nothing more, like a pipeline that
+    hangs."""
 
     async def behave(request: FakeRequest) -> None:
         request.accept()
@@ -250,7 +258,7 @@ def rejects(
     field: str = "",
     retry_after_s: float | None = None,
 ) -> Behaviour:
-    """Refuses the request."""
+    """Returns a behaviour that refuses the request."""
 
     async def behave(request: FakeRequest) -> None:
         request.reject(reason, message, field=field, retry_after_s=retry_after_s)
@@ -259,7 +267,8 @@ def rejects(
 
 
 def loses_pipeline_after(*token_ids: int) -> Behaviour:
-    """Generates these tokens; then the pipeline is lost."""
+    """Returns a behaviour that generates these tokens, and then ends the request because the
+    pipeline is lost."""
 
     async def behave(request: FakeRequest) -> None:
         await stalls_after(*token_ids)(request)
@@ -283,23 +292,24 @@ class FakeScheduler:
         """The watch service of this scheduler. Without it, no client can watch."""
         self.behaviour = behaviour
         self.pipeline = pipeline
-        """Description of the pipeline for frontends that connect; they are told nothing if it is
-        None."""
+        """Description of the pipeline, which is sent to frontends that connect. Nothing is sent if
+        it is None."""
         self.sleep: scheduler_pb2.Sleep | None = None
-        """Message that frontends get while there is no pipeline, or None."""
+        """Message that is sent to frontends that connect while there is no pipeline, or None."""
         self.adapters = AdapterList()
-        """The adapters that frontends have loaded, or have reported."""
+        """The adapters that frontends have loaded or reported."""
         self.adapter_failure = ""
-        """The reason why the scheduler loads no adapters; empty if it loads all."""
+        """Reason why the scheduler refuses to load adapters. Empty if it loads them."""
         self.demands: list[int] = []
-        """Numbers of held requests that frontends have told, in order."""
+        """Numbers of held requests that frontends have reported, in order."""
         self.n_free: int | None = None
-        """Free places that its messages tell of; none if it is None."""
+        """Number of free places in the pool that each message reports. Messages report none if it
+        is None."""
         self.requests: list[FakeRequest] = []
         self.cancellations: list[str] = []
         self.n_connections = 0
         self.address = ""
-        """Where it listens, once it has started."""
+        """Address at which the scheduler listens, as host:port. Empty before `start`."""
         self._is_leading = is_leading
         self._connections: set[_Connection] = set()
         self._health = Health(SERVICE.full_name)
@@ -308,7 +318,7 @@ class FakeScheduler:
         self._server: grpc.aio.Server | None = None
 
     async def start(self, address: str = "127.0.0.1:0") -> str:
-        """Listens; returns where."""
+        """Starts to serve at `address`. Returns the address, with the port that was chosen."""
         self._server = rpc.create_server()
         handler = rpc_handlers.service_handler(SERVICE, self)
         self._server.add_generic_rpc_handlers((handler,))
@@ -323,14 +333,14 @@ class FakeScheduler:
         return self.address
 
     async def stop(self) -> None:
-        """Goes away, with all connections."""
+        """Closes all connections and stops the server."""
         self.drop_connections()
         if self._server is not None:
             await self._server.stop(None)
             await self._server.wait_for_termination()
 
     async def lead(self) -> None:
-        """Lets frontends in."""
+        """Begins to lead: the scheduler accepts the streams of frontends."""
         self._is_leading = True
         await self._health.set_serving(True)
 
@@ -349,53 +359,54 @@ class FakeScheduler:
             connection.send(scheduler_pb2.ConnectResponse(pipeline=pipeline))
 
     def close(self, shortfall: str = "") -> None:
-        """Closes the pipeline, and tells all frontends the reason. Running requests go on."""
+        """Closes the pipeline, and tells all frontends the reason. Running requests continue."""
         self.pipeline = None
         for connection in self._connections:
             connection.send(scheduler_pb2.ConnectResponse(is_closed=True, shortfall=shortfall))
 
     def note_sleep(self, state: scheduler_pb2.SleepState) -> None:
-        """Puts the model to sleep or starts it, while there is no pipeline, and tells all
-        frontends."""
+        """Removes the pipeline, and tells all frontends that the model sleeps or is being
+        started."""
         self.pipeline = None
         self.sleep = scheduler_pb2.Sleep(state=state, pipeline=PIPELINE)
         for connection in self._connections:
             connection.send(scheduler_pb2.ConnectResponse(is_closed=True, sleep=self.sleep))
 
     async def note_demand(self, n_requests: int) -> None:
-        """A frontend holds so many requests."""
+        """Records that a frontend has reported `n_requests` held requests."""
         async with self._arrivals:
             self.demands.append(n_requests)
             self._arrivals.notify_all()
 
     async def wait_demand(self, n_requests: int) -> None:
-        """Waits until the last number that was told is this one."""
+        """Waits until the last number of held requests that was reported is `n_requests`."""
         async with self._arrivals:
             await self._arrivals.wait_for(lambda: self.demands[-1:] == [n_requests])
 
     async def wait_ended(self) -> None:
-        """Waits until all requests that have come have ended."""
+        """Waits until all requests so far have ended."""
         for request in self.requests:
             await request.ended.wait()
 
     def drop_connections(self) -> None:
-        """Ends the streams of all frontends; they may come back."""
+        """Ends the streams of all frontends, which may connect again."""
         self._drop.set()
         self._drop = asyncio.Event()
 
     async def wait_requests(self, n_requests: int = 1) -> list[FakeRequest]:
-        """All requests so far, once there are so many."""
+        """Waits until there have been at least `n_requests` requests, and returns all requests so
+        far."""
         async with self._arrivals:
             await self._arrivals.wait_for(lambda: len(self.requests) >= n_requests)
         return self.requests
 
     async def wait_connections(self, n_connections: int) -> None:
-        """Waits until frontends have connected so many times."""
+        """Waits until frontends have connected at least `n_connections` times."""
         async with self._arrivals:
             await self._arrivals.wait_for(lambda: self.n_connections >= n_connections)
 
     async def Connect(self, context: Any) -> None:
-        """One frontend's stream."""
+        """Handles the stream of one frontend."""
         if not self._is_leading:
             raise errors.Unavailable("this scheduler does not lead")
         await context.send_initial_metadata(())
@@ -420,7 +431,8 @@ class FakeScheduler:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def obey(self, command: scheduler_pb2.AdapterCommand) -> scheduler_pb2.ConnectResponse:
-        """Loads or unloads an adapter, unless `adapter_failure` says why not."""
+        """Loads or unloads an adapter, unless `adapter_failure` is set. Returns the answer for the
+        frontend."""
         outcome = scheduler_pb2.AdapterOutcome.ADAPTER_OUTCOME_DONE
         if self.adapter_failure:
             outcome = scheduler_pb2.AdapterOutcome.ADAPTER_OUTCOME_INVALID
@@ -439,7 +451,7 @@ class FakeScheduler:
         )
 
     async def submit(self, submission: scheduler_pb2.Submission, connection: "_Connection") -> None:
-        """Starts the behaviour of a new request."""
+        """Records a new request and starts its behaviour."""
         request = FakeRequest(submission, connection.send)
         connection.start(request, self.behaviour(request))
         async with self._arrivals:
@@ -448,7 +460,7 @@ class FakeScheduler:
 
 
 class _Connection:
-    """One frontend's stream, from the scheduler's side."""
+    """The stream of one frontend, as the scheduler sees it."""
 
     def __init__(self, scheduler: FakeScheduler) -> None:
         self._scheduler = scheduler

@@ -31,7 +31,7 @@ class FakeWatch:
 
     @property
     def n_watchers(self) -> int:
-        """Watches at the moment."""
+        """Number of watches that are open."""
         return len(self._outboxes)
 
     def tell(self, *events: watch_pb2.WatchEvent) -> None:
@@ -40,7 +40,7 @@ class FakeWatch:
             outbox.put_nowait(watch_pb2.WatchResponse(events=events))
 
     def end(self) -> None:
-        """Ends all watches; they may begin again."""
+        """Ends all watches. Clients may begin new ones."""
         for outbox in self._outboxes:
             outbox.put_nowait(None)
 
@@ -52,14 +52,15 @@ class FakeWatch:
         return self.asked
 
     async def wait_watchers(self, n_watchers: int) -> None:
-        """Waits until so many watch."""
+        """Waits until exactly `n_watchers` watches are open."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.n_watchers == n_watchers)
 
     async def Watch(
         self, request: watch_pb2.WatchRequest, context: Any
     ) -> AsyncIterator[watch_pb2.WatchResponse]:
-        """One watch."""
+        """Handles the call of one watcher: yields the messages with events until `end` is
+        called."""
         outbox: asyncio.Queue[watch_pb2.WatchResponse | None] = asyncio.Queue()
         outbox.put_nowait(watch_pb2.WatchResponse(events=self.first))
         await context.send_initial_metadata(())
@@ -79,7 +80,7 @@ class FakeWatch:
 def epoch(
     number: int, *, at_s: float = 0.0, n_stages: int = 2, pipeline: int = 0
 ) -> watch_pb2.WatchEvent:
-    """A pipeline serves."""
+    """Returns the event that a pipeline serves."""
     told = watch_pb2.EpochEvent(
         epoch=number, model="test-model", n_stages=n_stages, pipeline=pipeline
     )
@@ -94,13 +95,13 @@ def request(
     name: str = "",
     pipeline: int = 0,
 ) -> watch_pb2.WatchEvent:
-    """A request has another state."""
+    """Returns the event that a request has changed its state."""
     told = watch_pb2.RequestEvent(number=number, turn=turn, request_id=name, pipeline=pipeline)
     return watch_pb2.WatchEvent(time_unix_ns=_ns(at_s), request=told)
 
 
 def ended(number: int, *, at_s: float = 0.0) -> watch_pb2.WatchEvent:
-    """A request ends."""
+    """Returns the event that a request has ended."""
     event = request(number, watch_pb2.REQUEST_TURN_ENDED, at_s=at_s)
     event.request.reason = scheduler_pb2.COMPLETION_REASON_LENGTH
     return event
@@ -109,7 +110,7 @@ def ended(number: int, *, at_s: float = 0.0) -> watch_pb2.WatchEvent:
 def iteration(
     number: int, *numbers: int, at_s: float = 0.0, epoch: int = 1, pipeline: int = 0
 ) -> watch_pb2.WatchEvent:
-    """An iteration of requests that decode is complete."""
+    """Returns the event that an iteration is complete, in which the requests `numbers` decoded."""
     told = watch_pb2.IterationEvent(
         epoch=epoch,
         pipeline=pipeline,
@@ -127,7 +128,7 @@ def iteration(
 
 
 def pool(*waiting: int, at_s: float = 0.0) -> watch_pb2.WatchEvent:
-    """The pool has these requests, which wait."""
+    """Returns the event of a pool in which the requests `waiting` wait and none runs."""
     told = watch_pb2.PoolEvent(waiting=waiting, n_waiting=len(waiting))
     return watch_pb2.WatchEvent(time_unix_ns=_ns(at_s), pool=told)
 
@@ -145,7 +146,7 @@ def mark(
 
 
 def decision(core: str, *, at_s: float = 0.0) -> watch_pb2.WatchEvent:
-    """The settings of a scheduling core."""
+    """Returns the event with the settings `core` of a scheduling core."""
     told = watch_pb2.DecisionEvent(core=core)
     return watch_pb2.WatchEvent(time_unix_ns=_ns(at_s), decision=told)
 

@@ -17,13 +17,13 @@ from services.worker.settings import PipelinePlace
 from tests.limits import HANG_S
 
 TRAITS = {"model": "fake", "block_size": "4", "dtype": "float32"}
-"""Traits of a worker, which fits to others with the same."""
+"""Properties of a worker. Workers fit together if these properties are equal."""
 
 
 def describe_stage(
     stage_index: int = 0, n_stages: int = 1, *, block_size: int = 4, model: str = "fake"
 ) -> worker_pb2.DescribeResponse:
-    """A stage of two layers."""
+    """Returns the description of a stage with two layers."""
     return worker_pb2.DescribeResponse(
         model=model,
         traits=TRAITS | {"block_size": str(block_size), "model": model},
@@ -46,7 +46,8 @@ def describe_stage(
 
 @dataclass
 class FakeRank:
-    """A rank that joins at once, keeps the plans it gets, and answers only when told to."""
+    """A rank that joins a pipeline at once and stores the plans that it gets. It answers plans only
+    if `answers` is true or the test calls `answer`."""
 
     controller: Controller
     stage_index: int = 0
@@ -60,21 +61,21 @@ class FakeRank:
     grammars: asyncio.Queue[worker_pb2.PrepareGrammarRequest] = field(default_factory=asyncio.Queue)
 
     def tell_traits(self) -> None:
-        """Says to which workers it fits."""
+        """Reports to the controller the properties that decide which workers fit together."""
         told = worker_pb2.DescribeResponse(
             traits=TRAITS | {"block_size": str(self.block_size), "model": self.model}
         )
         self.controller.on_message(0, MessageKind.TRAITS, told.SerializeToString())
 
     def load(self) -> None:
-        """Says that it is ready."""
+        """Reports to the controller that the weights are loaded."""
         description = describe_stage(
             self.stage_index, self.n_stages, block_size=self.block_size, model=self.model
         )
         self.controller.on_message(0, MessageKind.LOADED, description.SerializeToString())
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
-        """Takes a message of the controller."""
+        """Handles a message from the controller."""
         if kind is MessageKind.JOIN:
             request = worker_pb2.JoinPipelineRequest.FromString(payload)
             if self.joins:
@@ -88,16 +89,17 @@ class FakeRank:
             self.grammars.put_nowait(worker_pb2.PrepareGrammarRequest.FromString(payload))
 
     async def next_grammar(self) -> worker_pb2.PrepareGrammarRequest:
-        """Returns the next grammar that it is to compile."""
+        """Waits for the next grammar that the rank must compile, and returns it."""
         return await asyncio.wait_for(self.grammars.get(), HANG_S)
 
     def compile(self, grammar: worker_pb2.PrepareGrammarRequest, failure: str = "") -> None:
-        """Reports that it has compiled a grammar, or why it could not."""
+        """Reports that the rank has compiled a grammar, or the reason why it could not."""
         answer = worker_pb2.PrepareGrammarResponse(digest=grammar.digest, failure=failure)
         self.controller.on_message(0, MessageKind.GRAMMAR_PREPARED, answer.SerializeToString())
 
     def answer(self, payload: bytes) -> None:
-        """Reports the iteration: tokens 10, 11, … on the last stage, a timing elsewhere."""
+        """Reports that the iteration of the plan `payload` has run: with the tokens 10, 11, … on
+        the last stage, and only with a timing on the other stages."""
         plan = worker_pb2.RunIterationsRequest.FromString(payload)
         report = worker_pb2.WatchStageResponse(pipeline_id=plan.pipeline_id, epoch=plan.epoch)
         timing = worker_pb2.IterationTiming(iteration=plan.iteration, compute_ns=1000)
@@ -120,7 +122,8 @@ class FakeStage:
     address: str
 
     async def join(self, epoch: int) -> None:
-        """Has the stage, the only one of its pipeline, join another leader's epoch."""
+        """Makes the stage join an epoch of a pipeline without other stages, as a request from
+        another leader would."""
         async with rpc.connect(self.address) as channel:
             request = worker_pb2.JoinPipelineRequest(
                 pipeline_id="orcinus",
@@ -142,8 +145,7 @@ async def fake_stage(
     block_size: int = 4,
     model: str = "fake",
 ) -> AsyncIterator[FakeStage]:
-    """Serves one stage on loopback. With `loads`, the stage's rank has loaded its weights
-    before."""
+    """Serves a stage on loopback. With `loads`, its rank has already loaded its weights."""
     controller = Controller(tp_size=1, place=PipelinePlace(stage_index, n_stages))
     rank = FakeRank(controller, stage_index, n_stages, answers, block_size, model)
     controller.attach([rank])
@@ -159,7 +161,8 @@ async def fake_stage(
 async def fake_worker(
     *, answers: bool = False, loads: bool = True, block_size: int = 4
 ) -> AsyncIterator[FakeStage]:
-    """Serves a worker without a stage on loopback, whose rank `loads` as soon as it has one."""
+    """Serves a worker without a stage on loopback. With `loads`, its rank reports that it has
+    loaded its weights as soon as the worker has been assigned a stage."""
     controller = Controller(tp_size=1)
     rank = FakeRank(controller, answers=answers, block_size=block_size)
     rank.tell_traits()
@@ -196,7 +199,7 @@ async def _served(controller: Controller) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def fake_stages(n_stages: int, *, answers: bool = False) -> AsyncIterator[list[FakeStage]]:
-    """Serves all stages of a pipeline."""
+    """Serves all stages of a pipeline on loopback."""
     async with contextlib.AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(fake_stage(index, n_stages, answers=answers))
@@ -206,7 +209,7 @@ async def fake_stages(n_stages: int, *, answers: bool = False) -> AsyncIterator[
 
 @dataclass
 class FakeEngine:
-    """An engine that keeps batches until the test lets the oldest one return."""
+    """An engine that keeps batches in flight until the test lets the oldest one return."""
 
     has_news: asyncio.Event
     batches: list[Batch] = field(default_factory=list)
@@ -215,19 +218,19 @@ class FakeEngine:
     _has_batch: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, batch: Batch) -> None:
-        """Takes a batch."""
+        """Adds a batch to the batches in flight."""
         self.batches.append(batch)
         self._has_batch.set()
 
     def take_results(self) -> Sequence[worker_pb2.IterationResult]:
-        """Returns the results since the last call."""
+        """Returns the results since the last call. Raises the error of `fail`, if there is one."""
         if self.error is not None:
             raise self.error
         results, self._results = self._results, []
         return results
 
     async def next_batch(self) -> Batch:
-        """The oldest batch in flight, when there is one."""
+        """Waits until a batch is in flight, and returns the oldest one."""
         while not self.batches:
             self._has_batch.clear()
             await asyncio.wait_for(self._has_batch.wait(), HANG_S)
@@ -236,7 +239,8 @@ class FakeEngine:
     async def return_oldest(
         self, token_id: int = 5, logprobs: Sequence[worker_pb2.SpanLogprobs] = ()
     ) -> Batch:
-        """Lets the oldest batch come back with the same token for everyone."""
+        """Lets the oldest batch return with the token `token_id` for every sampled span, and
+        returns the batch."""
         batch = await self.next_batch()
         del self.batches[0]
         n_sampled = sum(span.is_sampled for span in batch.spans) + batch.n_drafts
@@ -252,6 +256,6 @@ class FakeEngine:
         return batch
 
     def fail(self, error: Exception) -> None:
-        """Loses the pipeline."""
+        """Makes the engine fail with an error, as if the pipeline were lost."""
         self.error = error
         self.has_news.set()

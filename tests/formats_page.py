@@ -1,6 +1,6 @@
 """The tables of formats in `docs/message-formats.md`, made from the registry of formats.
 
-`python -m tests.formats_page` writes them: each table follows the comment that names it.
+`python -m tests.formats_page` writes them. Each table follows a comment with its name.
 """
 
 import re
@@ -21,7 +21,7 @@ def table(kind: str) -> str:
 
 
 def written(page: str) -> str:
-    """Returns the page with its tables as the code has them."""
+    """Returns the page with its tables replaced by those that follow from the code."""
     return TABLE.sub(lambda found: found[1] + table(found[2]), page)
 
 

@@ -1,4 +1,4 @@
-"""Forms one pipeline out of workers, as a leader does."""
+"""Forms a pipeline from workers, as a leading scheduler does."""
 
 import asyncio
 
@@ -21,7 +21,8 @@ async def gather(
     """Waits until each stage has a worker, and returns the pipeline of the next epoch.
 
     Raises:
-        Unavailable: there was no pipeline within `timeout_s`. The error says what was missing last.
+        Unavailable: there was no pipeline within `timeout_s` seconds. The error says what was
+            missing last.
     """
     call = RollCall(stages, term, connect, on_shortfall=on_shortfall)
     try:

@@ -1,4 +1,4 @@
-"""Options of a request over gRPC, each given by its name, as in a body of the HTTP API."""
+"""Makes the options of a gRPC request from names and values as in a body of the HTTP API."""
 
 from typing import Any
 

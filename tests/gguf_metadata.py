@@ -1,4 +1,4 @@
-"""The metadata that llama.cpp's converter makes of a `config.json`."""
+"""Computes the metadata that llama.cpp's converter writes for a `config.json`."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -82,7 +82,7 @@ ROPE_KINDS = ("linear", "yarn", "longrope")
 
 
 def said(config: Json, architecture: str) -> Values:
-    """Returns the metadata that a configuration becomes."""
+    """Returns the metadata of a configuration for an architecture of llama.cpp."""
     values: Values = {
         key: config[name] for name, key in SHARED.items() if config.get(name) is not None
     }
@@ -220,7 +220,7 @@ def qwen35(config: Json, values: Values) -> Values:
 
 
 def shares_of(config: Json) -> list[float]:
-    """Returns the share of gates that each layer sets to zero."""
+    """Returns, for each layer, the share of the gates that the layer sets to zero."""
     shares: list[float] = config["activation_sparsity_pattern"]
     return shares
 

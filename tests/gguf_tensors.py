@@ -20,7 +20,7 @@ STREAM = re.compile(r"(model\.altup_\w+)\.(\d+)\.weight")
 
 
 def arranged(tensors: Mapping[str, Tensor], config: Json, architecture: str) -> dict[str, Tensor]:
-    """Returns the tensors of a file under their names in the file."""
+    """Returns the tensors of a GGUF file by their names in the file."""
     known = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
     n_layers = config.get("num_hidden_layers", config.get("n_layer", 0))
     names = get_tensor_name_map(known, n_layers)
@@ -34,7 +34,8 @@ def arranged(tensors: Mapping[str, Tensor], config: Json, architecture: str) -> 
 
 
 def gguf_name(name: str, names: TensorNameMap) -> str:
-    """Returns the name that a tensor has in a file."""
+    """Returns the name in a GGUF file of a tensor with a name in the checkpoint. Raises KeyError if
+    there is none."""
     if name.startswith(("blk.", "rope_")):
         return name
     found = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -44,7 +45,8 @@ def gguf_name(name: str, names: TensorNameMap) -> str:
 
 
 def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors. Numbered tensors of experts and streams are joined to stacks."""
+    """Returns the tensors by name. Tensors of numbered experts, and of numbered streams (Gemma 3n),
+    are stacked to one tensor."""
     found: dict[str, Tensor] = {}
     parts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -63,7 +65,8 @@ def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def changes(
     name: str, tensor: Tensor, config: Json, architecture: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors that a tensor becomes, under names of the package's table."""
+    """Yields the tensors to which llama.cpp's converter changes a tensor of a checkpoint, with
+    names that the package's table knows."""
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     block = f"blk.{layer[1]}" if layer else ""
     if architecture in NEIGHBOURS and re.search(r"[qk]_proj\.", name):
@@ -90,7 +93,8 @@ def changes(
 
 
 def of_gemma(name: str, block: str) -> str:
-    """Returns the name of a tensor whose name has no ending, with the ending that it gets."""
+    """Returns the name of a tensor with an ending. A name without `.weight` or `.bias`, as Gemma
+    has some, gets the ending that the table needs."""
     if name.endswith("router.scale"):
         return f"{block}.ffn_gate_inp.scale"
     if name.endswith("per_expert_scale"):
@@ -159,7 +163,8 @@ def of_hybrid(
 def tiled(
     part: str, tensor: Tensor, n_keys: int, n_values: int, key_dim: int, value_dim: int
 ) -> Tensor:
-    """Returns a tensor with the first value head of every key head first."""
+    """Returns a tensor of a linear attention layer in llama.cpp's order of value heads: first the
+    first value head of every key head, then the second one of every key head, and so on."""
 
     def mixed(x: Tensor, size: int) -> Tensor:
         heads = x.reshape(n_keys, n_values // n_keys, size, *x.shape[1:])
@@ -178,7 +183,7 @@ def tiled(
 
 
 def extra(config: Json, architecture: str) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors that hold rotary settings."""
+    """Yields the tensors in which GGUF files have rotary settings."""
     rope = config.get("rope_parameters") or {}
     if architecture == "gemma4":
         own: Json = next(iter((config.get("per_layer_config") or {}).values()), {})
@@ -194,7 +199,8 @@ def extra(config: Json, architecture: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def llama3(rope: Json, config: Json) -> Tensor:
-    """Returns the divisors of frequencies that the rotary type "llama3" means."""
+    """Returns the numbers by which the rotary type "llama3" divides the frequencies, [head_dim /
+    2]."""
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     waves = 2 * math.pi * rope["rope_theta"] ** (torch.arange(0, size, 2) / size)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]

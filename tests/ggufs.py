@@ -1,7 +1,7 @@
 """Writes checkpoints as GGUF files, with the package that defines the format.
 
-The names of tensors are taken from the package's own table. `gguf_tensors.py` has the arrangements
-and `gguf_metadata.py` the keys, both as llama.cpp's converter writes them.
+The names of tensors are taken from the package's own table. `gguf_tensors.py` converts the tensors,
+and `gguf_metadata.py` the configuration, both as llama.cpp's converter does.
 """
 
 import json
@@ -32,12 +32,13 @@ def write_gguf(
     is_dequantised: bool = False,
     claims: str | None = None,
 ) -> Path:
-    """Writes a checkpoint's model; matrices are of `kind`, and `metadata` overrides entries of the
-    metadata.
+    """Writes the model of a checkpoint as a GGUF file. Its matrices are stored as `kind`, and
+    `metadata` overrides entries of the metadata. Returns the path of the first of `n_files` files.
 
-    `tokenizer` are the values of `tokenizer.ggml.…`, by the ends of these keys. With
-    `is_dequantised` the file has the floats that quantised matrices mean. `claims` is the
-    architecture that the file says it has. Returns the path of the first of `n_files` files.
+    `tokenizer` has the values of the keys `tokenizer.ggml.…`, by the ends of these keys. With
+    `is_dequantised`, matrices are quantised to `kind`, and the file has the floats to which they
+    are dequantised. `claims` is the name of an architecture that the file states instead of its
+    own.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
@@ -77,8 +78,8 @@ def _add_tensor(
     *,
     is_dequantised: bool,
 ) -> None:
-    """Adds a tensor of `kind` if its rows are whole blocks; vectors, and the biases and scales of
-    experts, stay floats."""
+    """Adds a tensor to a file, as `kind` if it is a matrix whose rows consist of whole blocks.
+    Vectors, and the biases and scales of experts, are stored as floats."""
     values = tensor.float().contiguous().numpy()
     is_matrix = values.ndim > 1 and name.endswith(".weight") and "conv1d" not in name
     is_whole = values.ndim > 1 and values.shape[-1] % GGML_QUANT_SIZES[kind][0] == 0
@@ -90,7 +91,7 @@ def _add_tensor(
 
 
 def add(writer: GGUFWriter, key: str, value: Any) -> None:
-    """Adds a value of the type that converters would choose."""
+    """Adds a value to the metadata, with the type that converters choose for such a value."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):
@@ -104,7 +105,7 @@ def add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def vocabulary(tokenizer_json: Mapping[str, Any], *, pre: str) -> dict[str, Any]:
-    """Returns the metadata of the byte-level BPE in a `tokenizer.json`."""
+    """Returns the GGUF metadata of the byte-level BPE in a `tokenizer.json`."""
     tokens = sorted(tokenizer_json["model"]["vocab"].items(), key=lambda item: item[1])
     special = {token["content"] for token in tokenizer_json["added_tokens"]}
     merges = tokenizer_json["model"]["merges"]

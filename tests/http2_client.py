@@ -34,13 +34,13 @@ class Answer:
 
     @property
     def status(self) -> int | None:
-        """The call's gRPC status, if it has come."""
+        """The gRPC status of the call, or None if no status has been received."""
         code = self.metadata.get("grpc-status")
         return None if code is None else int(code)
 
     @property
     def messages(self) -> list[bytes]:
-        """The messages that have come whole."""
+        """The messages that have been received completely."""
         messages, position = [], 0
         while position + 5 <= len(self.data):
             (length,) = struct.unpack_from(">I", self.data, position + 1)
@@ -50,12 +50,12 @@ class Answer:
 
 
 def framed(message: bytes) -> bytes:
-    """A message as gRPC sends it."""
+    """Returns a message with the header that gRPC puts before each message."""
     return struct.pack(">BI", 0, len(message)) + message
 
 
 class Http2Client:
-    """One connection. With a window of 0 it accepts no data of answers."""
+    """A client with one connection. With a window of 0 it accepts no data of answers."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, window: int
@@ -75,14 +75,15 @@ class Http2Client:
         )
         self.answers: dict[int, Answer] = {}
         self.error_code: int | None = None
-        """Reason by which the server has closed the connection."""
+        """Error code with which the server has closed the connection, or None."""
         self._changed = asyncio.Condition()
         self._is_closed = False
 
     @classmethod
     @asynccontextmanager
     async def connected(cls, address: str, *, window: int = 65535) -> AsyncIterator[Self]:
-        """A client that is connected, and has the server's settings."""
+        """Yields a client that is connected to a server, and closes the connection at the end of
+        the block. `window` is the initial window of each stream in bytes."""
         host, _, port = address.rpartition(":")
         client = cls(*await asyncio.open_connection(host, int(port)), window=window)
         client.h2.initiate_connection()
@@ -97,13 +98,14 @@ class Http2Client:
                 await reading  # raises if the server broke the rules of HTTP/2
 
     def begin(self, path: str, *, metadata: Sequence[tuple[str, str]] = ()) -> int:
-        """Opens a stream and sends only its headers; its number."""
+        """Opens a stream and sends only its headers. Returns the number of the stream."""
         stream = self._open(path, metadata)
         self.flush()
         return stream
 
     def begin_unsent(self, path: str) -> int:
-        """Opens a stream whose headers the caller sends as raw frames; its number."""
+        """Opens a stream without sending its headers, which the caller sends as raw frames. Returns
+        the number of the stream."""
         stream = self._open(path)
         self.h2.data_to_send()
         return stream
@@ -125,7 +127,7 @@ class Http2Client:
     def call(
         self, path: str, message: bytes = b"", *, metadata: Sequence[tuple[str, str]] = ()
     ) -> int:
-        """Begins a call with a whole message."""
+        """Begins a call with a whole message. Returns the number of its stream."""
         stream = self.begin(path, metadata=metadata)
         self.h2.send_data(stream, framed(message), end_stream=True)
         self.flush()
@@ -137,17 +139,17 @@ class Http2Client:
         self.flush()
 
     def open_window(self, stream: int, n_bytes: int) -> None:
-        """Reads so many bytes of an answer."""
+        """Allows the server to send `n_bytes` more bytes of an answer."""
         self.h2.increment_flow_control_window(n_bytes, stream)
         self.flush()
 
     def reset(self, stream: int) -> None:
-        """Ends a call."""
+        """Cancels a call."""
         self.h2.reset_stream(stream, error_code=8)
         self.flush()
 
     def send_raw(self, frames: bytes) -> None:
-        """Sends frames that no client would."""
+        """Sends the bytes of frames, which may be frames that no real client sends."""
         self._writer.write(frames)
 
     def flush(self) -> None:
@@ -161,13 +163,15 @@ class Http2Client:
         return self.answers[stream]
 
     async def wait_messages(self, stream: int, n: int) -> list[bytes]:
-        """The messages of a call, when there are so many."""
+        """Waits until at least `n` messages of a call have been received, and returns all of its
+        messages."""
         async with asyncio.timeout(HANG_S), self._changed:
             await self._changed.wait_for(lambda: len(self.answers[stream].messages) >= n)
         return self.answers[stream].messages
 
     async def wait_window(self, n_bytes: int) -> None:
-        """Waits until the server takes so many bytes more on the connection."""
+        """Waits until the server accepts at least `n_bytes` more bytes on the connection, or has
+        closed the connection."""
         async with asyncio.timeout(HANG_S), self._changed:
             await self._changed.wait_for(
                 lambda: self.h2.outbound_flow_control_window >= n_bytes or self._is_closed

@@ -1,5 +1,5 @@
-"""The table of `docs/security.md`: the addresses on which each process listens, and the clients
-that may connect."""
+"""Reads the table in `docs/security.md`: the addresses at which each process listens, and the
+clients that may connect."""
 
 import re
 from dataclasses import dataclass
@@ -12,29 +12,31 @@ KUBELET = "kubelet"
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """One port of one process."""
+    """A port at which a process listens."""
 
     process: str
     port: int | None
-    """None where the kernel chooses it."""
+    """None if the kernel chooses the port."""
     clients: frozenset[str]
-    """Processes, the namespace `monitoring`, or `anyone`; a kubelet needs no rule."""
+    """The clients that need a rule in a network policy: processes, the namespace `monitoring`, or
+    `anyone`."""
     without_mtls: str
     with_mtls: str
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether it speaks TLS with the component `mtls`."""
+        """Whether the port uses TLS with the component `mtls`."""
         return self.with_mtls.startswith(("TLS;", "mutual TLS;"))
 
     @property
     def wants_a_certificate(self) -> bool:
-        """Whether it asks clients for a certificate with the component `mtls`."""
+        """Whether the port demands a certificate from clients with the component `mtls`."""
         return self.with_mtls.startswith("mutual TLS;")
 
 
 def table() -> list[Listener]:
-    """Returns the rows, one for each process that they name."""
+    """Returns the rows of the table. A row that names several processes becomes one listener for
+    each."""
     header, *rest = cells_under("What listens where")
     columns = ["process", "port", "speaks", "who may connect", "without `mtls`", "with `mtls`"]
     assert header == columns
@@ -61,5 +63,5 @@ def cells_under(heading: str) -> list[list[str]]:
 
 
 def ports_of(process: str) -> set[int | None]:
-    """The ports of a process; None among them where the kernel chooses some."""
+    """Returns the ports of a process. The set contains None if the kernel chooses a port."""
     return {row.port for row in table() if row.process == process}

@@ -1,4 +1,5 @@
-"""A lease in memory, and the way to it, on which calls meet with everything that can happen."""
+"""A lease in memory, and stores that access it. Calls of a store can be delayed, lost or
+refused."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +13,8 @@ FOREVER = 1e6
 
 @dataclass(frozen=True)
 class Fate:
-    """The outcome of a call to the store."""
+    """What happens to a call of a store: its delays, whether it reaches the lease, and whether the
+    caller gets an answer."""
 
     request_s: float = 0.01
     answer_s: float = 0.01
@@ -28,7 +30,7 @@ ANSWER_LOST = Fate(is_answered=False)
 
 @dataclass
 class Lease:
-    """A lease that all stores share. At first its last holder has given it away."""
+    """A lease that all stores share. At first it is free: its last holder has released it."""
 
     record: LeaseRecord = field(
         default_factory=lambda: LeaseRecord("", 0, 0, "1", is_released=True)
@@ -46,7 +48,9 @@ class Lease:
         self.record = replace(self.record, **{"version": version} | changes)  # type: ignore[arg-type]
 
     def put(self, record: LeaseRecord) -> LeaseRecord:
-        """Replaces it, unless the version is stale; a write that changes nothing is none."""
+        """Replaces the record of the lease and returns the new record. If `record` equals the
+        present record, nothing changes. Raises LeaseConflict if the version of `record` is not the
+        present one."""
         if record.version != self.record.version:
             raise LeaseConflict
         if record != self.record:
@@ -56,8 +60,8 @@ class Lease:
 
 
 class MemoryLeaseStore:
-    """A store of the shared lease. Calls can be made to fail or to be delayed. A call goes on even
-    if its caller has given up."""
+    """A store that accesses the shared lease. `fates` says what happens to each call. A call
+    continues even if its caller is cancelled."""
 
     def __init__(self, lease: Lease, fates: Iterable[Fate] = repeat(GOOD)) -> None:
         self.lease = lease

@@ -1,14 +1,14 @@
-"""A parrot: a checkpoint whose answers are decided by the prompt.
+"""A parrot: a checkpoint that repeats an answer which the prompt contains.
 
 The model is a GPT-2 with made-up weights. One attention head attends, by learned positions, to the
-token a fixed distance back, and the output head predicts that token. A prompt that holds the
-wanted answer at that distance from its end makes the model write exactly this answer, at every
-temperature, with its special tokens and the token that ends the turn. So any output can be sent
-through the whole system.
+token a fixed distance back, and the output head predicts that token. If a prompt contains an answer
+that begins at this distance from the end of the prompt, the model generates exactly this answer, at
+every temperature, with its special tokens and the token that ends the turn. So any output can be
+sent through the whole system.
 
-There are two ways to put the answer in its place. `Parrot.conversation` hides the answer in the
-first message of a conversation. `script` makes a chat template that holds all answers and chooses
-one by what was said last, for clients that send prompts of their own.
+There are two ways to place the answer. `Parrot.conversation` hides the answer in the first message
+of a conversation. `tests.scripted_parrot` writes a chat template that contains all answers and
+chooses one by the last messages, for clients that write their own prompts.
 """
 
 import json
@@ -28,21 +28,23 @@ from tests.frontend.chat_templates import HERMES
 
 START, END = "<|im_start|>", "<|im_end|>"
 DISTANCE = 1024
-"""Number of tokens from a token to its repetition, unless a parrot is given another distance. An
-answer and what the template writes after the first message have at most this number of tokens."""
+"""Number of tokens from a token to its repetition, unless a parrot has another distance. An answer
+and the text that the template writes after the first message may have at most this number of tokens
+together."""
 
 CODE_SIZE = 64
-"""Size of the code of a token or a position. A code consists of as many ones as minus ones, so that
-layer norms change nothing."""
+"""Size of the code of a token or a position. Half of the elements of a code are 1 and the others
+are -1, so that layer norms change nothing."""
 N_HEADS = 3
 HIDDEN_SIZE = N_HEADS * CODE_SIZE
-"""The hidden state is a token's code, a position's code and the code of the position at which the
-token is repeated."""
+"""Size of the hidden state, which consists of three codes: of the token, of its position, and of
+the position at which the token is repeated."""
 
 SHARPNESS = 4.0
-"""Factor of queries and keys: the scores of two positions differ by at least 30."""
+"""Factor of queries and keys. It is so large that the scores of two positions differ by at least
+30."""
 LOUDNESS = 16.0
-"""Size of the repeated token beside the token that was read last."""
+"""Factor of the token to repeat in the hidden state. It outweighs the token that was read last."""
 
 SENTINEL = "\ue000"
 """A character that no template writes."""
@@ -52,7 +54,7 @@ FILLER = "."
 
 @dataclass(frozen=True, kw_only=True)
 class Parrot:
-    """A parrot's checkpoint, and the conversations that make the model say something."""
+    """A parrot's checkpoint, with methods that make prompts for given answers."""
 
     directory: Path
     tokenizer: tokenizers.Tokenizer
@@ -70,11 +72,12 @@ class Parrot:
         ends: bool = True,
         **template_options: Any,
     ) -> list[dict[str, Any]]:
-        """Returns messages, first the user's, to which the model answers `says`.
+        """Returns the messages of a conversation to which the model answers `says`. The answer is
+        hidden in the first message.
 
-        `tail` are later messages, `tools` and `template_options` what the template sees besides,
-        all in the words of Chat Completions. With `ends`, the token that ends the turn follows the
-        answer; without it the model goes on with filler.
+        `tail` has the messages after the first one. `tools` and `template_options` are further
+        arguments of the template. All are in the form of Chat Completions. With `ends`, the answer
+        ends with the token that ends a turn. Otherwise the model continues with filler.
 
         Raises:
             ValueError: the answer and the tail are longer than the distance.
@@ -92,7 +95,7 @@ class Parrot:
         return [{"role": "user", "content": content}, *map(dict, tail)]
 
     def prompt(self, says: str, *, after: str = "", ends: bool = True) -> str:
-        """Returns a text after which, once `after` has followed, the model says `says`.
+        """Returns a text that makes the model say `says` if the text is followed by `after`.
 
         Raises:
             ValueError: the answer and `after` are longer than the distance.
@@ -101,8 +104,8 @@ class Parrot:
         return padded(self.tokenizer, text, distance=self.distance, after=after)
 
     def body(self, case: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the body of a case, with the conversation in the place of "SAYS", or with a text
-        where this place is the prompt of a completion.
+        """Returns the body of a test case's request. In the body, the value "SAYS" is replaced by a
+        conversation to which the model answers `says`, or by such a text if the key is `prompt`.
 
         A case has `body`, and may have `says` and `tail`.
         """
@@ -116,11 +119,11 @@ class Parrot:
 
 
 def padded(tokenizer: tokenizers.Tokenizer, text: str, *, distance: int, after: str) -> str:
-    """Returns `text` with filler, so that it begins `distance` tokens before the end of a prompt in
-    which `after` follows.
+    """Returns `text` with filler after it, so that it begins `distance` tokens before the end of a
+    prompt in which `after` follows.
 
     Raises:
-        ValueError: both are longer than the distance.
+        ValueError: `text` and `after` together are longer than the distance.
     """
     n_filler = distance - sum(len(tokenizer.encode(part).ids) for part in (text, after))
     if n_filler < 0:
@@ -138,10 +141,11 @@ def write_parrot(
     distance: int = DISTANCE,
     n_positions: int = 4 * DISTANCE,
 ) -> Parrot:
-    """Writes a checkpoint of a parrot into `directory`.
+    """Writes the checkpoint of a parrot into `directory`, and returns the parrot.
 
-    The vocabulary has one token for each byte, `special_tokens`, which have no text in answers, and
-    `added_tokens`, which have. `ends` are the special tokens that end a turn, first the usual one.
+    The vocabulary has a token for each byte, `special_tokens`, which are left out of the text of
+    answers, and `added_tokens`, which are part of that text. `ends` are the special tokens that end
+    a turn. The first of them ends the turns of `Parrot.conversation`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer([START, *ends, *special_tokens], added_tokens)
@@ -195,13 +199,14 @@ def _tokenizer(special: Iterable[str], added: Iterable[str]) -> tokenizers.Token
 
 
 def _codes(n: int, generator: torch.Generator) -> Tensor:
-    """Codes that differ from each other, [n, CODE_SIZE]."""
+    """Returns `n` different codes, [n, CODE_SIZE]."""
     order = torch.rand(n, CODE_SIZE, generator=generator).argsort(dim=1)
     return (order < CODE_SIZE // 2).float() * 2 - 1
 
 
 def _weights(vocab_size: int, n_positions: int, distance: int) -> dict[str, Tensor]:
-    """The weights of the model; the second layer and both MLPs add nothing."""
+    """Returns the weights of the model, by name. The second layer and the MLPs of both layers add
+    nothing."""
     generator = torch.Generator().manual_seed(0)
     token, position, target = torch.arange(HIDDEN_SIZE).reshape(-1, CODE_SIZE)
     tokens = torch.zeros(vocab_size, HIDDEN_SIZE)
@@ -235,7 +240,7 @@ def _weights(vocab_size: int, n_positions: int, distance: int) -> dict[str, Tens
 
 
 def _quiet_layer() -> dict[str, Tensor]:
-    """The weights of a layer that adds nothing to the hidden state."""
+    """Returns the weights, by name, of a layer that adds nothing to the hidden state."""
     linear = {
         "attn.c_attn": (HIDDEN_SIZE, 3 * HIDDEN_SIZE),
         "attn.c_proj": (HIDDEN_SIZE, HIDDEN_SIZE),

@@ -1,5 +1,5 @@
-"""Random checkpoints that are made for vectors and scores, with the files of
-`sentence-transformers`, and the vectors that `transformers` makes of them."""
+"""Random checkpoints of embedding models and rerankers, with the files of `sentence-transformers`,
+and the embeddings and scores that `transformers` computes with them."""
 
 import json
 import math
@@ -36,9 +36,9 @@ def write_embedder(
     is_bare: bool = True,
     **sentence_transformers: Any,
 ) -> Path:
-    """Writes a random model for vectors, and returns `directory`. A bare one has no head, and names
-    of tensors without the first word. Keyword arguments are keys of
-    `config_sentence_transformers.json`."""
+    """Writes a random embedding model, and returns `directory`. With `is_bare`, the model has no
+    head, and the names of its tensors lack the first part, as `AutoModel` writes them. Further
+    keyword arguments are keys of `config_sentence_transformers.json`."""
     kinds = AutoModel if is_bare else AutoModelForCausalLM
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -80,7 +80,8 @@ def write_reranker(
 
 
 def write_encoder(directory: Path, config: PreTrainedConfig, kind: str, **options: Any) -> Path:
-    """Writes a random encoder whose norms and biases are random, too, and returns `directory`."""
+    """Writes a random encoder with files for pooling, and returns `directory`. Its norms and biases
+    are random, too."""
     write_family_checkpoint(directory, config, kind=AutoModel, **options)
     write_pooling(directory, kind, size=config.hidden_size)
     return directory
@@ -93,7 +94,8 @@ def write_cross_encoder(directory: Path, config: PreTrainedConfig) -> Path:
 
 
 def oracle_vector(directory: Path, token_ids: Sequence[int], kind: str) -> Tensor:
-    """The vector of a prompt by `transformers`, in float32 and of any length."""
+    """Returns the embedding of a prompt by `transformers`, in float32. The embedding is not
+    normalised."""
     model = AutoModel.from_pretrained(directory, dtype=torch.float32)
     with torch.inference_mode():
         states: Tensor = model(torch.tensor([token_ids])).last_hidden_state[0]
@@ -105,7 +107,7 @@ def oracle_vector(directory: Path, token_ids: Sequence[int], kind: str) -> Tenso
 def oracle_score(
     directory: Path, token_ids: Sequence[int], token_types: Sequence[int] | None = None
 ) -> float:
-    """The logit of a model with a classification head by `transformers`, in float32."""
+    """Returns the logit of a model with a classification head by `transformers`, in float32."""
     kind = AutoModelForSequenceClassification
     model = kind.from_pretrained(directory, dtype=torch.float32)
     types = {} if token_types is None else {"token_type_ids": torch.tensor([token_types])}
@@ -114,6 +116,6 @@ def oracle_score(
 
 
 def cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """The cosine of the angle between two vectors."""
+    """Returns the cosine of the angle between two vectors."""
     product = math.fsum(a * b for a, b in zip(one, other, strict=True))
     return product / (math.hypot(*one) * math.hypot(*other))

@@ -14,7 +14,7 @@ UNSAMPLED = f"00-{TRACE_ID}-{PARENT_ID}-00"
 
 
 class RecordedSpans:
-    """Traces of a process under test."""
+    """The spans that code under test records, kept in memory."""
 
     def __init__(self, root: Sampler = ALWAYS_ON) -> None:
         self._exporter = InMemorySpanExporter()
@@ -24,25 +24,25 @@ class RecordedSpans:
         self.tracer = self.tracing.tracer
 
     def all(self) -> tuple[ReadableSpan, ...]:
-        """Returns the spans that have ended, in the order in which they did."""
+        """Returns the spans that have ended, in the order of their ends."""
         return self._exporter.get_finished_spans()
 
     def names(self) -> list[str]:
-        """Returns the names of these spans."""
+        """Returns the names of the spans that have ended, in the order of their ends."""
         return [span.name for span in self.all()]
 
     def one(self, name: str) -> ReadableSpan:
-        """The only one of a name."""
+        """Returns the ended span with a name. There must be exactly one."""
         [span] = [span for span in self.all() if span.name == name]
         return span
 
     def clear(self) -> None:
-        """Forgets them."""
+        """Forgets all ended spans."""
         self._exporter.clear()
 
 
 def attributes(span: ReadableSpan) -> dict[str, object]:
-    """Its attributes; never None."""
+    """Returns the attributes of a span."""
     return dict(span.attributes or {})
 
 
@@ -52,10 +52,10 @@ def parent_id(span: ReadableSpan) -> str:
 
 
 def span_id(span: ReadableSpan) -> str:
-    """Its own id, in hexadecimal."""
+    """Returns the id of a span, in hexadecimal."""
     return "" if span.context is None else f"{span.context.span_id:016x}"
 
 
 def trace_id(span: ReadableSpan) -> str:
-    """The trace it belongs to, in hexadecimal."""
+    """Returns the id of the trace to which a span belongs, in hexadecimal."""
     return "" if span.context is None else f"{span.context.trace_id:032x}"

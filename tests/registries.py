@@ -1,5 +1,5 @@
-"""The registry of each service as its process makes it, with every metric touched once, so that
-each shows its labels."""
+"""The metrics registry of each service, as its process makes it. Every metric has been used once,
+so that it exposes its labels."""
 
 import asyncio
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from tests.scheduler.core.workload import build
 
 
 async def registries() -> Mapping[str, CollectorRegistry]:
-    """Registries by service."""
+    """Returns the registries by the name of the service."""
     made = {name: new_registry() for name in ("frontend", "scheduler", "worker")}
     _frontend(made["frontend"])
     _scheduler(made["scheduler"])

@@ -1,8 +1,10 @@
-"""Parrots whose chat template holds the answers, for clients that send prompts of their own.
+"""Parrots (`tests.parrot`) whose chat template contains the answers, for clients that write their
+own prompts.
 
-Agents write long system prompts and list dozens of tools. A script says what the model answers to
-which turn. The template looks the answer up and writes it where the model repeats it. Of the
-system's messages and the tools the template shows the beginning only, so that prompts stay short.
+Agents write long system prompts and list dozens of tools, so a test cannot place the answer in the
+prompt. Instead, a script says which answer the model gives to which turn. The template looks up the
+answer and writes it at the position from which the model repeats it. The template shows only the
+beginnings of system messages and tools, so that prompts stay short.
 """
 
 import json
@@ -17,7 +19,7 @@ MAX_ANSWER = 2048
 byte is a token."""
 N_POSITIONS = 16384
 SHOWN, SHOWN_OF_TOOLS = 300, 100
-"""Number of characters that are shown of each message of the system, and of each tool."""
+"""Number of characters that the template shows of each system message, and of each tool."""
 
 _TEMPLATE = """\
 {%- set script = SCRIPT -%}
@@ -51,17 +53,18 @@ _TEMPLATE = """\
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A line of a script: one answer, and when the model gives it."""
+    """A line of a script: an answer, and the conditions under which the model gives it."""
 
     says: str
     to: str = ""
     """Text that must occur in the messages since the last answer."""
     recalling: str = ""
-    """A text anywhere in the conversation. Words of the system do not count."""
+    """Text that must occur anywhere in the conversation, except in system messages."""
 
 
 def write_scripted_parrot(directory: Path, script: Iterable[Line]) -> Parrot:
-    """Writes a parrot that answers by the first line of the script that fits."""
+    """Writes a parrot whose answer is that of the first line of the script whose conditions are
+    met."""
     parrot = write_parrot(directory, distance=MAX_ANSWER, n_positions=N_POSITIONS)
     lines = [
         {"to": line.to, "recalling": line.recalling, "says": _placed(parrot, line.says)}
@@ -79,12 +82,13 @@ def write_scripted_parrot(directory: Path, script: Iterable[Line]) -> Parrot:
 
 
 def _placed(parrot: Parrot, says: str) -> str:
-    """The answer, with filler so that the prompt ends at the right place."""
+    """Returns an answer with filler after it, so that the answer begins `MAX_ANSWER` tokens before
+    the end of the prompt."""
     opening = f"{START}assistant\n"
     return padded(parrot.tokenizer, says + END, distance=MAX_ANSWER, after=opening)
 
 
 def call(name: str, **arguments: object) -> str:
-    """Returns a call of a tool as the model writes it."""
+    """Returns a call of a tool in the form in which the model writes calls."""
     written = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{written}\n</tool_call>"

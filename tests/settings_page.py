@@ -1,8 +1,8 @@
 """The reference of all settings, `docs/settings.md`, made from the settings classes and `k8s/base`.
 
 `python -m tests.settings_page` writes it. A row has the setting's name, its type with range and
-unit, its default, its value in `k8s/base` where that differs, and the description that the class
-gives it.
+unit, its default, its value in `k8s/base` if that differs from the default, and its description
+from the settings class.
 """
 
 import re
@@ -123,7 +123,7 @@ This page is made from the code: `{COMMAND}` writes it.
 
 
 def page() -> str:
-    """Returns the page as the code has it."""
+    """Returns the text of the page that follows from the code."""
     return "\n".join([HEAD, *(line for name in SECTIONS for line in _section(name))])
 
 

@@ -1,4 +1,5 @@
-"""Coroutines on a clock that jumps to whatever comes next, so that minutes pass in no time."""
+"""Runs coroutines on a simulated clock that jumps to the next event, so that minutes pass in no
+time."""
 
 import asyncio
 import selectors
@@ -9,33 +10,34 @@ T = TypeVar("T")
 
 
 def simulate(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine to its end; `asyncio.get_running_loop().time()` is its clock.
+    """Runs a coroutine to its end in simulated time. `asyncio.get_running_loop().time()` returns
+    the simulated time.
 
     Raises:
-        RuntimeError: everything waits for something that is not going to happen.
+        RuntimeError: all tasks wait, and no timer is left that could wake one of them.
     """
     with asyncio.Runner(loop_factory=_Loop) as runner:
         return runner.run(coroutine)
 
 
 class StoppableProcess:
-    """Runs a coroutine that can be held up at any time, as SIGSTOP does to a process. Results that
-    arrive while it is stopped are delivered when it continues."""
+    """Runs a coroutine that can be stopped at any time, as SIGSTOP stops a process. Results that
+    arrive while the coroutine is stopped are delivered when it continues."""
 
     def __init__(self) -> None:
         self._is_running = asyncio.Event()
         self._is_running.set()
 
     def stop(self) -> None:
-        """Holds it up."""
+        """Stops the coroutine at its next await."""
         self._is_running.clear()
 
     def go_on(self) -> None:
-        """Lets it run again."""
+        """Lets the coroutine continue."""
         self._is_running.set()
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs it to its end."""
+        """Runs a coroutine to its end and returns its result."""
         result: T = await _Steps(self._is_running, coroutine)
         return result
 
@@ -78,7 +80,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class _Selector(selectors.SelectSelector):
-    """A selector that lets the simulated time pass where a loop would wait."""
+    """A selector that advances the simulated time instead of waiting."""
 
     now = 0.0
 

@@ -4,7 +4,8 @@ from typing import Any
 
 
 def together(one: Any, other: Any) -> Any:
-    """Joins texts and lists, of objects and in them; numbers must be equal."""
+    """Joins two parts of a message: texts and lists are appended to each other, in objects by their
+    keys. Other values, such as numbers, must be equal."""
     if one is None or other is None:
         return other if one is None else one
     if isinstance(one, dict):

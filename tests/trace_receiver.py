@@ -1,4 +1,4 @@
-"""A real receiver of OTLP over gRPC or HTTP, that keeps the spans it is sent."""
+"""A real receiver of OTLP over gRPC or HTTP, which stores the spans that it receives."""
 
 import gzip
 import ssl
@@ -32,7 +32,7 @@ class Link:
 
 @dataclass(frozen=True)
 class ReceivedSpan:
-    """A span as it came; points in time are nanoseconds since 1970."""
+    """A span that was received. Points in time are nanoseconds since 1970."""
 
     service: str
     resource: dict[str, Any]
@@ -56,7 +56,7 @@ class ReceivedSpan:
 
 @dataclass
 class TraceReceiver:
-    """A receiver of spans, with all that have come so far, by whichever process."""
+    """A receiver of spans, with all spans that any process has sent so far."""
 
     address: str = ""
     protocol: str = "grpc"
@@ -66,7 +66,8 @@ class TraceReceiver:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that have a process send its spans here, soon."""
+        """Environment variables that make a process send its spans to this receiver, within about
+        50 ms."""
         return {
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"{self.scheme}://{self.address}",
             "OTEL_EXPORTER_OTLP_PROTOCOL": self.protocol,
@@ -76,7 +77,8 @@ class TraceReceiver:
     def wait_for(
         self, is_enough: Callable[[list[ReceivedSpan]], bool], timeout_s: float = 30
     ) -> list[ReceivedSpan]:
-        """The spans, when there are enough of them."""
+        """Waits until `is_enough` returns True for the received spans, and returns all of them.
+        Raises AssertionError after `timeout_s` seconds."""
         with self._has_more:
             assert self._has_more.wait_for(lambda: is_enough(self.spans), timeout_s), [
                 (span.service, span.name) for span in self.spans
@@ -84,7 +86,7 @@ class TraceReceiver:
             return list(self.spans)
 
     def settle(self, quiet_s: float = 1.0) -> list[ReceivedSpan]:
-        """The spans, when no more have come for a while."""
+        """Waits until no further spans arrive within `quiet_s` seconds, and returns all spans."""
         n_before = -1
         while n_before != len(self.spans):
             n_before = len(self.spans)
@@ -99,7 +101,7 @@ class TraceReceiver:
     def Export(
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: Any
     ) -> trace_service_pb2.ExportTraceServiceResponse:
-        """OTLP's one method."""
+        """Handles OTLP's only method: stores the spans of a request."""
         with self._has_more:
             for group in request.resource_spans:
                 resource = _attributes(group.resource.attributes)
@@ -116,7 +118,8 @@ def trace_receiver(
     address: str = "127.0.0.1:0",
     credentials: grpc.ServerCredentials | None = None,
 ) -> Iterator[TraceReceiver]:
-    """A receiver, or that one, on a free port of loopback or at that address."""
+    """Serves OTLP over gRPC at `address`, by default at a free port of loopback, and yields the
+    receiver: `receiver` or, if that is None, a new one."""
     receiver = receiver or TraceReceiver(scheme="http" if credentials is None else "https")
     server = grpc.server(ThreadPoolExecutor(4))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(receiver, server)
@@ -149,12 +152,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @contextmanager
 def http_trace_receiver(tls: ssl.SSLContext | None = None) -> Iterator[TraceReceiver]:
-    """A receiver of OTLP over HTTP on a free port of loopback."""
+    """Serves OTLP over HTTP on a free port of loopback, and yields the receiver."""
     receiver = TraceReceiver(protocol="http/protobuf")
     with serving_http(_Handler, released=threading.Event(), tls=tls, receiver=receiver) as url:
         receiver.scheme, _, receiver.address = url.partition("://")

@@ -1,7 +1,7 @@
-"""The four ways to ask for answers, HTTP and gRPC, whole and streamed, and what a client sees.
+"""The four ways to request answers, over HTTP and gRPC, whole and streamed, and what a client sees.
 
-A request is spelled as a body of the HTTP API: `prompt` or `messages`, with what belongs to it, and
-options. The ways of gRPC translate it.
+Every way takes a request as a body of the HTTP API: `prompt`, or `messages` with tools, and
+options. The ways over gRPC translate it.
 """
 
 import json
@@ -39,19 +39,20 @@ class Clients(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer."""
+    """One of the answers to a request."""
 
     text: str = ""
     reasoning: str = ""
     calls: tuple[tuple[str, str], ...] = ()
-    """Names and arguments of calls; their ids are made for each request."""
+    """Names and arguments of tool calls. Their ids are left out, since they differ from request to
+    request."""
     token_ids: tuple[int, ...] = ()
     finish_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a client sees of a call, whichever way it took."""
+    """What a client sees of a call, in a form that does not depend on the way."""
 
     answers: tuple[Answer, ...] = ()
     """Answers in the order of their index."""
@@ -64,7 +65,7 @@ class Outcome:
 
 
 def choices(answers: Mapping[int, Answer]) -> tuple[Answer, ...]:
-    """Returns answers in order; their indices have no gap."""
+    """Returns the answers in the order of their indices, which must be 0, 1, 2 and so on."""
     assert sorted(answers) == list(range(len(answers)))
     return tuple(answers[index] for index in sorted(answers))
 
@@ -86,7 +87,7 @@ def _http_calls(message: dict[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 async def over_http(clients: Clients, body: dict[str, Any]) -> Outcome:
-    """Asks for everything at once."""
+    """Requests whole answers over HTTP."""
     response = await clients.http.post(_path(body), json=body)
     answer = response.json()
     if response.status_code != 200:
@@ -116,7 +117,8 @@ def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 async def over_http_stream(clients: Clients, body: dict[str, Any]) -> Outcome:
-    """Asks for a stream. That of a conversation does not show the prompt's tokens."""
+    """Requests a stream over HTTP. The stream of a conversation does not contain the prompt's
+    tokens."""
     streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
     response = await clients.http.post(_path(body), json=streamed)
     if response.status_code != 200:
@@ -214,7 +216,7 @@ def _text_or_tokens(prompt: str | list[int]) -> inference_pb2.Prompt:
 
 
 def _request_fields(body: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a gRPC request that ask for the same answer as an HTTP body."""
+    """Returns the fields of the gRPC request that means the same as an HTTP body."""
     options = {
         name: value
         for name, value in body.items()
@@ -238,7 +240,7 @@ def _failed_call(error: grpc.aio.AioRpcError) -> Outcome:
 
 
 def _add(before: Answer, choice: inference_pb2.Choice) -> Answer:
-    """Returns an answer with one more piece."""
+    """Returns the answer `before` with the content of one more message added."""
     reason = inference_pb2.FinishReason.Name(choice.finish_reason)
     pieces = ((call.index, call.name, call.arguments) for call in choice.tool_calls)
     return Answer(
@@ -256,7 +258,7 @@ def _prompts(message: Any) -> tuple[tuple[int, ...], ...]:
 
 
 async def over_grpc(clients: Clients, body: dict[str, Any]) -> Outcome:
-    """Asks for everything at once."""
+    """Requests whole answers over gRPC."""
     try:
         answer = await clients.inference.generate(
             inference_pb2.GenerateRequest(**_request_fields(body))
@@ -269,7 +271,7 @@ async def over_grpc(clients: Clients, body: dict[str, Any]) -> Outcome:
 
 
 async def over_grpc_stream(clients: Clients, body: dict[str, Any]) -> Outcome:
-    """Asks for a stream."""
+    """Requests a stream over gRPC."""
     request = inference_pb2.GenerateStreamRequest(**_request_fields(body))
     found: dict[int, Answer] = {}
     outcome = Outcome()

@@ -1,11 +1,11 @@
 """Control in band: plans travel over the data plane, from rank to rank, before the activations of
 their iteration.
 
-FasterTransformer and Megatron-LM send control messages in this way (Orca, section 4.1). A benchmark
-compares the engine with it. The controller gives each plan to the first rank of stage 0. That rank
-sends the plan to the other ranks of its stage and to the next stage as two tensors, a length and
-the bytes. A rank learns of an iteration only when the plan arrives, and can receive activations
-only after reading the plan.
+FasterTransformer and Megatron-LM send control messages in this way (Orca, section 4.1), and
+`benchmarks.control.plane` compares it with Orca's. The controller gives each plan to the first rank
+of stage 0. That rank sends the plan to the other ranks of its stage and to the next stage as two
+tensors, a length and the bytes. A rank learns of an iteration only when the plan arrives, and can
+receive activations only after reading the plan.
 """
 
 from collections import deque

@@ -77,7 +77,8 @@ def forwarded(cluster: Cluster) -> Iterator[str]:
 
 
 def record(cluster: Cluster, depth: int, seconds: float) -> list[watch_pb2.IterationEvent]:
-    """Returns the scheduler's records of the iterations that run during `seconds` of load."""
+    """Runs a load for `seconds` seconds, and returns the scheduler's records of the iterations that
+    ran meanwhile."""
     records: list[watch_pb2.IterationEvent] = []
     load = cluster.load(
         host=FRONTEND,

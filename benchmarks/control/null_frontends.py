@@ -106,7 +106,7 @@ async def serve(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Reads the options, and runs."""
+    """Parses the command line and runs the frontends. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scheduler", required=True, metavar="HOST:PORT")
     parser.add_argument("--n", type=int, required=True, help="number of frontends")

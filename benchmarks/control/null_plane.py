@@ -151,7 +151,8 @@ async def _start_scheduler(
     max_batch_tokens: int,
     n_pipelines: int,
 ) -> Child:
-    """Starts the stages, and a scheduler that has said its address."""
+    """Starts the stages and a scheduler, and returns the scheduler when it has reported its
+    address."""
     os.environ[COMPUTE_MS] = str(compute_ms)  # the ranks inherit it
     if n_pipelines == 1:
         stages = await _start_stage(children)

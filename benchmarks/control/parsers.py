@@ -49,8 +49,9 @@ class Server:
         """Streams one block of answers, and returns the frontend's processor time in microseconds
         per token.
 
-        Each block has new connections. With the connections of the block before, this client would
-        start the answers so slowly that a block takes three times as long, in smaller batches.
+        Each block has new connections. If this client used the connections of the previous block
+        again, it would start the answers so slowly that a block took three times as long, in
+        smaller batches.
         """
         options = self._options
         limits = httpx.Limits(max_connections=options.answers)

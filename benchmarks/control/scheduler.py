@@ -105,7 +105,7 @@ class Bench:
 
 
 def order_of(name: str) -> tuple[Order, int]:
-    """Returns the order of waiting requests that `name` means, and the number of clients that send
+    """Returns the order of waiting requests that `name` names, and the number of clients that send
     requests."""
     if name == "fcfs":
         return FirstComeFirstServed(), 1

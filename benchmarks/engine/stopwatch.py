@@ -68,8 +68,8 @@ def timed_ops(ops: Ops, watch: Stopwatch) -> Ops:
 
 @dataclass(frozen=True, slots=True)
 class TimedWeight:
-    """A weight whose matrix products are timed. All other attributes are those of the original
-    weight."""
+    """A weight whose matrix products are timed. All other attributes are the attributes of the
+    original weight."""
 
     weight: Any
     call: Callable[..., Tensor]

@@ -49,9 +49,10 @@ NO_PAIRS, ALL_PAIRS = "attention of prompts takes no time", "it takes all that F
 """Names of the two fits to Figure 9, by their assumption about the attention of prompts."""
 
 START = {NO_PAIRS: (1.0e12, 80e12, 4e-6, 1e-4, 2e-6), ALL_PAIRS: (1.0e12, 5e-10, 4e-6, 1e-4, 2e-6)}
-"""Starting point of the search, for each fit: bandwidth, rate of products (for the second fit,
-seconds per pair of tokens in attention), and seconds of a request in a layer of Orca; then the two
-times of a layer of FasterTransformer."""
+"""Starting point of the search, for each fit. The five numbers are the memory bandwidth; the rate
+of matrix products or, for the second fit, the seconds of attention per pair of tokens; the seconds
+of a request in a layer of Orca; the fixed seconds of a layer of FasterTransformer; and the seconds
+of a request in a layer of FasterTransformer."""
 
 LARGEST = {
     NO_PAIRS: (PEAK_BANDWIDTH, PEAK_PRODUCTS, 1e-4, 1e-3, 1e-4),

@@ -164,8 +164,8 @@ async def measure_variant(
 
 
 def is_unreasonable(runs: Sequence[RunRecord], factor: float) -> bool:
-    """Returns whether the median normalised latency of the last run is more than `factor` times
-    that of the first run."""
+    """Returns whether the median normalised latency of the last run is more than `factor` times the
+    one of the first run."""
     points = [found for run in runs if (found := point(run)) is not None]
     return len(points) > 1 and points[-1].median_s > factor * points[0].median_s
 

@@ -64,4 +64,4 @@ PEERS = {
 ENCODERS = {
     peer.name: peer for peer in (Peer("sentence_transformers", "sentence_transformers_peer"),)
 }
-"""Peers that make vectors of texts, by their names."""
+"""Peers that compute embeddings of texts, by their names."""

@@ -25,8 +25,8 @@ def line_of(run: RunRecord) -> str:
 
 
 def table(case: str, results: Sequence[RunRecord]) -> str:
-    """Returns the table of a case: for each engine the medians over the rounds, and the ratio of
-    our results to those of the engine."""
+    """Returns the table of a case. For each engine it has the medians over the rounds, and our
+    results divided by the results of the engine."""
     runs = [run for run in results if run.meta["case"] == case]
     counted = contest.undisturbed(runs)
     names = list(dict.fromkeys(run.meta["engine"] for run in runs))

@@ -97,8 +97,8 @@ class PeerProcess:
         return [RequestRecord(**values) for values in answer["requests"]], answer["token_ids"]
 
     def encode(self, texts: Sequence[str]) -> tuple[float, list[list[float]]]:
-        """Has the peer, which makes vectors, encode texts. Returns the seconds that the peer took
-        for all of them, and the vectors.
+        """Has the peer, which must be an embedding engine, compute the embeddings of texts. Returns
+        the seconds that the peer took for all texts, and the embeddings.
 
         Raises:
             PeerFailed: the peer ended.

@@ -1,11 +1,12 @@
 """`sentence-transformers` on PyTorch: `encode` of a list of texts.
 
-The protocol is that of `protocol`, but for the messages:
+The adapter speaks the protocol of `benchmarks.peers.protocol`, with other messages:
 
     benchmark  {"texts": ["...", ...]}
     adapter    {"seconds": 0.1, "vectors": [[...], ...]}
 
-`seconds` is the time of the call, with tokenizing. Vectors are as long as the model's files say.
+`seconds` is the time of the call, with tokenizing. `vectors` has the embedding of each text. The
+model's files decide whether embeddings have length 1.
 """
 
 import time

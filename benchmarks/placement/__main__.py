@@ -78,8 +78,8 @@ def line(trial: Trial, found: Figures) -> str:
 def curves(
     done: Sequence[tuple[Trial, Figures]], *, is_overload: bool
 ) -> dict[str, dict[str, dict[int, Figures]]]:
-    """Returns the results of the trials in overload, or of those at the steady rate, by load, site
-    and number of pipelines. The site `two pools` is left out."""
+    """Returns the results by load, site and number of pipelines: of the trials in overload, or of
+    the trials at the steady rate. The site `two pools` is left out."""
     found: dict[str, dict[str, dict[int, Figures]]] = defaultdict(lambda: defaultdict(dict))
     for trial, figures in done:
         if trial.is_overload is is_overload and trial.site != HALVES:

@@ -9,7 +9,7 @@ from simulator.outcome import Outcome, percentile
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The results of a run. The window is the time for which they count, which begins after a
+    """The results of a run. Only what happens in a window of time counts, which begins after a
     warm-up."""
 
     ttft_p50_s: float

@@ -3,10 +3,11 @@
     python -m benchmarks.peers.install sentence_transformers
     python -m benchmarks.serving.embeddings "$(python -m models.minilm)" --rounds 10
 
-A request has 64 short texts, or 8 long ones. Both engines take turns, and the other one is stopped
-or idle meanwhile. Ours is the whole service over HTTP, with the client, on the processors on which
-the peer is called as a library. Before the first round, vectors of both are compared. The ratio is
-the median over pairs, with its range.
+A request has 64 short texts, or 8 long ones. The two engines take turns, and the engine whose turn
+it is not is stopped or idle. Orcinus runs as a whole service over HTTP, and its client shares the
+processors with it. The peer is called as a library on the same processors. Before the first round,
+the embeddings of both engines are compared. The ratio of speeds is the median over pairs of calls,
+with its range.
 """
 
 import argparse
@@ -43,7 +44,8 @@ tokens, of which the peer reads no more with all-MiniLM-L6-v2."""
 
 
 def texts_of(shape: str, seed: str) -> list[str]:
-    """Returns random texts of a shape. Lengths vary by a quarter."""
+    """Returns random texts of a shape, which is a key of `SHAPES`. The number of words of a text
+    differs by up to a quarter from the number in `SHAPES`."""
     n_texts, n_words = SHAPES[shape]
     chance, words = random.Random(seed), WORDS.split()
     return [
@@ -53,8 +55,8 @@ def texts_of(shape: str, seed: str) -> list[str]:
 
 
 def call(client: httpx.Client, texts: Sequence[str]) -> tuple[float, list["array[float]"]]:
-    """Asks our system for the vectors of texts. Returns the seconds until they are parsed, and the
-    vectors. Raises RuntimeError if the system refuses."""
+    """Requests the embeddings of texts from our system. Returns the seconds until the embeddings
+    are parsed, and the embeddings. Raises RuntimeError if the system refuses."""
     start_s = time.perf_counter()
     answer = client.post("/v1/embeddings", json={"input": texts, "encoding_format": "base64"})
     if answer.status_code != httpx.codes.OK:
@@ -77,7 +79,7 @@ def measure(
     client: httpx.Client, peer: peer_process.PeerProcess, rounds: int
 ) -> dict[str, dict[str, list[float]]]:
     """Measures all shapes. Returns the seconds of each round by shape and engine. Raises
-    RuntimeError if the vectors of both engines differ."""
+    RuntimeError if the embeddings of the two engines differ."""
     seconds: dict[str, dict[str, list[float]]] = {}
     for shape in SHAPES:
         texts = texts_of(shape, "first")

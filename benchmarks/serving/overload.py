@@ -52,10 +52,10 @@ N_PROMPT, N_OUTPUT = 64, 512
 """Lengths of the prompt and of the output of each request, in tokens. All requests are equal, so
 that answers per second are a measure.
 
-The shorter the answers, the more requests per second make ten times the capacity. On two cores,
-less is then left for the engine beside the client and the refusals. With 256 tokens, ten times the
-capacity is some 290 calls per second. One core cannot begin so many over gRPC beside the client and
-the streams.
+With shorter answers, ten times the capacity would be more requests per second. The client and the
+refusals would then leave less of two cores for the engine. With 256 tokens, ten times the capacity
+would be some 290 calls per second. One core cannot begin so many calls over gRPC while it also runs
+the client and the streams.
 """
 N_CLIENTS = 64
 """Number of clients that measure the capacity. They fill two batches, so that the engine never

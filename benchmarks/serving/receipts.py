@@ -79,10 +79,10 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 async def verify(options: argparse.Namespace, answers: Sequence[str], scratch: Path) -> float:
-    """Verifies the receipts of answers by the command `orcinus verify`. Returns its seconds.
+    """Runs `orcinus verify` on the receipts of answers. Returns the seconds that the command took.
 
     Raises:
-        RuntimeError: an answer did not come again.
+        RuntimeError: the command failed, or a receipt is wrong or could not be checked.
     """
     path = scratch / "answers.jsonl"
     path.write_text("".join(json.dumps(json.loads(text)) + "\n" for text in answers))

@@ -3,10 +3,10 @@
     python -m benchmarks.serving.soak --minutes 30
 
 Clients of both protocols send one request after the other, with many different lengths. A third of
-the requests are abandoned before the answer is complete, some before it has begun, and some
-requests are too long and are refused. The resident memory of every process is sampled. A process's
-growth is the ratio of two medians: that of the last tenth of the samples, and that of the first
-tenth after the warm-up. At the end no state of any request may be left.
+the requests may be abandoned before the answer is complete, and some requests are too long and are
+refused. The resident memory of every process is sampled. The growth of a process's memory is the
+median of the last tenth of the samples, divided by the median of the first tenth after the warm-up,
+minus 1. At the end no state of any request may be left.
 """
 
 import argparse
@@ -92,8 +92,8 @@ async def sample(root: psutil.Process, samples: Memory) -> None:
 
 
 def growth(samples: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Returns the growth of memory after the warm-up as a share, and its slope in bytes per
-    hour."""
+    """Returns the growth of a process's memory after the warm-up, as a share, and the slope of its
+    memory in bytes per hour."""
     settled = samples[int(WARM_UP * len(samples)) :]
     times_s, n_bytes = np.array(settled, dtype=np.float64).T
     tenth = max(1, len(settled) // 10)

@@ -1,4 +1,4 @@
-"""Streams of text that always run, beside which something else is measured."""
+"""Keeps a number of streamed answers running while something else is measured."""
 
 import asyncio
 import contextlib
@@ -13,10 +13,10 @@ FIRST_CHUNK_S = 300.0
 
 
 class Streams:
-    """Running streams, and the gaps between their chunks."""
+    """Streamed answers that run all the time, and the gaps between their chunks."""
 
     def __init__(self, client: httpx.AsyncClient, n_tokens: int) -> None:
-        """Each stream has `n_tokens` tokens; another one follows it."""
+        """Each stream ends after `n_tokens` tokens, and a new stream then takes its place."""
         self._client = client
         self._n_tokens = n_tokens
         self._gaps_s: list[float] = []
@@ -27,8 +27,9 @@ class Streams:
     async def running(
         cls, client: httpx.AsyncClient, n_streams: int, n_tokens: int
     ) -> AsyncIterator[Self]:
-        """Runs `n_streams` streams of `n_tokens` tokens, from the first chunk to the end of the
-        context. Raises the error of a stream that has failed."""
+        """Keeps `n_streams` streams of `n_tokens` tokens each running until the end of the context,
+        which begins when the first chunk has arrived. Raises the error of a stream that has
+        failed."""
         streams = cls(client, n_tokens)
         tasks = [asyncio.create_task(streams._run(number)) for number in range(n_streams)]
         async with ended(tasks):
@@ -37,8 +38,8 @@ class Streams:
             yield streams
 
     def take(self) -> list[float]:
-        """Returns the gaps between two chunks of a stream, in seconds, since the last call of this
-        method."""
+        """Returns the gaps between successive chunks of the streams, in seconds, that were measured
+        since the last call of this method."""
         gaps_s, self._gaps_s = self._gaps_s, []
         return gaps_s
 

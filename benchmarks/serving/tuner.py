@@ -85,7 +85,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A checkpoint, or a machine whose ranks sleep, for which the tuner finds settings."""
+    """A checkpoint, or a simulated machine whose ranks sleep, for which the tuner finds
+    settings."""
 
     name: str
     model: Path
@@ -94,7 +95,7 @@ class Subject:
 
     @classmethod
     def sleeping(cls, machine_name: str) -> Self:
-        """Returns a subject for a machine of `benchmarks.serving.sleeping`. Sets the machine in the
+        """Returns a subject for a machine of `simulator.machines`. Sets the machine in the
         environment, so that all processes that are started later use this machine."""
         os.environ[VARIABLE] = machine_name
         return cls(
@@ -117,9 +118,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The quantity that settings should maximise. If `rate` is None, all requests arrive at once,
-    and the quantity is output tokens per second. Otherwise the quantity is requests per second
-    within the latency limits."""
+    """The quantity that settings should maximise: requests per second within the latency limits if
+    there are limits, otherwise output tokens per second. If `rate` is None, all requests arrive at
+    once."""
 
     rate: float | None
     limits: LatencyLimits
@@ -150,9 +151,10 @@ class Goal:
         return workload.poisson_arrivals(n_requests, rate=self.rate, seed=seed)
 
     def value_of(self, run: RunRecord) -> float:
-        """Returns the value that a run reached. With latency limits, the requests within the limits
-        are divided by the time of the last arrival, so that the duration of the last request does
-        not count."""
+        """Returns the value that a run reached. With latency limits, the number of requests within
+        the limits is divided by the time of the last arrival, so that the duration of the last
+        request does not count. If all requests arrived at once, it is divided by the duration of
+        the run."""
         if not self.limits.are_set:
             return run.summary().output_tokens_per_s
         kept = sum(self.limits.keeps(_times_of(request)) for request in run.requests)

@@ -1,12 +1,12 @@
-"""The pace of running streams beside a flood of requests for vectors.
+"""The pace of running streams beside a flood of requests for embeddings.
 
     python -m benchmarks.serving.vector_flood MODEL
 
 A whole system on loopback serves a few streams that always run. In each round they run alone for
 some seconds, and then beside clients that send texts to `/v1/embeddings` without a pause. The
 results are the gaps between two chunks of a stream (the median, and the 99th percentile), and the
-tokens of vectors a second. Rounds alternate between two systems: one with the default of the
-scheduler's `vector_share`, and one that lets prompts of vectors fill batches.
+prompt tokens of embeddings per second. Rounds alternate between two systems: one with the default
+of the scheduler's `vector_share`, and one in which prompts of embeddings may fill batches.
 """
 
 import argparse
@@ -28,13 +28,13 @@ SYSTEMS = {"by default": (), "vectors fill batches": (UNLIMITED,)}
 
 
 class Flood:
-    """Clients that ask for vectors without a pause."""
+    """Clients that request embeddings without a pause."""
 
     def __init__(self, client: httpx.AsyncClient, *, n_texts: int, n_words: int) -> None:
         self._client = client
         self._texts = [" ".join([f"whale{i}"] * n_words) for i in range(n_texts)]
         self.n_tokens = 0
-        """Number of tokens of the texts that have their vectors."""
+        """Number of tokens of the texts whose embeddings have been returned."""
 
     async def run(self) -> None:
         """Sends one list of texts after the other, until cancelled."""
@@ -53,7 +53,7 @@ class Round:
     beside_s: Sequence[float]
     """Gaps of the streams beside the flood."""
     n_vector_tokens_per_s: float
-    """Tokens of texts that became vectors in a second of the flood."""
+    """Number of tokens of the texts whose embeddings were returned, per second of the flood."""
 
 
 async def measure_round(client: httpx.AsyncClient, options: argparse.Namespace) -> Round:
@@ -90,7 +90,8 @@ async def measure(options: argparse.Namespace) -> None:
 
 
 def _line(rounds: Sequence[Round]) -> str:
-    """Returns the medians over rounds of the gaps in milliseconds, and of the ratios."""
+    """Returns the medians over all rounds as text: of the gaps alone and beside the flood in
+    milliseconds, of their ratios, and of the embedded tokens per second."""
     found = []
     for share in (50, 99):
         alone = [1e3 * float(np.percentile(one.alone_s, share)) for one in rounds]

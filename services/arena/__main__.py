@@ -176,9 +176,10 @@ def _real(
     traffic: Traffic,
     predicted: Figures,
 ) -> list[Result]:
-    """Runs an entrant on a real system, and then in virtual time with the costs that the iterations
-    of this run had. Returns the results of both. The second run shows whether a difference between
-    `predicted` and the real run is a difference of the machine's speed."""
+    """Runs an entrant on a real system, and then in virtual time with costs that were fitted to the
+    iterations of the real run. Returns the results of both, or only the first result if the real
+    run failed. If the second run agrees with the real one, any difference between `predicted` and
+    the real run comes from the speed of the machine."""
     n_output = sum(one.n_output for one in traffic.arrivals)
     expected_s = n_output / predicted.tokens_per_s
     try:

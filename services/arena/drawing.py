@@ -14,8 +14,9 @@ from services.arena.figures import Figures, Result
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of plots. `values` returns the one or two values that a policy's bars show: one bar,
-    or a dark and a light bar one above the other."""
+    """A column of plots, which shows one figure of all policies. `values` returns the values of a
+    policy, each of which is drawn as a bar. If there are two, the bars are dark and light, one
+    above the other."""
 
     title: str
     values: Callable[[Figures], tuple[float | None, ...]]

@@ -57,8 +57,8 @@ class Entrant:
 
     @property
     def name(self) -> str:
-        """Name of the entrant as shown to users: its policy, its order, or both as `policy/order`,
-        whichever are not the defaults."""
+        """Name of the entrant as shown to users: `policy/order`. The default order is left out.
+        With another order, the default policy is left out."""
         if self.order == DEFAULT_ORDER:
             return self.policy
         return self.order if self.policy == DEFAULT_POLICY else f"{self.policy}/{self.order}"
@@ -66,7 +66,8 @@ class Entrant:
 
 def load_file(path: Path) -> str:
     """Loads a Python file that defines one policy or one order. Returns the name of that policy or
-    order, which is then known in this process.
+    order. From then on, this process knows the name, as it knows the names of the project's own
+    policies.
 
     Raises:
         ValueError: the file cannot be loaded, does not define exactly one policy or order, or
@@ -104,7 +105,8 @@ def load_file(path: Path) -> str:
 
 def parse(texts: list[str]) -> tuple[list[Entrant], list[Path]]:
     """Returns the entrants that `texts` name, and the paths of the files that were loaded for them.
-    In a text, a file that ends with `.py` may stand in the place of each name.
+    In a text, each name may be replaced by a file that ends with `.py` and defines the policy or
+    the order.
 
     Raises:
         ValueError: a text names no policy or order, or two files define the same name.

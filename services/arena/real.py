@@ -1,5 +1,5 @@
-"""Runs a real system on this machine, and a client that sends the requests at their times. Ranks
-compute a model, or sleep for the time that they would take on another machine."""
+"""Runs a real system on this machine, and a client that sends each request at its time of arrival.
+Ranks compute a model, or sleep for the time that they would take on another machine."""
 
 import asyncio
 import json
@@ -63,7 +63,8 @@ class SleepingLauncher(ArenaLauncher):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The system of real runs, without the policy of an entrant."""
+    """The settings of the system that really runs the entrants, except for their policies and
+    orders."""
 
     model: Path
     """Directory of the checkpoint. If ranks sleep, only its tokenizer and its sizes are read."""
@@ -144,8 +145,8 @@ class RealRun:
     figures: Figures
     """Figures as the client measures them."""
     costs: LinearCosts
-    """Costs that were fitted to the iterations of this run. The time that requests spend outside of
-    iterations is not among them."""
+    """Costs that were fitted to the iterations of this run. They do not include the time that
+    requests spend outside of iterations."""
 
 
 async def calibrated(
@@ -206,7 +207,7 @@ def run(
     """Runs an entrant on a real system. `expected_s` is the duration of the run in virtual time.
 
     Raises:
-        Stopped: a rule was broken.
+        Stopped: the policy broke a rule.
         SystemFailed: the system does not start, a request failed, or the run takes too long.
     """
     limit_s = SPARE_FACTOR * expected_s + SPARE_S

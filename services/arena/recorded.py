@@ -1,18 +1,19 @@
-"""A recording of a real scheduler, to compute what another policy would have done.
+"""Reads a recording of a real scheduler, so that other policies can be run on the same requests.
 
-A recording (the scheduler's setting `record`) has the requests, the settings of the pipeline, and
-the times of all iterations. This module derives three things from it: the arrivals, a setup, and a
-model of costs, which predicts the total time of these iterations exactly. The figures of the
-recorded policy are computed from the recorded times.
+A scheduler with the setting `record` writes a recording: its requests, the settings of its
+pipelines, and the times of all iterations. From these, this module makes the arrivals of requests
+and the setup for a run in virtual time. The setup has a model of the time that an iteration takes.
+For the recorded iterations, the model predicts exactly the total time. The figures of the recorded
+policy itself are computed from the recorded times.
 
-In a run in virtual time, outputs have their recorded lengths. Prompts have numbers in the place of
-tokens, which is enough for a prefix cache to find equal prompts. If a prompt repeats an earlier
-answer, the cache finds only the part before that answer, since a simulation has no output tokens. A
-recording without decisions, such as one that a page has made, has no prompts, and is run without a
-prefix cache.
+In a run in virtual time, each output has its recorded length. A recording has no tokens. In their
+place it has numbers that are equal if the tokens are equal, so a prefix cache finds equal prompts.
+If a prompt repeats an earlier answer, the cache finds only the part before that answer, since a
+simulation has no output tokens. A recording that was saved from the frontend's page has no prompts,
+and is run without a prefix cache.
 
-Requests for vectors are left out, since a simulation has only answers. The iterations that computed
-their prompts count for the model of costs.
+Requests for embeddings or scores are left out, since a simulated request always generates tokens.
+The iterations that computed their prompts are still used to fit the model of times.
 """
 
 from array import array
@@ -44,7 +45,7 @@ _NS = 1e9
 
 @dataclass(slots=True)
 class _Seen:
-    """A request of the recording, with the times at which it got tokens."""
+    """A request of the recording, with the times at which its tokens were generated."""
 
     number: int
     arrival_s: float
@@ -64,7 +65,7 @@ class Recorded:
     entrant: Entrant
     """The policy and the order of the recorded scheduler."""
     n_vectors: int
-    """Number of requests for vectors, which are left out."""
+    """Number of requests for embeddings or scores, which are left out."""
     figures: Figures
     """The throughput and latencies of the recorded system."""
 
@@ -82,7 +83,7 @@ class _Reader:
         self.weights: dict[str, float] = {}
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Adds an event. Ignores events of other types than those that are collected."""
+        """Adds an event. Ignores events of types that are not collected."""
         match event["type"]:
             case "epoch":
                 self.epochs.append(event)
@@ -124,7 +125,8 @@ class _Reader:
 
 
 def read(path: Path) -> Recorded:
-    """Reads a recording. Leaves out requests for vectors, and those that got no token.
+    """Reads a recording. Leaves out requests for embeddings or scores, and requests that got no
+    token.
 
     Raises:
         OSError: the file cannot be read.

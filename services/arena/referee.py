@@ -4,9 +4,10 @@ The rules of a selection are in `checked.py` of the scheduling core. This module
 run:
 
 - At most `pipeline_depth` batches are in flight.
-- A span begins where the last span of its request ended, or where the cache ends at an admission.
-- No more blocks are in use than are reserved, and no more reserved than there are. No block belongs
-  to two requests.
+- A span begins where the last span of its request ended or, at an admission, after the tokens that
+  the prefix cache has.
+- No more blocks are in use than are reserved, and no more reserved than there are. Without a prefix
+  cache, no block belongs to two requests.
 - Each token of a request is returned once and in order, and nothing after its end.
 - Every request ends (`check_over`).
 """
@@ -127,7 +128,8 @@ class RefereedScheduler(WholeBatchScheduler):
 
 
 class TimedPolicy(WrappedPolicy):
-    """Measures the processor time of the selections of another policy."""
+    """A policy that selects as another policy does, and measures the processor time of the
+    selections."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)

@@ -1,8 +1,10 @@
 """`python -m services.arena.scheduler`: the scheduler of a real run, with checks and a report.
 
-The scheduler checks the batches of every policy. If a policy returns the answers of a batch
-together, this scheduler does so, too. The environment variable `ARENA_REPORT` names the file of the
-report. The report is written when a rule is broken, or else when the process ends.
+The scheduler checks the batches of every policy. Some policies answer all requests of a batch
+together, as engines without iteration-level scheduling do. For these policies, this scheduler
+withholds answers until the whole batch is complete. The environment variable `ARENA_REPORT` names
+the file of the report. The report is written when a batch breaks a rule, or else when the process
+ends.
 """
 
 import json
@@ -29,13 +31,13 @@ of the report."""
 
 
 class ReportingScheduler(RefereedScheduler):
-    """A scheduler that writes the report when a rule is broken."""
+    """A scheduler that checks batches, and writes the report when a batch breaks a rule."""
 
     def select(self) -> Batch | None:
         """Returns the next batch, as `RefereedScheduler.select` does.
 
         Raises:
-            Stopped: a rule was broken.
+            Stopped: the batch breaks a rule, or the policy has raised an error.
         """
         try:
             return super().select()

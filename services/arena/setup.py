@@ -77,8 +77,8 @@ class Setup:
         return made.policy if isinstance(made, CheckedPolicy) else made
 
     def pools(self, entrant: Entrant, clock: VirtualClock) -> list[RequestPool]:
-        """Returns a pool for each pipeline. All these pools have the same waiting requests, in the
-        order of the entrant."""
+        """Returns a pool for each pipeline. The pools share their waiting requests, which are
+        admitted in the order of the entrant."""
         order = build_order(self.settings(entrant), now=clock.now)
         first = RequestPool(max_requests=MAX_REQUESTS, max_tokens=MAX_TOKENS, order=order)
         return [first, *(first.beside() for _ in range(self.n_pipelines - 1))]
@@ -91,9 +91,9 @@ class Setup:
         clock: VirtualClock,
         make: type[Scheduler],
     ) -> list[tuple[Scheduler, LearningScheduler]]:
-        """Returns two objects for each pipeline: its scheduler, of the class `make` and with one of
-        `policies`, and the same scheduler in a `LearningScheduler`, which learns the cost of
-        iterations as a leader does."""
+        """Returns two objects for each pipeline. The first is its scheduler, of the class `make`
+        and with one of `policies`. The second is a `LearningScheduler` around the same scheduler,
+        which learns the cost of iterations as a real scheduler process does."""
         settings = self.settings(entrant)
         stage = worker_pb2.DescribeResponse(
             block_size=self.block_size, n_kv_blocks=max(1, self.n_slots // self.block_size)

@@ -1,9 +1,9 @@
 """The requests that each entrant serves. They are sampled from published distributions, or read
 from files.
 
-A trace is a name of `NAMES`, or a file: Azure's or BurstGPT's (CSV), or Mooncake's (JSON lines).
-Traces do not name clients, so the client of each request is chosen at random. The first client has
-half of all requests, and the other clients share the rest.
+A trace is `paper`, one of `NAMES`, or a file: Azure's or BurstGPT's (CSV), or Mooncake's (JSON
+lines). Traces do not name clients, so the client of each request is chosen at random. The first
+client has half of all requests, and the other clients share the rest.
 """
 
 import csv
@@ -113,8 +113,9 @@ def _arrivals(trace: Trace, choice: Choice) -> tuple[Arrival, ...]:
 
 
 def _asked(lengths: Lengths, choice: Choice) -> int:
-    """Returns the limit that a request sets on its output, in tokens: the power of two at or above
-    its length, but at most what `choice.max_tokens` leaves after the prompt."""
+    """Returns the limit that a request sets on its output, in tokens: the smallest power of two
+    that is not below the length of the output, but at most what `choice.max_tokens` leaves after
+    the prompt."""
     power = 1 << (lengths.n_output - 1).bit_length()
     return min(power, choice.max_tokens - lengths.n_prompt)
 

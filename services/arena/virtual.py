@@ -52,7 +52,7 @@ def run(
     all checks, and once without checks, to measure the processor time of the policy.
 
     Raises:
-        Stopped: a rule was broken.
+        Stopped: the policy broke a rule.
         ValueError: the policy cannot have the options of the setup.
     """
     outcome, referees = _outcome(

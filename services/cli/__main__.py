@@ -17,7 +17,7 @@ LAST_BYTES_S = 2.0
 
 
 def watch(arguments: Sequence[str]) -> int:
-    """Runs `python -m services.console`."""
+    """Runs the console, as `python -m services.console` does."""
     return console.main(arguments, program="orcinus watch")
 
 

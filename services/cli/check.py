@@ -140,7 +140,7 @@ def _layout_rows(facts: Mapping[str, Any], kv_memory: int) -> list[tuple[str, st
 
 
 def _vectors(pooling: Mapping[str, Any]) -> str:
-    """Returns how a model makes vectors or scores, in words."""
+    """Returns a description in words of how a model makes embeddings or scores."""
     unit = ", of length 1" if pooling["is_normalised"] else ""
     what = f"{pooling['n_values']:,} numbers{unit}"
     if pooling["head"] != "none":

@@ -63,10 +63,8 @@ checkpoint's files. Returns None for any other matrix."""
 
 
 class _Counted(WantedTensors):
-    """The tensors that a rank needs, and a list of the matrices that are made of these tensors.
-
-    Matrices may be quantised, so their bytes are counted separately from other tensors.
-    """
+    """The tensors that a rank needs. Also has lists of the matrices that are made of these tensors,
+    since matrices may be quantised and their bytes are counted in another way."""
 
     def __init__(self, tp_rank: int, tp_size: int) -> None:
         super().__init__(tp_rank, tp_size)
@@ -165,7 +163,8 @@ def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _report(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the part of the facts that says where values come from, and what is ignored."""
+    """Returns the part of the facts that says where values come from, in which form matrices are
+    stored, and what is ignored."""
     opened = _open(path, options)
     if options.load_format == "random":
         return CheckpointReport(opened.derived).facts()

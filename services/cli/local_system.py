@@ -34,7 +34,8 @@ class LocalAddresses:
 
 @contextmanager
 def serving(options: Sequence[str]) -> Iterator[LocalAddresses]:
-    """Starts `services.local` with the given options, and yields the addresses of its APIs.
+    """Starts `services.local` with the given options, and yields the addresses of its APIs. The
+    system is stopped at the end of the `with` block.
 
     No process of the system survives this process, even if this process is killed.
 

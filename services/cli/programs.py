@@ -125,7 +125,7 @@ def options_for(arguments: Sequence[str], *, is_named: bool) -> list[str]:
     option with this name is added, unless the arguments or the environment set a name.
 
     Raises:
-        NoModel: there is no such model.
+        NoModel: there is no such model, or it cannot be fetched.
     """
     model, rest = find(arguments[0]), list(arguments[1:])
     names = [f"{_NAME_OPTION}={model.name}"] if is_named and model.name else []

@@ -1,7 +1,7 @@
 """`orcinus receipt-key`: makes a key that signs receipts.
 
-The new key becomes the first key of the file, which is the key that signs. Keys that were in the
-file before stay behind it, so that they are still published.
+The new key becomes the first key of the file, which is the key that signs. With `--rotate`, the
+keys that were in the file before follow the new key, so that they are still published.
 """
 
 import argparse

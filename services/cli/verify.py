@@ -1,8 +1,8 @@
 """`orcinus verify`: checks receipts, and computes their answers again.
 
-By default the answers are computed by a local system that this command starts for the model, with
-the element type, the quantization and the longest sequence in the receipts. With `--grpc` they are
-computed by a system that serves already.
+With `--model`, the answers are computed by a local system that this command starts for the model,
+with the element type, the quantization and the longest sequence in the receipts. With `--grpc` they
+are computed by a system that serves already.
 """
 
 import argparse
@@ -116,12 +116,13 @@ def checked(
 ) -> list[Verdict]:
     """Returns the verdict about each receipt, in order.
 
-    Receipts with different layouts need different systems, which run one after the other. If no
-    system starts with a layout, the receipts with this layout are unchecked. An entry of `receipts`
-    that has no receipt is put into the group of the first receipt.
+    Receipts that need different options of `services.local` (`layout_of`) are checked with
+    different systems, which run one after the other. If no system starts with some options, the
+    receipts that need them are unchecked. An entry of `receipts` that has no receipt is put into
+    the group of the first receipt.
 
     Raises:
-        DoesNotServe: no system starts with any of the layouts.
+        DoesNotServe: no system starts with any of the options.
         SystemFailed: a system does not answer, or makes no receipts.
     """
     by_layout: dict[Layout, list[int]] = {}

@@ -206,8 +206,8 @@ class ConsoleState:
             self.n_marks += 1
 
     def _begin_anew(self) -> None:
-        """Forgets all requests and iterations, because the stream is about to repeat the present
-        ones."""
+        """Forgets all requests, iterations and pipelines, because the stream is about to repeat the
+        present ones."""
         self.now = 0.0
         self.requests.clear()
         self.iterations.clear()

@@ -1,4 +1,4 @@
-"""The sources of events: a frontend that streams a view, or a recording.
+"""The sources of events: a frontend that streams them, or a recording.
 
 Each source is read in a thread of its own, which puts the events into a queue. If a frontend cannot
 be reached, it is called again after a pause. The pauses become longer.
@@ -119,7 +119,7 @@ class LiveFeed(Feed):
 
 
 class RecordingFeed(Feed):
-    """The events of a recording, replayed at `speed` times the recorded pace.
+    """The events of a recording, replayed at `speed` times the pace at which they were recorded.
 
     With a speed of 0 there are no pauses between events.
     """

@@ -28,7 +28,7 @@ def window_for(iterations: Sequence[DrawnIteration], n_cells: int) -> float:
     """Returns the number of seconds that a line of `n_cells` cells must cover.
 
     This is the largest number of `WINDOWS_S` with which an iteration of median length covers at
-    least `MIN_CELLS` cells.
+    least `MIN_CELLS` cells, or the smallest number if there is none.
     """
     durations = sorted(
         end - start for it in iterations[-200:] for start, end in it.computing if end > start

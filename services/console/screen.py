@@ -29,7 +29,8 @@ class BrokenFeed(Exception):
 
 
 def show(feed: Feed, console: Console) -> None:
-    """Shows a source on a terminal until Ctrl-C. When the source ends, the last screen stays.
+    """Shows the events of a source on a terminal until Ctrl-C. When the source ends, the last
+    screen stays.
 
     Raises:
         BrokenFeed: the source ended with an error.
@@ -59,7 +60,8 @@ def show(feed: Feed, console: Console) -> None:
 def write(feed: Feed) -> None:
     """Writes the events of a source to standard output, as lines, until the source ends.
 
-    There is a line for each mark, and a summary for each second in which an iteration ran.
+    There is a line for each mark, which is a notable event such as a new epoch, and at most one
+    summary per second while iterations run.
 
     Raises:
         BrokenFeed: the source ended with an error.
@@ -93,9 +95,9 @@ class _Clock:
         self._is_stopped = False
 
     def now(self, latest: float) -> float:
-        """Returns the estimated time of the scheduler's clock, in seconds. The drawn lanes end at
-        this time. `latest` is the time of the latest event. After `stop` was called, returns
-        `latest` itself."""
+        """Returns the estimated time of the scheduler's clock minus `LAG_S`, in seconds. The drawn
+        lanes end at this time. `latest` is the time of the latest event. After `stop` was called,
+        returns `latest` itself."""
         if latest != self._latest:
             self._latest, self._heard = latest, time.monotonic()
         return latest if self._is_stopped else latest - LAG_S + time.monotonic() - self._heard

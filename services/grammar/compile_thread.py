@@ -25,7 +25,8 @@ Result = TypeVar("Result")
 
 
 def in_thread(work: Callable[[], Result], *, is_urgent: bool) -> "Future[Result]":
-    """Calls `work` in a new thread, and returns the future of its result."""
+    """Calls `work` in a new thread, and returns the future of its result. Unless `is_urgent` is
+    true, the thread has a lower priority."""
     future: Future[Result] = Future()
     thread = threading.Thread(
         target=_do, args=(work, future, is_urgent), name="grammar", daemon=True
@@ -50,8 +51,8 @@ def _do(work: Callable[[], Result], future: "Future[Result]", is_urgent: bool) -
 
 
 def _give_way() -> None:
-    """Lowers the priority of the calling thread, and lets it run on any CPU of the process. On
-    Linux, both calls affect only this thread."""
+    """Lowers the priority of the calling thread, and lets it run on any CPU that the parent
+    process, the worker's controller, may use. On Linux, both calls affect only this thread."""
     os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
     with suppress(OSError):  # a container may forbid it
         os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))  # the controller is not bound

@@ -258,12 +258,13 @@ class Matcher:
         return mask
 
     def _attempts(self) -> Iterator[LLMatcher]:
-        """Yields matchers of the output's grammar. Each is a further attempt, after the one before
-        it has failed.
+        """Yields matchers of the output's grammar. The caller stops at the first one whose lexer is
+        not full.
 
-        The first is the current matcher. If its lexer is full, a matcher with the newest lexer
-        follows. The last is a matcher with a new lexer, which has taken only the tokens of this
-        output.
+        The first is the current matcher, if there is one. Then comes a matcher with the newest
+        lexer, unless the current matcher has it. The last is a matcher with a new lexer, which has
+        taken only the tokens of this output. It is left out if too many grammars have been compiled
+        again in this iteration.
         """
         if self._matcher is not None:
             yield self._matcher
@@ -275,7 +276,8 @@ class Matcher:
             yield self._go_on_in(renewed)
 
     def _go_on_in(self, start: LLMatcher) -> LLMatcher:
-        """Returns a copy of the matcher `start` that has taken all tokens of the output."""
+        """Replaces the current matcher by a copy of the matcher `start` that has taken all tokens
+        of the output, and returns the copy."""
         self._start = start
         self._matcher = start.deep_copy()
         for token_id in self._tokens:
@@ -295,7 +297,7 @@ class Matcher:
 
 
 class _SharedVocabulary:
-    """Bit masks of the tokens that both a model and its tokenizer have."""
+    """Bit masks over the tokens that both a model and its tokenizer have."""
 
     def __init__(self, *, vocab_size: int, n_known: int, eos_token_ids: Sequence[int]) -> None:
         self._n_bytes = -(-vocab_size // 32) * 4

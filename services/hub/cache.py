@@ -15,8 +15,8 @@ from services.hub.name import HubName
 from services.hub.wanted_files import trouble_with
 
 SINGLES = ("model.safetensors", "pytorch_model.bin")
-"""Names of weight files that contain all weights. The name of an index contains one of these
-names."""
+"""Names of files that contain all weights. If the weights are divided among several files, an index
+lists these files. The name of the index begins with one of these names."""
 
 MAX_INDEX_BYTES = 1 << 26
 _MAX_REF_BYTES = 100
@@ -48,7 +48,7 @@ def commit_of(name: HubName, cache: Path) -> str | None:
 
 def complete_snapshot(name: HubName, cache: Path) -> Path | None:
     """Returns the directory of a checkpoint in the cache. Returns None if the checkpoint is not
-    there, or any of its files is missing."""
+    there, or if it lacks a file that serving needs."""
     commit = commit_of(name, cache)
     if commit is None:
         return None
@@ -61,8 +61,8 @@ def complete_snapshot(name: HubName, cache: Path) -> Path | None:
 
 def _has_weights(snapshot: Path) -> bool:
     """Returns whether all weight files are there. If there is an index, its list of files is
-    compared with the directory. An index is not read if the single file of the same form is there,
-    as in a stage. Returns True if there is neither a single file nor an index."""
+    compared with the directory. An index is ignored if a single file with all weights of the same
+    format is there. Returns True if there is neither a single file nor an index."""
     for single in SINGLES:
         if (snapshot / single).is_file():
             return True

@@ -1,4 +1,5 @@
-"""A checkpoint in a directory that several machines share, such as a claim of Kubernetes.
+"""A checkpoint in a directory that several machines share, such as a volume of a
+PersistentVolumeClaim.
 
     PARENT/.hub/…      the cache, with all states that have been fetched
     PARENT/NAME        a symbolic link to one state, made when the state is complete

@@ -7,8 +7,8 @@ FORMS = "org/name or org/name@revision on the hub, or s3://bucket/prefix"
 
 
 def source_in(text: str) -> Source | None:
-    """Returns the source that a text names. Returns None if no kind of source has names of the
-    text's form.
+    """Returns the source that a text names. Returns None if the text does not have the form of any
+    kind of source.
 
     Raises:
         ValueError: the text has the form of a kind but is invalid. The message says why.

@@ -7,7 +7,7 @@ from typing import Self
 _PART = r"[A-Za-z0-9][\w.-]{0,95}"
 _NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w.-][\w./-]{{0,199}}))?")
 MAIN = "main"
-"""Revision of a name without a revision."""
+"""Revision that a name without a revision means."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The proxies that the environment names for connections to sources of checkpoints.
 
 The libraries that fetch checkpoints read the same variables. This module refuses proxies that none
-of these libraries supports. For messages, it determines the proxy that a connection uses.
+of these libraries supports. It also finds the proxy of a connection, so that error messages can
+name the proxy.
 """
 
 import ipaddress
@@ -62,9 +63,9 @@ def _named(scheme: str, environment: Mapping[str, str]) -> Proxy | None:
 
 
 def _value(name: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Returns the name and the value of a variable. The name may be written in lower case in the
-    environment, and is returned as it is written there. The value is empty if the variable is not
-    set."""
+    """Returns the name and the value of a variable. If the environment has the variable in lower
+    case, that variable is used, and its name is returned in lower case. The value is empty if the
+    variable is not set."""
     variable = name.lower() if name.lower() in environment else name
     return variable, environment.get(variable, "")
 

@@ -52,7 +52,7 @@ class LargeFile:
         directory `blobs` of the repository in the cache.
 
         Raises:
-            SourceError: the digest of the content does not match.
+            SourceError: the digest of the content does not match, or the hub sends no more bytes.
             httpx2.HTTPError: the hub refuses the request, or cannot be reached.
             OSError: the content cannot be written.
         """
@@ -88,8 +88,8 @@ class LargeFile:
             time.sleep(PAUSE_S)
 
     def _read_on(self, file: BinaryIO, on_progress: TransferProgress) -> None:
-        """Appends the bytes that one connection delivers to the file. If the server sends the whole
-        file again, the file is emptied first."""
+        """Opens one connection, and appends the bytes that it delivers to the file. If the server
+        sends the whole file again, the file is emptied first."""
         url = hf_hub_url(self.repository, self.path, revision=self.commit)
         location = get_hf_file_metadata(url, timeout=TIMEOUT_S).location
         begin = file.tell()

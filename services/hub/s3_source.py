@@ -40,7 +40,7 @@ _STATE = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True)
 class S3Source:
-    """A checkpoint below a prefix of a bucket, or a GGUF file with a key."""
+    """A checkpoint in a bucket: the objects below a prefix, or a single GGUF file."""
 
     bucket: str
     key: str
@@ -49,11 +49,11 @@ class S3Source:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Returns the source that a text names. Returns None if the text names another kind of
-        source.
+        """Returns the source that a text names. Returns None if the text does not begin with
+        `s3://`.
 
         Raises:
-            ValueError: the text has the form of this kind but is invalid.
+            ValueError: the text begins with `s3://` but is invalid.
         """
         if not text.startswith(SCHEME):
             return None
@@ -121,7 +121,8 @@ class S3Source:
         return self.key.endswith(GGUF)
 
     def _listing(self, bucket: Bucket) -> dict[str, StoredObject]:
-        """Returns the objects that must be fetched, by their file names."""
+        """Returns the objects that must be fetched, by the names of the files in the checkpoint's
+        directory."""
         if self._is_file:
             if len(model_files(Path(self.key))) > 1:
                 raise SourceError(
@@ -189,7 +190,7 @@ def _users_cache() -> Path:
 
 
 def _state_of(files: dict[str, StoredObject]) -> str:
-    """Returns a digest of the keys, sizes and ETags of all objects below a prefix."""
+    """Returns a digest of the files of a checkpoint: of their names, keys, sizes and ETags."""
     lines = (f"{name}\n{it.key}\n{it.size}\n{it.etag}\n" for name, it in sorted(files.items()))
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:40]
 

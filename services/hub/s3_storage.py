@@ -56,8 +56,8 @@ _CERTIFICATE_ERRORS = (
     ("NotValidYet", "it is not valid yet"),
     ("NotValidForName", "it is for another name"),
 )
-"""Explanations of the library's reasons for refusing a certificate, by the beginning of the
-reason's name."""
+"""Explanations of the library's reasons for refusing a certificate, by a part of the reason's
+name."""
 _ROLE = "AWS_WEB_IDENTITY_TOKEN_FILE"
 _KEY = "AWS_ACCESS_KEY_ID"
 _FILE = "AWS_SHARED_CREDENTIALS_FILE"
@@ -205,8 +205,8 @@ class Bucket:
         return SourceError, words
 
     def _unreachable(self, error: Exception, line: str) -> str:
-        """Returns an error message that contains three facts: the endpoint cannot be reached, the
-        proxy that was used, and the reason of the failure."""
+        """Returns an error message which says that the endpoint cannot be reached, through which
+        proxy, and why."""
         way = "" if self._proxy is None else f" through the proxy {self._proxy}"
         if isinstance(error, httpx2.HTTPError):
             return f"{self.endpoint} cannot be reached{way}: {reason_of(error)}"
@@ -261,7 +261,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _credentials(environment: Mapping[str, str]) -> "S3Config":
-    """Returns the credentials in the file of credentials, which the library does not read itself.
+    """Returns the credentials in AWS's credentials file, which the library does not read itself.
     Returns an empty dictionary if there is no such file, or if environment variables hold
     credentials. The library reads these variables itself, and they take precedence.
 
@@ -291,6 +291,6 @@ def _credentials(environment: Mapping[str, str]) -> "S3Config":
 
 
 def _kind(error: Exception) -> str:
-    """Returns a description of an error in a file of credentials. The description does not quote
-    the file."""
+    """Returns a description of an error in the credentials file. The description does not quote the
+    file."""
     return f"no {error}" if isinstance(error, KeyError) else type(error).__name__

@@ -65,7 +65,8 @@ def transfer(
 
 @contextmanager
 def _bar(n_bytes: int) -> Iterator[TransferProgress]:
-    """Yields the function that must be called with the progress of a transfer.
+    """Shows the progress of a transfer during the `with` block. Yields a function that must be
+    called with each number of bytes received.
 
     The progress is shown on standard error: as a bar on a terminal, otherwise as a line for each
     tenth of the bytes.

@@ -1,5 +1,5 @@
-"""Explains why a source cannot be reached. The text names the certificate or the proxy that is at
-fault."""
+"""Explains why a source cannot be reached. The text names the proxy, and the fault of the server's
+certificate if there is one."""
 
 import os
 import ssl
@@ -13,9 +13,10 @@ from services.hub.proxies import proxy_for
 
 
 def unreachable(endpoint: str, error: BaseException) -> str:
-    """Returns an error message that contains three facts: the endpoint cannot be reached, the proxy
-    that was used, and the reason of the failure. If the endpoint had redirected the client to
-    another server, the message names that server."""
+    """Returns an error message that names the server that cannot be reached, the proxy if there is
+    one, and the reason. The server is the one to which the failed request of `error` was sent. It
+    differs from `endpoint` after a redirect. If `error` has no request, the server is
+    `endpoint`."""
     server = next(filter(None, map(_server, _causes(error))), without_credentials(endpoint))
     proxy = proxy_for(server, os.environ)
     way = "" if proxy is None else f" through the proxy {proxy}"

@@ -1,9 +1,9 @@
 """The files of a repository that serving needs: weights, and the files beside them.
 
-Repositories hold the weights in several forms. Safetensors files are fetched. Files of `torch.save`
-are fetched only if there are no safetensors files. Files in folders are not fetched, because they
-are other forms of the weights or belong to other programs, except for one that says how vectors are
-made.
+Repositories hold the weights in several formats. Safetensors files are fetched. Files of
+`torch.save` are fetched only if there are no safetensors files. Files in folders are not fetched,
+because they are other formats of the weights or belong to other programs. The only exception is
+`1_Pooling/config.json`, which says how an embedding model pools.
 """
 
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ _WANTED = (
     "vocab.txt",
 )  # fmt: skip
 MODULES = "modules.json"
-"""Name of the file that a checkpoint for vectors has."""
+"""Name of a file that embedding models have (in the format of sentence-transformers)."""
 
 POOLING_FOLDER = "1_Pooling"
-"""Name of the folder with the file that says how a checkpoint for vectors pools."""
+"""Name of the folder with the file that says how an embedding model pools."""
 
 _POOLING = f"{POOLING_FOLDER}/config.json"
 
@@ -56,8 +56,8 @@ def wanted(sizes: Mapping[str, int]) -> dict[str, int]:
 
 def trouble_with(paths: Mapping[str, int]) -> str:
     """Returns a text that names what is missing among the files to fetch, or an empty text if
-    nothing is missing. `paths` are the files to fetch. A repository with an adapter needs no model
-    and no tokenizer."""
+    nothing is missing. `paths` are the files to fetch. A repository that has only an adapter (LoRA)
+    needs no model and no tokenizer."""
     if _ADAPTER[0] in paths and "config.json" not in paths:
         lacking = [name for name in _ADAPTER if name not in paths]
         return f"has no {', no '.join(lacking)} to serve" if lacking else ""

@@ -2,7 +2,7 @@
 
 The command shows the progress of loading the weights, and prints the addresses when all models are
 served. The exit status is 0 after SIGINT or SIGTERM. It is 1 when a setting is wrong, or when a
-service has died and is not started again.
+service that is needed has died and is not started again.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ CHAT = (
 )
 """Route and body of the example request for a model that answers conversations."""
 VECTORS = ("embeddings", '{"input": ["What is a lien?", "How tall is a giraffe?"]}')
-"""Route and body of the example request for a model that only makes vectors."""
+"""Route and body of the example request for a model that only makes embeddings."""
 SCORES = ("rerank", '{"query": "What is a lien?", "documents": ["A giraffe is tall."]}')
-"""Route and body of the example request for a model that only makes scores."""
+"""Route and body of the example request for a model that only scores documents for a query."""
 EXAMPLES: Mapping[ModelTask, tuple[str, str]] = {
     "text": COMPLETION,
     "chat": CHAT,
@@ -74,8 +74,8 @@ class LoadingBar:
 
 
 def announce(settings: LocalSettings, endpoints: LocalAddresses) -> None:
-    """Prints the addresses for clients, an example request that suits the first model, and how each
-    checkpoint was understood."""
+    """Prints the addresses of the APIs and of the services' metrics, an example request that suits
+    the first model, and the report on each model's checkpoint."""
     names = settings.model_names
     scheme = "http" if settings.tls_dir is None else "https"
     root = f"{scheme}://{endpoints.http}"
@@ -111,7 +111,8 @@ def shape_of(settings: LocalSettings) -> str:
 
 
 async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
-    """Serves all models until SIGTERM or SIGINT, or until a service has ended and is not restarted.
+    """Serves all models until SIGTERM or SIGINT, or until a service that is needed has ended and is
+    not restarted.
 
     Returns the exit status: 0 after a signal, otherwise 1.
     """
@@ -127,7 +128,7 @@ async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
 
 
 async def launch(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
-    """Starts all services, and waits until one of them has ended and is not restarted.
+    """Starts all services, and waits until one that is needed has ended and is not restarted.
 
     Returns the exit status, which is 1.
     """

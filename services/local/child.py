@@ -51,7 +51,8 @@ class Child:
         *,
         turn_fd: int | None = None,
     ) -> None:
-        """`turn_fd` is the write end of the pipe on which a spare waits for its turn."""
+        """`turn_fd` is the write end of the pipe through which a spare is told to serve. It is None
+        if the process is not a spare."""
         self.name = name
         self.said: dict[str, Any] = {}
         """All fields of the messages that the service has sent so far. A later value replaces an
@@ -131,7 +132,7 @@ class Child:
         """Waits until the service reports a value under `key`, and returns the value.
 
         Raises:
-            ChildDied: the service ended, or closed its pipe, without such a value.
+            ChildDied: the service ended, or closed its pipe, before it reported such a value.
         """
         async with self._has_news:
             await self._has_news.wait_for(lambda: key in self.said or self._is_silent)
@@ -140,10 +141,9 @@ class Child:
         return self.said[key]
 
     async def obituary(self) -> str:
-        """Waits for the end of the service, and returns a sentence about how it ended.
-
-        If the service has reported an error, the sentence contains the error.
-        """
+        """Waits for the end of the service, and returns a sentence about how it ended: it hung, a
+        signal killed it, or it exited. For a service that exited, the sentence has the error that
+        the service has reported or, without such an error, the exit status."""
         status = await self._process.wait()
         await asyncio.wait((self._reading,), timeout=LAST_MESSAGE_S)
         if self._is_hung or status == HUNG_STATUS:
@@ -212,8 +212,8 @@ class Child:
 
 
 def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
-    """Returns the read end and the write end of a new pipe. The end of the stack `reader` closes
-    the read end, and the end of the stack `writer` closes the write end."""
+    """Returns the read end and the write end of a new pipe. When the stack `reader` is closed, it
+    closes the read end. When the stack `writer` is closed, it closes the write end."""
     read_fd, write_fd = os.pipe()
     reader.callback(os.close, read_fd)
     writer.callback(os.close, write_fd)

@@ -6,8 +6,9 @@ address before it is ready, so that the services load side by side. Further fron
 the ports of the first one, and spare workers start once all services serve, so that they delay no
 other start.
 
-Once all services serve, a service that dies or hangs is started again. If a service of one of
-several models cannot be started any more, the other models are still served.
+Once all services serve, a service that dies or hangs is started again, unless the setting
+`fail_fast` is true. If a service of one of several models cannot be started any more, the other
+models are still served.
 """
 
 import asyncio
@@ -42,30 +43,31 @@ worker has loaded, and the number that it loads in all."""
 @dataclass(frozen=True, slots=True)
 class LocalAddresses:
     """The addresses of the frontend's APIs and of the services' metrics, as host:port, and
-    properties of the served model."""
+    properties of the served models."""
 
     http: str
     grpc: str
     metrics: dict[str, str]
     """Addresses of the services' metrics, by the services' names; empty without metrics."""
     task: ModelTask = "text"
-    """What the first model is asked for."""
+    """What clients mostly ask the first model for."""
     reports: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     """The rows of each model's CheckpointReport, keyed by the model's name."""
 
 
 class Launcher:
-    """The processes of a local system: workers and a scheduler for each model, and a frontend. At
-    the end of the `async with` block, all processes have ended."""
+    """The processes of a local system: workers and a scheduler for each model, and one or more
+    frontends. At the end of the `async with` block, all processes have ended."""
 
     worker_module = "services.worker"  # benchmarks override these two modules
     scheduler_module = "services.scheduler"
 
     def __init__(self, settings: LocalSettings) -> None:
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """A future that is done when a service has ended and is not restarted.
+        """A future that is done when the system cannot serve any more, because a service that is
+        needed has ended and is not restarted.
 
-        Its result is the reason why the service ended.
+        Its result is the reason why that service ended.
         """
         self._settings = settings
         self._host = loopback()  # where services listen for one another
@@ -89,7 +91,9 @@ class Launcher:
         """Starts all services, waits until they serve, and returns the addresses.
 
         Raises:
-            ChildDied: a service ended before it served. The result of `death` is the reason.
+            ChildDied: a service ended before it served. The reason becomes the result of
+                `self.death`.
+            OSError: a process cannot be started.
         """
         self._waves = [[], [], []]
         settings = self._settings
@@ -133,8 +137,8 @@ class Launcher:
     async def _start_further_frontends(
         self, schedulers: Sequence[str], first: Child
     ) -> list[Child]:
-        """Starts the frontends beside the first one, and returns them. A frontend that cannot be
-        started is left out, since the system serves without."""
+        """Starts all frontends after the first one, and returns them. A frontend that cannot be
+        started is left out, since the system serves without it."""
         found = []
         for number in range(2, self._settings.n_frontends + 1):
             try:
@@ -199,11 +203,11 @@ class Launcher:
         has_spare: bool = False,
         give_up: Callable[[str], None] | None = None,
     ) -> Child:
-        """Starts a service that belongs to a wave: the services of a wave stop together. `model` is
-        the index of the model to which the service belongs, or None for the frontend. The service
-        is ready when it has reported a true value for one of `ready_keys`. `give_up` is called with
-        the reason when the service has ended and is not restarted. By default, the model is then
-        lost."""
+        """Starts a service as part of a wave, which is a group of services that stop together.
+        `model` is the index of the model to which the service belongs, or None for a frontend. The
+        service is ready when it has reported a true value for one of `ready_keys`. `give_up` is
+        called with the reason when the service has ended and is not restarted. By default, the
+        model of the service is then not served any more."""
         if model is not None and len(self._settings.model) > 1:
             name = f"{self._settings.model_names[model]}: {name}"
         metrics = service_options.free_address(self._host) if self._settings.metrics else None
@@ -234,8 +238,9 @@ class Launcher:
             self.death.set_result(reason)
 
     def _lose_model(self, model: int, reason: str) -> None:
-        """Called when a service of a model has ended and is not restarted. The other models are
-        still served, unless the services are starting or `fail_fast` is set."""
+        """Notes that a service of a model has ended and is not restarted, so that the model is not
+        served any more. The other models are still served, unless services are still starting or
+        `fail_fast` is true."""
         self._lost_models.add(model)
         n_left = len(self._settings.model) - len(self._lost_models)
         if self._has_started and n_left and not self._settings.fail_fast:
@@ -244,7 +249,7 @@ class Launcher:
             self._note_death(reason)
 
     def _lose_worker(self, model: int, reason: str) -> None:
-        """Called when a worker of a model has ended and is not restarted. The model is still served
+        """Notes that a worker of a model has ended and is not restarted. The model is still served
         if it has as many workers as its pipelines need."""
         self._n_lost_workers[model] += 1
         if self._has_started and self._n_lost_workers[model] <= self._settings.n_spares_each:
@@ -301,16 +306,16 @@ class Launcher:
     def scheduler_options(self, workers: list[str]) -> dict[str, object]:
         """Returns the settings of the scheduler of a model, keyed by option of its command line.
 
-        `workers` are the addresses of the model's workers. With one pipeline, they are in the order
-        of its stages.
+        `workers` are the addresses of the model's workers. If there is only one pipeline, they are
+        ordered by the stages of the workers.
         """
         return service_options.of_scheduler(self._settings, workers, host=self._host)
 
     async def _start_frontend(
         self, schedulers: Sequence[str], *, number: int = 1, beside: Child | None = None
     ) -> Child:
-        """Starts the frontend with a number, from 1 on. With `beside`, the frontend shares the
-        ports of that frontend."""
+        """Starts the frontend that has the number `number`, counted from 1. If `beside` is given,
+        the new frontend serves the same ports as the frontend `beside`."""
         options = self.frontend_options(*schedulers)
         if beside is not None:
             options |= {f"{api}-address": beside.said[api] for api in ("http", "grpc")}
@@ -333,8 +338,9 @@ class Launcher:
 
 
 async def _until_known(*addresses: Coroutine[Any, Any, object]) -> None:
-    """Waits until services have reported their addresses, but at most `ADDRESS_LIMIT_S` seconds. A
-    service that has died does not report."""
+    """Waits until each of `addresses` is done, but at most `ADDRESS_LIMIT_S` seconds. Each one
+    waits for the address of a service. A service that has died reports no address, and is
+    ignored."""
     waiting = [asyncio.create_task(address) for address in addresses]
     await asyncio.wait(waiting, timeout=ADDRESS_LIMIT_S)
     for task in waiting:

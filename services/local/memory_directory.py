@@ -27,8 +27,8 @@ _SUFFIX = ".kv"
 
 
 class MemoryDirectory:
-    """A directory in memory that only this user may read. This process holds a lock on it as long
-    as this process lives."""
+    """A directory in memory that only this user may read. This process holds a lock on the
+    directory until `remove` is called or the process ends."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path

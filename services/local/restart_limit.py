@@ -15,8 +15,8 @@ class RestartLimit:
     them."""
 
     def __init__(self, *, first_pause_s: float = FIRST_PAUSE_S, ready_pause_s: float = 0.0) -> None:
-        """`first_pause_s` is the pause before the second restart of a child that did not become
-        ready. `ready_pause_s` is the pause before the restart of a child that was ready. Both are
+        """`first_pause_s` is the pause before the second restart of a service that does not become
+        ready. `ready_pause_s` is the pause before the restart of a service that was ready. Both are
         in seconds."""
         self.n_failed = 0
         """Number of children in a row that have ended before they were ready."""
@@ -27,7 +27,7 @@ class RestartLimit:
         """Returns the seconds to pause before the next restart, or None if the service must not be
         restarted.
 
-        `was_ready` says whether the child that has ended was ready.
+        `was_ready` says whether the process that has just ended was ready.
         """
         if was_ready:
             self.n_failed = 0

@@ -19,8 +19,8 @@ timeout itself is used.
 
 
 def free_address(host: str) -> str:
-    """Returns the address, host:port, of a port of `host` that the operating system has found to be
-    free."""
+    """Returns the address of port 0 of `host`, as host:port. A service that listens at port 0 gets
+    a free port from the operating system."""
     return str(Address(host, 0))
 
 
@@ -68,8 +68,8 @@ def of_scheduler(
 ) -> dict[str, object]:
     """Returns the settings of the scheduler of a model, keyed by option of its command line.
 
-    `workers` are the addresses of the model's workers. With one pipeline, they are in the order
-    of its stages. The scheduler listens on `host`.
+    `workers` are the addresses of the model's workers. If there is only one pipeline, they are
+    ordered by the stages of the workers. The scheduler listens on `host`.
     """
     return {
         "address": free_address(host),
@@ -119,12 +119,12 @@ def of_frontend(settings: LocalSettings, schedulers: Sequence[str]) -> dict[str,
 def share_cpus(
     settings: LocalSettings, n_usable: int, cpus: Sequence[int]
 ) -> tuple[int, list[list[int]]]:
-    """Returns the number of compute threads of each rank, and a list of CPUs for each worker, to
+    """Returns the number of compute threads of each rank, and for each worker a list of the CPUs to
     which its threads are bound.
 
     The lists are empty, and no thread is bound, unless the threads of all ranks need exactly all
-    CPUs. The reason is that another system on this machine would choose the same CPUs. Spare
-    workers do not count as ranks. If a single worker uses all CPUs, its spares are bound to the
+    CPUs. The reason is that another system on this machine would choose the same CPUs. The ranks of
+    spare workers are not counted. If a single worker uses all CPUs, its spares are bound to the
     same CPUs. Otherwise spares are not bound.
 
     `n_usable` is the number of CPUs whose time this process may use. A quota can make it smaller
@@ -143,7 +143,8 @@ def share_cpus(
 
 
 def _by_model(names: Sequence[str], values: Sequence[str]) -> str:
-    """Returns a setting that has a value for each model, as text. `names` and `values` have one
-    entry per model."""
+    """Returns the text of a setting that has a value for each model: `NAME=VALUE`, separated by
+    commas. A model without a name has only the value. `names` and `values` have one entry per
+    model."""
     pairs = zip(names, values, strict=True)
     return ",".join(f"{name}={value}" if name else value for name, value in pairs)

@@ -53,10 +53,10 @@ class LocalSettings(ServiceSettings):
     Only if one model is served."""
 
     max_loaded_adapters: int = Field(default=8, ge=1, le=1024)
-    """Number of adapters that each rank holds at most beside those of `adapters`."""
+    """Largest number of adapters that each rank holds in addition to the adapters of `adapters`."""
 
     pooling: ByModel[PoolingSetting] = ()
-    """How a model that also answers makes vectors of texts: `last`, `mean` or `cls`; or `yes-no`,
+    """How a model that also generates text makes embeddings: `last`, `mean` or `cls`; or `yes-no`,
     for scores as of Qwen3-Reranker. When empty, the checkpoint's files decide. `NAME=KIND` is for
     one of several models."""
 
@@ -109,8 +109,9 @@ class LocalSettings(ServiceSettings):
     no key is needed."""
 
     receipts: Literal["off", "on_request", "always"] = "off"
-    """Whether answers have signed receipts that say how they were made: none, those whose request
-    has `receipt`, or all. The setting is passed to frontend and workers."""
+    """Which answers have signed receipts that say how they were made: no answers, the answers to
+    requests with the field `receipt`, or all answers. The setting is passed to frontend and
+    workers."""
 
     receipt_keys_file: Path | None = None
     """File with the keys that sign receipts, in the frontend's format; `orcinus receipt-key FILE`
@@ -133,8 +134,8 @@ class LocalSettings(ServiceSettings):
     `~/.cache`; with `off` nothing is kept."""
 
     max_model_len: int | None = Field(default=None, ge=1)
-    """Longest sequence, in tokens, as in the worker's settings. When not set, the context of the
-    checkpoint; for longrope (Phi) its original context."""
+    """Longest sequence, in tokens, as in the worker's settings. When not set, it is the context of
+    the checkpoint, or the original context if the checkpoint uses longrope (Phi)."""
 
     max_batch_size: int = Field(default=32, ge=1)
     """Largest number of requests in one batch."""

@@ -42,8 +42,8 @@ def trouble_with(settings: LocalSettings) -> str:
 
 
 def _trouble_with_pipelines(settings: LocalSettings) -> str:
-    """Returns why the scheduler cannot have the pipelines of the settings. The result is empty if
-    no problem is found."""
+    """Returns the reason why the scheduler cannot run as many pipelines as the settings ask for.
+    The result is empty if no problem is found."""
     limit = dict(settings.scheduler).get("max-pipelines", "")
     if limit.isdecimal() and int(limit) < settings.pipelines:
         return (

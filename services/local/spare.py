@@ -3,8 +3,8 @@
 When the service ends, the launcher writes a byte to the pipe `turn_fd` of the spare. The spare then
 binds the addresses of the service and serves (`services.common.process.wait_for_turn`). Another
 spare is started when the spare serves or ends. If spares end several times in a row before they are
-ready to take over, no more spares are started. Then a new process of the service is started when
-the service ends.
+ready to take over, no more spares are started. From then on, when the service ends, a new process
+of it is started instead.
 """
 
 import asyncio
@@ -82,8 +82,10 @@ class Spare:
         self._tell(f"{self._name} has no spare any more, since its spares end before they wait")
 
     async def _offer(self, spare: Child) -> bool:
-        """Waits until a spare is ready to take over, and then until it was taken or has ended. Ends
-        a spare that was not taken. Returns False if the spare ended or hung before it was ready."""
+        """Makes a started spare available to `take`: waits until the spare is ready to take over,
+        and then until `take` has let it serve or it has ended. A spare that does not serve is
+        stopped at the end. Returns False if the spare ended before it was ready, or was not ready
+        within `START_LIMIT_S`."""
         try:
             async with asyncio.timeout(START_LIMIT_S):
                 await spare.wait_for("waits_for_turn")

@@ -45,7 +45,7 @@ class Supervisor:
         has_spare: bool = False,
     ) -> None:
         """A child is ready while a value that it has reported for one of `ready_keys` is true. With
-        `has_spare`, a spare process is started when a child serves, and takes over when the child
+        `has_spare`, a spare process is started when a child is ready, and takes over when the child
         ends. `tell` is called with a text about each restart. `give_up` is called with the reason
         when the service has ended and is not restarted."""
         self.child: Child

@@ -11,8 +11,8 @@ MAX_FILE_BYTES = 2**16
 
 
 class KeyFile:
-    """The keys in a file that signs receipts. The file is read again when it changes, as Kubernetes
-    changes the Secrets that it mounts."""
+    """The keys in a file that signs receipts. The file is read again when it changes, for example
+    when Kubernetes updates a mounted Secret."""
 
     def __init__(self, path: Path) -> None:
         """Reads the file for the first time.

@@ -33,8 +33,8 @@ async def tune(
     workload: Workload,
     launcher_class: type[TuneLauncher],
 ) -> Tuned | None:
-    """Runs the tuner and returns its result. Returns None if a signal stopped the process
-    before."""
+    """Runs the tuner and returns its result. Returns None if a signal stops the process before
+    there is a result."""
     stopping = asyncio.create_task(process.stop_event().wait())
     running = asyncio.create_task(
         Tuner(settings, shape, workload, say=progress, launcher_class=launcher_class).run()
@@ -68,8 +68,8 @@ def announce(settings: TuneSettings, workload: Workload, tuned: Tuned) -> None:
 
 
 def main(launcher_class: type[TuneLauncher] = TuneLauncher) -> int:
-    """Finds, prints and writes the settings. Tests pass a launcher class that starts other
-    ranks."""
+    """Finds, prints and writes the settings. Returns the exit status. Tests pass a launcher class
+    that starts other ranks."""
     settings = TuneSettings.load("tune", sys.argv[1:])
     configure_logging("tune", "ERROR")
     if trouble := trouble_with(LocalSettings(model=for_all(settings.model))):

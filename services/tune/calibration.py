@@ -1,6 +1,6 @@
 """Makes a model of costs from the records of iterations that were run.
 
-The time that a stage computes is fitted to the durations that the stage has reported. Two further
+The compute time of each stage is fitted to the durations that the stage has reported. Two further
 times are not reported: the gap between two iterations on a stage, and the travel time of a plan,
 activations or a result. Both are chosen such that the model best predicts when each result arrives,
 given the time at which its plan was sent.
@@ -94,9 +94,9 @@ def costs_of_run(iterations: Sequence[MeasuredIteration]) -> LinearCosts:
     """Returns the costs that predict exactly the total time of these iterations, on each stage.
 
     `calibrate` gives little weight to iterations that took much longer than others of their kind,
-    since they say little about the next run. A repetition of this run must contain these
-    iterations. So the fitted coefficients of a stage are multiplied by the sum of its measured
-    times, divided by the sum of its predicted times.
+    because they say little about other runs. But these costs must reproduce this run, slow
+    iterations included. So the fitted coefficients of a stage are multiplied by the sum of its
+    measured times, divided by the sum of its predicted times.
 
     Raises:
         ValueError: there are no iterations.
@@ -161,8 +161,8 @@ def _least(of: Callable[[float], float], highest: float) -> tuple[float, float]:
 
 def _with_request_s(costs: LinearCosts, lone: Sequence[Lone]) -> LinearCosts:
     """Returns `costs` with the time that a request spends outside of iterations. For each request
-    in `lone`, this is the measured time to the first token minus the predicted time of the
-    iteration. The median over these requests is used."""
+    in `lone`, this time is the measured time to the first token minus the predicted time of the
+    iteration. The result has the median over these requests."""
     if not lone:
         return costs
     extra_s = [

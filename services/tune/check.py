@@ -24,7 +24,7 @@ class Check:
 
     value: float
     """Value for the whole workload, as measured by this run, in the unit of `Workload.value_of`;
-    larger is better. If only a part of the workload was run, or the workload at a lower rate, this
+    larger is better. If only a part of the workload was run, or if it was run at a lower rate, this
     is an estimate: the predicted value of the whole workload, multiplied by the ratio of the
     measured to the predicted value of the run."""
     is_whole: bool

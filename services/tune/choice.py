@@ -65,11 +65,11 @@ def default_of(n_cpus: int) -> Candidate:
 def to_check(
     tried: Sequence[Tried], checks: Mapping[Candidate, Check], default: Candidate
 ) -> Candidate | None:
-    """Returns the candidate to run next on a real system. Returns None if no candidate that was not
-    run can be the best.
+    """Returns the candidate to run next on a real system. Returns None if all candidates that are
+    worth a run have been run.
 
-    The candidate with the best prediction is run first, and the default second. So if settings are
-    chosen instead of the default, both have been measured.
+    The candidate with the best prediction is run first. The default settings are second, so that
+    the chosen settings can be compared with them.
     """
     best = best_of([each.best for each in tried])
     ranked = sorted((each.best for each in tried), key=lambda each: -each.value)
@@ -100,11 +100,13 @@ def check_limits(tried: Sequence[Tried], workload: Workload) -> None:
 
 
 def choose(tried: Sequence[Tried], checks: Mapping[Candidate, Check]) -> Prediction:
-    """Returns the prediction for the settings to choose.
+    """Returns the prediction for the settings to choose. A candidate whose run failed is never
+    chosen.
 
-    If at least two candidates were run, the one with the best measured value is chosen. If only one
-    was run, there is nothing to compare its measurement with. Then the candidate with the best
-    prediction is chosen, unless the prediction for the candidate that was run is nearly as good.
+    If at least two candidates served, the one with the best measured value is chosen. If only one
+    served, there is nothing to compare its measurement with. It is then chosen if its prediction is
+    nearly as good as the best prediction. Otherwise the candidate with the best prediction is
+    chosen.
 
     Raises:
         SystemFailed: all candidates that were run have failed, and no other candidate is left.

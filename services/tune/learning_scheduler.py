@@ -10,8 +10,9 @@ from services.scheduler.observing.pace import PaceOfEpoch
 
 
 class LearningScheduler:
-    """A scheduler, together with the observer that measures iterations and sets the scheduler's
-    estimate of their fixed cost."""
+    """A scheduler, together with an observer that measures its iterations. From the measurements,
+    the observer sets the scheduler's estimate of the fixed cost of an iteration, which does not
+    depend on the tokens."""
 
     def __init__(self, scheduler: Scheduler, pace: PaceOfEpoch) -> None:
         self._scheduler = scheduler

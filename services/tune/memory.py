@@ -10,7 +10,7 @@ PROCESS_BYTES = 600 * MIB
 """Estimated bytes of memory of a rank without its weights, including the buffers of an
 iteration."""
 N_OTHERS = 2
-"""Number of processes besides ranks and controllers. Each is assumed to take as much memory as a
+"""Number of processes other than ranks and controllers. Each is assumed to take as much memory as a
 rank without weights, which is more than it really takes."""
 SHARE = 0.5
 """Keys and values may take this fraction of the memory that weights and processes leave free."""

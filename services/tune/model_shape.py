@@ -76,9 +76,10 @@ class ModelShape:
 
 
 def _bits(config: Mapping[str, Any]) -> int:
-    """Returns the number of bits of a weight in the files, from which the memory for all weights is
-    computed. If weights stay quantised in memory, returns `8 * N_ELEMENT_BYTES` bits: then the
-    computed memory is the size of the files. Other weights are dequantised when they are loaded."""
+    """Returns the number of bits per weight with which `ModelShape.read` computes the memory of all
+    weights from the size of their files. If weights are dequantised when they are loaded, this is
+    the number of bits that a weight has in the files. If they stay quantised in memory, this is `8
+    * N_ELEMENT_BYTES`: then the computed memory equals the size of the files."""
     plain = 8 * N_ELEMENT_BYTES
     quantization = config.get("quantization_config")
     if config.get("quantization") or not isinstance(quantization, dict):

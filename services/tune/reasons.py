@@ -18,8 +18,9 @@ explanations."""
 
 
 def reasons(tuned: Tuned) -> Iterator[str]:
-    """Yields sentences about the chosen settings. The first is a warning if measurements were
-    noisy. Then there is one about each setting, and one about each other layout."""
+    """Yields sentences that explain the chosen settings: a warning if measurements were noisy, a
+    comparison with the default settings, one sentence about each setting, and one about each other
+    layout."""
     error = max(each.calibration.error for each in tuned.tried)
     if error > NOISY:
         yield (

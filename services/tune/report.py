@@ -79,8 +79,8 @@ def command(settings: TuneSettings, tuned: Tuned) -> str:
 
 
 def make_directory(settings: TuneSettings) -> None:
-    """Creates the directory for the files. Called before the tuner runs, since a run takes minutes
-    and an error should be found before.
+    """Creates the directory for the files. The tuner calls this function before it measures, so
+    that an error is found at once and not after minutes.
 
     Raises:
         OSError: the directory cannot be created or written.
@@ -91,7 +91,8 @@ def make_directory(settings: TuneSettings) -> None:
 
 
 def write(settings: TuneSettings, tuned: Tuned) -> list[Path]:
-    """Writes the report and the settings, and returns the paths of both files.
+    """Writes the chosen settings and the reasons for them into two files, and returns the paths of
+    the files.
 
     Raises:
         OSError: the files cannot be written.

@@ -113,9 +113,9 @@ class Predictor:
     def anew(self) -> "Predictor":
         """Returns a new predictor with the same costs and without the predictions of this one.
 
-        A predictor finds the true highest rate only for its first candidate. For a later candidate,
-        the search begins at the highest rate of the earlier candidates, and does not try lower
-        rates.
+        If the goal is the highest arrival rate within the latency limits, a predictor finds the
+        true highest rate only for its first candidate. For a later candidate, the search begins at
+        the highest rate of the earlier candidates, and does not try lower rates.
         """
         return Predictor(self._costs, self._workload, self._memory)
 
@@ -163,10 +163,10 @@ class Predictor:
         """Returns two values: the outcome at the highest arrival rate at which a candidate keeps
         the latency limits, and this rate.
 
-        The search begins at the highest rate of the earlier candidates. If the candidate does not
-        keep the limits at that rate, it is worse than an earlier candidate, and lower rates are not
-        tried. In this case, the method returns that rate with its outcome, whose goodput shows how
-        much worse the candidate is.
+        The search begins at the highest rate of the earlier candidates. A candidate that does not
+        keep the limits at that rate is worse than an earlier candidate, so lower rates are not
+        tried. The method then returns that rate, and the outcome at that rate, whose goodput shows
+        how much worse the candidate is.
         """
         low, high = self._highest_rate, GROWTH * self._highest_rate
         if low:
@@ -237,8 +237,8 @@ def best_of(predictions: Sequence[Prediction]) -> Prediction:
 
 
 def search(layout: Layout, predict: Predict, *, n_requests: int) -> Prediction:
-    """Returns the best prediction for a layout, found by coordinate descent. First the best batch
-    size is searched, then the best number of tokens of a batch, then the batch size again.
+    """Returns the best prediction for a layout, found by coordinate descent: the best batch size is
+    searched first, then the best number of tokens of a batch, then the batch size again.
     `n_requests` limits the batch sizes that are tried."""
     sizes = [size for size in BATCH_SIZES if size < 2 * n_requests]
     best = predict(Candidate(layout, min(32, sizes[-1]), 512))

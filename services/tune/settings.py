@@ -84,7 +84,7 @@ class TuneSettings(ServiceSettings):
 
     max_kv_memory: Annotated[ByteSize, Field(ge=1)] | None = None
     """Largest memory for keys and values of all ranks together, in bytes or like `4GiB`. When not
-    set, half of the memory that is left on the machine or in the container."""
+    set, it is half of the memory that is left on the machine or in the container."""
 
     load_format: Literal["safetensors", "random"] = "safetensors"
     """Source of the weights, as in the setting `load_format` of `services.local`."""

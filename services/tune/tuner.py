@@ -280,7 +280,7 @@ class Tuner:
         return Predictor(calibration.costs, self._workload, Memory(n_slots))
 
     async def _run(self, tried: Tried, candidate: Candidate, *, limit_s: float) -> Check:
-        """Runs a part of the workload on a real system, as much as fits into `limit_s` seconds, and
+        """Runs the part of the workload that fits into `limit_s` seconds on a real system, and
         compares the result with the prediction.
 
         Raises:
@@ -364,7 +364,7 @@ class Tuner:
         seconds.
 
         Raises:
-            SystemFailed: the block has taken far longer than starting and the load should take.
+            SystemFailed: the block has taken far longer than a start and the load should take.
         """
         limit_s += START_TIMEOUT_S + SLACK_S
         try:
@@ -390,9 +390,9 @@ async def in_thread(
 def part_of(
     arrivals: Sequence[Arrival], prediction: Prediction, *, limit_s: float
 ) -> Sequence[Arrival]:
-    """Returns the first requests of the workload, at least one. By the prediction, they should end
-    within `PART_OF_LIMIT * limit_s` seconds. If the requests arrive at a rate, those are returned
-    that arrive within this time."""
+    """Returns the first requests of the workload, at least one. If the requests arrive at a rate,
+    these are the requests that arrive within `PART_OF_LIMIT * limit_s` seconds. Otherwise they are
+    the requests that, by the prediction, end within this time."""
     limit_s *= PART_OF_LIMIT
     if prediction.rate is not None:
         part = [each for each in arrivals if each.time_s <= limit_s]

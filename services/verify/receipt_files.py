@@ -60,9 +60,9 @@ def receipts_in(path: Path) -> list[FoundReceipt]:
 
 
 def _values(text: str) -> Iterator[tuple[Any, str]]:
-    """Yields the JSON values of a text, each with a name. The values are the text itself, or the
-    items of a list, or one value per line. The name is empty if the value need not have a
-    receipt."""
+    """Yields the JSON values of a text, each with its name for messages, such as `line 3`. The
+    values are the text itself, or the items of a list, or one value per line. The name is empty if
+    the value need not have a receipt."""
     try:
         whole = _read(text)
     except _RepeatedKey:

@@ -6,7 +6,8 @@ from typing import Any
 
 
 class Outcome(StrEnum):
-    """Whether the computed tokens are the tokens of a receipt."""
+    """Whether the answer that was computed again has the tokens of a receipt and ends in the same
+    way."""
 
     SAME = "same"
     DIFFERS = "differs"
@@ -31,7 +32,8 @@ class Verdict:
     outcome: Outcome
     signature: Signature = Signature.UNCHECKED
     at: int | None = None
-    """Index of the first token that differs, from 0. None unless a token differs."""
+    """Index of the first token that differs, from 0. If only the reason for the end of the answer
+    differs, the number of tokens. None unless the outcome is `DIFFERS`."""
     logit_gap: float | None = None
     """Logit of the computed token minus the logit of the receipt's token at the index `at`, before
     the sampling options change the logits. None if it is not known."""

@@ -1,4 +1,4 @@
-"""A frontend that answers chats as a test tells it to."""
+"""A frontend that answers chats with the events that a test gives."""
 
 import json
 import threading
@@ -11,12 +11,13 @@ from typing import Any
 from tests.fake_http import serving_http
 
 HOLD = "hold"
-"""In the place of an event: nothing comes any more until the caller hangs up, or the test ends."""
+"""Stands in place of an event. The frontend then sends nothing more, until the test ends."""
 
 
 @dataclass(slots=True)
 class FakeApi:
-    """A frontend; `answers` gives the events to the body of a call, or a status and a message."""
+    """A frontend. `answers` returns, for the body of a call, the events to send, or a status and an
+    error message."""
 
     answers: Callable[[dict[str, Any]], Sequence[Any] | tuple[int, str]]
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -27,13 +28,13 @@ class FakeApi:
 
     @contextmanager
     def serving(self) -> Iterator["FakeApi"]:
-        """Serves until the end of the block."""
+        """Serves until the end of the block, and yields the frontend."""
         with serving_http(_Handler, released=self.released, api=self) as self.url:
             yield self
 
 
 def delta(text: str, **others: str) -> dict[str, Any]:
-    """A chunk of a chat."""
+    """Returns a chunk of a streamed chat."""
     return {"choices": [{"index": 0, "delta": {"content": text, **others}}]}
 
 
@@ -78,4 +79,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""

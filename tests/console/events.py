@@ -1,6 +1,6 @@
-"""A story in events of a scheduler, and what a console is told of it.
+"""Events of a scheduler that tell a short story, and the events that a console receives for them.
 
-There are two stages and three requests, of which one joins late and one ends early.
+There are two stages and three requests. One request joins late, and one ends early.
 """
 
 import json
@@ -21,7 +21,7 @@ Event = watch_pb2.WatchEvent
 
 
 def event(at: float, **fields: Any) -> Event:
-    """An event, `at` seconds after the beginning."""
+    """Returns an event `at` seconds after the beginning."""
     return Event(time_unix_ns=round((T + at) * NS), **fields)
 
 
@@ -85,9 +85,10 @@ def iteration(
     compute_s: float = 0.1,
     ended: tuple[int, ...] = (),
 ) -> Event:
-    """An iteration sent at a time, with a span (tokens, kind, position) of each request.
+    """Returns the event of an iteration that was sent `at` seconds after the beginning. `spans` has
+    a span (tokens, kind, position) of each request.
 
-    Both stages compute for `compute_s`, one after the other.
+    Both stages compute for `compute_s` seconds, one after the other.
     """
     kinds = {"p": "PREFILL", "d": "DECODE", "r": "RECOMPUTATION"}
     ns = round(compute_s * NS)
@@ -120,7 +121,8 @@ def iteration(
 
 
 def pool(at: float, waiting: list[int], running: Mapping[int, int]) -> Event:
-    """The pool; `running` has the generated tokens by request."""
+    """Returns the event of a pool. `running` has the number of generated tokens of each running
+    request."""
     return event(
         at,
         pool=watch_pb2.PoolEvent(

@@ -64,7 +64,8 @@ def word_piece() -> tokenizers.Tokenizer:
 
 
 def sentencepiece_like() -> tokenizers.Tokenizer:
-    """Words begin with a mark, the first space is dropped, unknown characters become bytes."""
+    """Returns a tokenizer as SentencePiece makes them: a mark stands before each word, the first
+    space of a text is dropped, and unknown characters become bytes."""
     vocabulary = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     vocabulary += ["▁", *"abcdehlorw", "▁h", "el", "lo", "▁hel", "▁hello", "▁w", "or", "▁wor"]
     merges = [("▁", "h"), ("e", "l"), ("l", "o"), ("▁h", "el"), ("▁hel", "lo"), ("▁", "w")]
@@ -94,7 +95,7 @@ def sentencepiece_like() -> tokenizers.Tokenizer:
 
 
 def metaspace() -> tokenizers.Tokenizer:
-    """A tokenizer whose decoder treats the first token apart."""
+    """Returns a tokenizer whose decoder treats the first token in a special way."""
     tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
@@ -106,7 +107,8 @@ def metaspace() -> tokenizers.Tokenizer:
 
 
 def write_checkpoint(directory: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> Tokenizer:
-    """Writes the files that a frontend reads, with the byte-level tokenizer."""
+    """Writes the files that a frontend reads, with the byte-level tokenizer. Returns the
+    tokenizer."""
     byte_level().save(str(directory / "tokenizer.json"))
     config = {"bos_token": {"content": BOS}, "eos_token": EOS, "chat_template": chat_template}
     (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A frontend on real sockets, in front of a scheduler whose behaviour a test sets."""
+"""A frontend on real sockets, in front of fake schedulers whose behaviour a test sets."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 async def soon(waiting: Awaitable[Result]) -> Result:
-    """Awaits `waiting` and returns its result. Fails if the result does not come in time."""
+    """Awaits `waiting` and returns its result. Raises TimeoutError if the result takes too long."""
     async with asyncio.timeout(HANG_S):
         return await waiting
 
@@ -48,7 +48,8 @@ async def client_of(
     refusals: Refusals | None = None,
     on_tokens: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[SchedulerClient]:
-    """A client that tries to reach a scheduler, or the one of several that leads."""
+    """Yields a running `SchedulerClient` that tries to connect to the scheduler at `address`. The
+    address may stand for several schedulers, of which one leads."""
     client = SchedulerClient(
         address,
         connect=connect,
@@ -69,7 +70,7 @@ async def client_of(
 async def connected(
     scheduler: FakeScheduler, *, resume_s: float = 0.0
 ) -> AsyncIterator[SchedulerClient]:
-    """A client that has reached its scheduler."""
+    """Starts a scheduler, and yields a `SchedulerClient` that is connected to it."""
     async with client_of(await scheduler.start(), resume_s=resume_s) as client:
         await soon(client.pipeline.wait_open())
         yield client
@@ -77,36 +78,37 @@ async def connected(
 
 
 async def start_all(*schedulers: FakeScheduler) -> str:
-    """Starts schedulers, and returns one address for all of them."""
+    """Starts schedulers, and returns an address that stands for all of them."""
     addresses = [await scheduler.start() for scheduler in schedulers]
     return addresses[0] if len(addresses) == 1 else f"ipv4:{','.join(addresses)}"
 
 
 class InferenceClient:
-    """The public gRPC API, as a client calls it."""
+    """A client of the public gRPC API. A request may be a message, or bytes that are sent
+    unchanged."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
 
     def generate(self, request: inference_pb2.GenerateRequest, **call: Any) -> Any:
-        """One complete answer."""
+        """Requests a whole answer."""
         return self._unary("Generate", inference_pb2.GenerateResponse)(request, **call)
 
     def tokenize(self, request: inference_pb2.TokenizeRequest) -> Any:
-        """A prompt's tokens."""
+        """Requests the tokens of a prompt."""
         return self._unary("Tokenize", inference_pb2.TokenizeResponse)(request)
 
     def detokenize(self, request: inference_pb2.DetokenizeRequest) -> Any:
-        """A text of tokens."""
+        """Requests the text of tokens."""
         return self._unary("Detokenize", inference_pb2.DetokenizeResponse)(request)
 
     def describe_model(self, model: str = "") -> Any:
-        """The model."""
+        """Requests the description of a model."""
         method = self._unary("DescribeModel", inference_pb2.DescribeModelResponse)
         return method(inference_pb2.DescribeModelRequest(model=model))
 
     def stream(self, request: inference_pb2.GenerateStreamRequest, **call: Any) -> Any:
-        """An answer piece by piece."""
+        """Requests a streamed answer."""
         method = self.channel.unary_stream(
             rpc.method_path(SERVICE, "GenerateStream"),
             request_serializer=_serialise,
@@ -123,13 +125,14 @@ class InferenceClient:
 
 
 def _serialise(message: Any) -> bytes:
-    """Bytes are sent as they are: clients may send anything."""
+    """Returns the bytes of a message. Bytes are returned unchanged, since a client may send any
+    bytes."""
     return message if isinstance(message, bytes) else bytes(message.SerializeToString())
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A frontend with its fake schedulers, and clients of it."""
+    """A frontend, its first fake scheduler, and clients of the frontend."""
 
     frontend: Frontend
     scheduler: FakeScheduler
@@ -149,11 +152,12 @@ class Site:
         return next(iter(self.frontend._models))
 
     def tokens(self, text: str) -> tuple[int, ...]:
-        """Tokens of a text, for the fake scheduler to say."""
+        """Returns the tokens of a text without special tokens, for example as an answer of the
+        scheduler."""
         return self.tokenizer.to_tokens(text, add_special_tokens=False)
 
     def prompt_tokens(self, text: str) -> tuple[int, ...]:
-        """Tokens that the frontend makes of a prompt."""
+        """Returns the tokens of a text as a prompt, with special tokens."""
         return self.tokenizer.to_tokens(text)
 
 
@@ -166,9 +170,10 @@ async def running(
     traces: Tracing = tracing.OFF,
     **settings: Any,
 ) -> AsyncIterator[Site]:
-    """A frontend and its schedulers, one unless some are given; connected, unless none is open.
+    """Yields a frontend in front of `schedulers`, by default of one new fake scheduler. If
+    `is_open`, first waits until the frontend is connected.
 
-    The frontend holds no requests unless told to.
+    By default, the frontend does not hold requests while there is no pipeline.
     """
     tokenizer = checkpoints.write_checkpoint(directory, chat_template=template)
     schedulers = schedulers or (FakeScheduler(),)
@@ -188,8 +193,8 @@ async def in_front_of(
     traces: Tracing = tracing.OFF,
     **settings: Any,
 ) -> AsyncIterator[Site]:
-    """Yields a frontend in front of started schedulers, which end with the frontend. The site has
-    the first scheduler and the tokenizer."""
+    """Yields a frontend in front of schedulers that have been started. The schedulers are stopped
+    at the end. The `Site` has the first scheduler and `tokenizer`."""
     frontend = Frontend(
         FrontendSettings(
             **{
@@ -223,7 +228,7 @@ async def in_front_of(
 
 @pytest.fixture(scope="session")
 def anthropic() -> Any:
-    """Anthropic's library, which takes a second to import: only tests that use it wait for it."""
+    """Anthropic's library. It takes a second to import, so only tests that use it import it."""
     import anthropic
 
     return anthropic
@@ -231,14 +236,15 @@ def anthropic() -> Any:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """One frontend for all tests of a module."""
+    """A frontend that all tests of a module share."""
     async with running(tmp_path_factory.mktemp("checkpoint"), tool_parser="hermes") as site:
         yield site
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def site(shared_site: Site, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Site]:
-    """The module's frontend; no test leaves a request at the scheduler or an error in the log."""
+    """The frontend of the module. After each test, checks that all requests have ended and no error
+    was logged."""
     shared_site.scheduler.behaviour = echo
     shared_site.scheduler.requests.clear()
     yield shared_site

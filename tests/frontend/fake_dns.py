@@ -1,4 +1,4 @@
-"""A name server that knows one name, for which a test sets the addresses."""
+"""A name server that answers every name with the addresses that a test sets."""
 
 import asyncio
 import ipaddress
@@ -46,7 +46,7 @@ class FakeDns(asyncio.DatagramProtocol):
 
 @asynccontextmanager
 async def fake_dns() -> AsyncIterator[tuple[FakeDns, str]]:
-    """A name server and where it listens."""
+    """Yields a name server and its address, host:port."""
     loop = asyncio.get_running_loop()
     transport, server = await loop.create_datagram_endpoint(FakeDns, local_addr=("127.0.0.1", 0))
     host, port = transport.get_extra_info("sockname")

@@ -1,5 +1,5 @@
-"""A fake scheduler in a process of its own. The process can be stopped so that it behaves like a
-lost machine: its connections stay open, and it does not answer."""
+"""A fake scheduler in a process of its own. A test can stop the process (SIGSTOP), so that it
+behaves like a lost machine: its connections stay open, and it does not answer."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ START_S = 60.0
 
 @asynccontextmanager
 async def scheduler_process() -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """The process and its address."""
+    """Yields the process and the address of the scheduler, and kills the process at the end."""
     path = os.pathsep.join((str(ROOT), str(ROOT / "protos/gen")))
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -49,6 +49,6 @@ async def scheduler_process() -> AsyncIterator[tuple[asyncio.subprocess.Process,
 
 
 def hurried(options: rpc.Options) -> list[tuple[str, str | int]]:
-    """Returns the options with a twentieth of the times to wait for a peer that does not answer."""
+    """Returns the gRPC options with all timeouts for a silent peer divided by 20."""
     times = ("keepalive_time_ms", "keepalive_timeout_ms", "ping_timeout_ms")
     return [(name, int(value) // 20 if name.endswith(times) else value) for name, value in options]

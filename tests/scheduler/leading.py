@@ -1,4 +1,5 @@
-"""A leader on real controllers with fake ranks, and a frontend on a real socket, for tests."""
+"""A leading scheduler on real controllers with fake ranks, and a connection to it as a frontend has
+one."""
 
 import asyncio
 import contextlib
@@ -24,7 +25,7 @@ LIMIT_S = 30
 
 
 class MovingStages:
-    """Stages whose addresses a test changes."""
+    """The addresses of workers, which a test changes."""
 
     def __init__(self, n_stages: int) -> None:
         self.n_stages = n_stages
@@ -41,7 +42,7 @@ class MovingStages:
         self._addresses.remove(address)
 
     def terminate(self, *addresses: str) -> None:
-        """Adds workers whose pods are terminating."""
+        """Adds addresses of workers whose pods are terminating."""
         self._leaving += addresses
 
     def addresses(self) -> list[str]:
@@ -52,7 +53,7 @@ class MovingStages:
 
 
 class FewWorkers:
-    """A number of workers that there are to be, in memory."""
+    """The wanted number of workers, kept in memory in place of a Deployment's scale."""
 
     def __init__(self, n_workers: int = 0) -> None:
         self.n_workers = n_workers
@@ -65,7 +66,8 @@ class FewWorkers:
 
 
 class Scene:
-    """A leader, where its stages are, and a frontend."""
+    """A leader, the addresses of its stages, and a connection to the leader as a frontend has
+    one."""
 
     def __init__(
         self,
@@ -104,7 +106,8 @@ class Scene:
     async def submit(
         self, name: str, *, n_tokens: int, grammar: str | None = None, **known: Any
     ) -> None:
-        """Submits a request; `known` are the tokens that it comes with, and their build."""
+        """Submits a request. `known` are further fields of the submission, such as tokens that the
+        request already has and their build."""
         submission = scheduler_pb2.Submission(
             request_id=name,
             prompt_token_ids=[1, 2, 3],
@@ -115,13 +118,14 @@ class Scene:
         await self._stream.write(scheduler_pb2.ConnectRequest(submission=submission))
 
     async def sleep(self, state: scheduler_pb2.SleepState) -> scheduler_pb2.Sleep:
-        """Waits until the model is asleep or starts."""
+        """Waits for the message that the model is in the state `state`, asleep or starting, and
+        returns it."""
         while (message := await self.read()).sleep.state != state:
             pass
         return message.sleep
 
     async def hold(self, n_requests: int) -> None:
-        """Says that so many requests wait for a pipeline."""
+        """Reports that the frontend holds `n_requests` requests until there is a pipeline."""
         demand = scheduler_pb2.Demand(n_requests=n_requests)
         await self._stream.write(scheduler_pb2.ConnectRequest(demand=demand))
 
@@ -130,7 +134,8 @@ class Scene:
         await self._stream.write(scheduler_pb2.ConnectRequest(cancellation=cancellation))
 
     async def outcome(self) -> tuple[int, int]:
-        """Tokens of the one request there is, and how it ended."""
+        """Waits until a request has ended. Returns the number of tokens received meanwhile, and the
+        reason of the end. There must be only one request."""
         n_tokens = 0
         while True:
             message = await self.read()
@@ -139,20 +144,22 @@ class Scene:
                 return n_tokens, message.completed[0].reason
 
     async def end(self) -> scheduler_pb2.Completion:
-        """The next end of a request."""
+        """Waits for the next message that a request has ended, and returns its first end."""
         while not (completed := (await self.read()).completed):
             pass
         return completed[0]
 
     async def ends(self, count: int) -> dict[str, int]:
-        """The reasons of the next `count` ends, by request."""
+        """Waits until `count` requests have ended. Returns the reasons of their ends, by request
+        id."""
         found: dict[str, int] = {}
         while len(found) < count:
             found |= {end.request_id: end.reason for end in (await self.read()).completed}
         return found
 
     async def builds(self, count: int) -> list[scheduler_pb2.RequestBuild]:
-        """The next `count` messages about the build that makes a request's tokens."""
+        """Waits for `count` messages about the build that makes the tokens of a request, and
+        returns them."""
         found: list[scheduler_pb2.RequestBuild] = []
         while len(found) < count:
             found += (await self.read()).builds
@@ -172,7 +179,9 @@ async def scene(
     known: str = "",
     **settings: float | str,
 ) -> AsyncIterator[Scene]:
-    """`workers`, if given, is what an autoscaler sets. `known` is what an earlier leader knew."""
+    """Yields a running leader without stages. `workers`, if given, is the number of workers that an
+    autoscaler sets. `known` is the description of the model that an earlier leader has written, as
+    text."""
     stages, stop = MovingStages(n_stages), asyncio.Event()
     registry = CollectorRegistry()
     metrics = SchedulerMetrics(registry)

@@ -1,5 +1,6 @@
-"""Processes with addresses of their own on the loopback device, like pods, and a fake Kubernetes
-API that knows them. It can play a Deployment, which starts and stops workers as its scale says."""
+"""Starts services as processes with their own addresses on the loopback device, as pods have, and a
+fake Kubernetes API that lists the workers. `WorkerDeployment` starts and stops workers as a
+Deployment does."""
 
 import asyncio
 import contextlib
@@ -24,7 +25,7 @@ DEMO = ROOT / "models" / "demo"
 
 @dataclass
 class Pods:
-    """The processes by their roles, and the API that lists the pods of the workers."""
+    """Starts the processes of a system, and has the fake API that lists the pods of its workers."""
 
     api: FakeKubernetes
     kubeconfig: Path
@@ -36,7 +37,7 @@ class Pods:
     http: str = field(default_factory=free_address)
 
     async def start(self, module: str, **settings: object) -> Process:
-        """Starts a service with its settings."""
+        """Starts the service `module` with these settings."""
         path = os.pathsep.join((str(ROOT), str(ROOT / "protos/gen")))
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -48,7 +49,7 @@ class Pods:
         return process
 
     async def start_worker(self, number: int, **settings: object) -> Process:
-        """Starts a worker at an address of its own, and makes its pod known."""
+        """Starts a worker at its own address, and adds its pod to the API."""
         host = f"127.0.0.{number}"
         process = await self.start(
             "services.worker",
@@ -86,19 +87,20 @@ class Pods:
         )
 
     async def get(self, path: str) -> httpx.Response | None:
-        """Returns the frontend's answer; None if there is none."""
+        """Returns the frontend's response to a GET request, or None if the frontend does not
+        answer."""
         with contextlib.suppress(httpx.TransportError):
             async with self.client() as client:
                 return await client.get(path)
         return None
 
     def client(self) -> httpx.AsyncClient:
-        """Returns a client of the frontend."""
+        """Returns an HTTP client of the frontend."""
         return httpx.AsyncClient(base_url=f"http://{self.http}", trust_env=False, timeout=HANG_S)
 
     async def until_reason(self, *parts: str) -> str:
-        """Waits until the frontend reports that nothing is served, with a reason that contains all
-        of `parts`."""
+        """Waits until the frontend reports a reason for not serving that contains all of `parts`,
+        and returns the reason."""
         async with asyncio.timeout(HANG_S):
             while True:
                 answer = await self.get("/serving")
@@ -108,7 +110,7 @@ class Pods:
                 await asyncio.sleep(0.1)
 
     async def until_serving(self) -> None:
-        """Waits until requests get tokens."""
+        """Waits until the frontend reports that it serves."""
         async with asyncio.timeout(HANG_S):
             while (answer := await self.get("/serving")) is None or answer.status_code != 200:
                 await asyncio.sleep(0.1)
@@ -142,7 +144,7 @@ class WorkerDeployment:
         return [f"127.0.0.{number}" for number in self._workers]
 
     async def run(self) -> None:
-        """Follows the scale until cancelled."""
+        """Starts and stops workers whenever the scale changes, until cancelled."""
         while True:
             self._has_changed.clear()
             while self.n_workers < (self._pods.api.n_replicas or 0):
@@ -153,8 +155,8 @@ class WorkerDeployment:
             await self._has_changed.wait()
 
     async def _stop(self, number: int) -> None:
-        """Ends a worker as Kubernetes does: its pod terminates, then the process, then the pod is
-        gone."""
+        """Ends a worker in the order in which Kubernetes does: the pod is marked as terminating,
+        the process ends, and the pod is removed."""
         process, name = self._workers.pop(number), f"worker-{number}"
         self._pods.api.set_pod(name, ip=f"127.0.0.{number}", deleted="2026-11-20T11:00:00Z")
         process.terminate()
@@ -163,7 +165,7 @@ class WorkerDeployment:
 
 
 async def end(process: Process) -> None:
-    """Ends a process at once, if it still runs."""
+    """Kills a process if it still runs, and waits for its end."""
     if process.returncode is None:
         process.kill()
     await process.wait()
@@ -171,6 +173,7 @@ async def end(process: Process) -> None:
 
 @contextlib.asynccontextmanager
 async def pods(directory: Path, *, model: Path = DEMO) -> AsyncIterator[Pods]:
-    """Yields the API, without any process; ends the processes after the block."""
+    """Yields an object with a fake API and no processes. At the end, kills the processes that were
+    started."""
     async with fake_kubernetes() as api, contextlib.AsyncExitStack() as processes:
         yield Pods(api, write_kubeconfig(api, directory), processes, model)

@@ -1,5 +1,5 @@
-"""A running Orcinus: `python -m services.local` in a process of its own, and ways to talk to and
-harm it."""
+"""A running Orcinus, `python -m services.local` in a process of its own, with methods that send it
+requests and signals."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ STOP_TIMEOUT_S = 60
 
 
 class Stack:
-    """The process tree of one launcher."""
+    """The processes of one launcher."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -44,7 +44,8 @@ class Stack:
         self.tree: list[psutil.Process] = []
 
     def wait_until_ready(self) -> None:
-        """Waits for the ready line, and records the addresses in it."""
+        """Waits until the launcher prints that it serves, and records the addresses that it
+        prints."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while (line := self._lines.get(timeout=deadline - time.monotonic())) is not None:
             if match := READY.search(line):
@@ -54,18 +55,18 @@ class Stack:
         raise AssertionError(f"never ready:\n{''.join(self.output)}")
 
     def look_at_tree(self) -> None:
-        """Records the present processes, after some of them were restarted."""
+        """Records the present processes, for example after some of them were restarted."""
         self.tree = psutil.Process(self._process.pid).children(recursive=True)
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """The exit status."""
+        """Waits until the launcher has ended, and returns its exit status."""
         status = self._process.wait(timeout_s)
         self._reader.join(timeout_s)
         return status
 
     def metrics(self, service: str) -> Samples:
-        """Returns the metrics of a service, in a stack with `metrics=True`: `stage 0`, `scheduler`,
-        `frontend`."""
+        """Returns the metrics of the service with a name, such as `stage 0`, `scheduler` or
+        `frontend`. The stack must have been started with `metrics=True`."""
         return Samples(httpx.get(self.metrics_urls[service]).text)
 
     @property
@@ -74,11 +75,11 @@ class Stack:
         return {match[1]: match[2] for line in self.output if (match := METRICS.match(line))}
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Signals the launcher only."""
+        """Sends a signal to the launcher only."""
         self._process.send_signal(number)
 
     def pids(self, module: str) -> list[int]:
-        """Processes that run a module, in the order of their stages."""
+        """Returns the ids of the processes that run a module, ordered by stage."""
         found = []
         for process in self.tree:
             command = process.cmdline()
@@ -89,22 +90,23 @@ class Stack:
         return [pid for _, pid in sorted(found)]
 
     def kill(self, module: str, index: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
-        """Signals one of the processes that run a module."""
+        """Sends a signal to one of the processes that run a module."""
         os.kill(self.pids(module)[index], number)
 
     def survivors(self) -> list[psutil.Process]:
-        """Processes of the tree that are still there."""
+        """Waits until all recorded processes have ended, and returns those that have not ended in
+        time."""
         _, alive = psutil.wait_procs(self.tree, timeout=HANG_S)
         return alive
 
     def post(
         self, path: str, body: dict[str, Any], *, timeout_s: float = 60, **options: Any
     ) -> httpx.Response:
-        """A request over HTTP."""
+        """Sends a POST request over HTTP, and returns the response."""
         return httpx.post(f"{self.http}{path}", json=body, timeout=timeout_s, **options)
 
     def complete(self, prompt: list[int] | str, **options: Any) -> dict[str, Any]:
-        """The first choice of a completion, with its token ids."""
+        """Returns the first choice of a completion, with its token ids."""
         body = {"prompt": prompt, "return_token_ids": True, **options}
         response = self.post("/v1/completions", body)
         assert response.status_code == 200, response.text
@@ -113,13 +115,13 @@ class Stack:
 
     @contextlib.contextmanager
     def inference(self) -> Iterator[inference_pb2_grpc.InferenceServiceStub]:
-        """The public gRPC API."""
+        """Yields a stub of the public gRPC API."""
         with grpc.insecure_channel(self.grpc) as channel:
             yield inference_pb2_grpc.InferenceServiceStub(channel)
 
     @contextlib.contextmanager
     def iterations(self) -> Iterator["IterationRecords"]:
-        """Records of all iterations that start inside the block."""
+        """Yields the records of all iterations that start inside the block."""
         with grpc.insecure_channel(self.scheduler_address()) as channel:
             call = watch_pb2_grpc.WatchServiceStub(channel).Watch(watch_pb2.WatchRequest())
             call.initial_metadata()  # comes when the watch has begun
@@ -127,11 +129,11 @@ class Stack:
             call.cancel()
 
     def stage_addresses(self) -> list[str]:
-        """Addresses of the stages' controllers, in their order."""
+        """Returns the addresses of the stages' controllers, ordered by stage."""
         return self._option("--stages=").split(",")
 
     def scheduler_address(self) -> str:
-        """Returns where the scheduler listens."""
+        """Returns the address of the scheduler."""
         return self._option("--scheduler=")
 
     def _option(self, name: str) -> str:
@@ -150,12 +152,12 @@ class Stack:
 
 
 class IterationRecords:
-    """Collects records in the background."""
+    """Records of iterations, which a thread collects in the background."""
 
     def __init__(self, call: Any) -> None:
         self.records: list[watch_pb2.IterationEvent] = []
         self.n_slots = 0
-        """K/V slots in all."""
+        """Number of K/V slots of the system."""
         self._call = call
         threading.Thread(target=self._collect, daemon=True).start()
 
@@ -187,10 +189,12 @@ def serving(
     environment: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Iterator[Stack]:
-    """Orcinus serving a model on free ports; whatever is left of it afterwards is killed.
+    """Yields an Orcinus that serves a model on free ports. Any process that is left at the end is
+    killed.
 
-    Its environment names proxies that do not answer, which its calls inside must not use. A service
-    that dies ends all, unless `fail_fast` is False: a test must not miss it.
+    The environment names proxies that do not answer, and that calls between the services must not
+    use. All services end if one of them dies, unless `fail_fast` is False, so that no test
+    overlooks it.
     """
     options = {
         "http_port": 0,

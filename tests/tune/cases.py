@@ -1,4 +1,4 @@
-"""Costs, workloads and findings that tests put together."""
+"""Costs, workloads and results for tests of the tuner."""
 
 from services.tune.calibration import Calibration
 from services.tune.check import Check
@@ -18,19 +18,20 @@ STAGE = (5e-3, *(1e-3,) * 6, 1e-4, 1e-7, 1e-8)
 def workload(
     limits: LatencyLimits | None = None, *, n: int = 24, rate: float | None = None
 ) -> Workload:
-    """Some short requests."""
+    """Returns a workload of short requests."""
     lengths = mixed_lengths(n, seed=0, prompts=(8, 64), outputs=(1, 24))
     return Workload(lengths, rate, limits or LatencyLimits(), seed=0)
 
 
 def costs(n_stages: int = 1, *, way_s: float = 0.001) -> LinearCosts:
-    """A model that is cut into stages, with a way between them."""
+    """Returns the costs of a model that is divided into `n_stages` stages. `way_s` is the travel
+    time between them in seconds."""
     share = tuple(value / n_stages for value in STAGE)
     return LinearCosts((share,) * n_stages, plan_s=way_s, hop_s=way_s, result_s=way_s)
 
 
 def tried(layout: Layout, *, way_s: float = 0.001) -> Tried:
-    """A layout as calibrated."""
+    """Returns a layout with a made-up calibration and the best settings for it."""
     of_layout = costs(layout.stages, way_s=way_s)
     predictor = Predictor(of_layout, workload(), Memory(10_000))
     return Tried(
@@ -62,5 +63,5 @@ def tuned() -> Tuned:
 
 
 def candidate(size: int, tokens: int, layout: Layout = WHOLE) -> Candidate:
-    """Settings of a layout."""
+    """Returns a candidate: settings with a layout."""
     return Candidate(layout, size, tokens)

@@ -1,9 +1,8 @@
-"""All stages of a model in one process, driven plan by plan, with a naive block allocator.
+"""Runs all stages of a model in one process, plan by plan, with a simple block allocator.
 
-Blocks behind a window are given to the next request that needs one.
-
-Blocks are handed out in a shuffled order, so that no test passes because blocks happen to lie one
-after the other. Ranks that share a stage are threads.
+Blocks are given out in a shuffled order, so that no test passes only because blocks happen to be
+adjacent. A block whose tokens are outside of all windows is given to another request. Ranks that
+share a stage are threads.
 """
 
 import random
@@ -61,7 +60,8 @@ def load(
     takes_adapters: bool = False,
     pooling: PoolingSetting = "",
 ) -> StageModel:
-    """A rank's part of a stage, on the CPU. Oracles do not round inputs."""
+    """Loads a rank's part of a stage, on the CPU. By default, inputs of matrix products are not
+    rounded, since oracles do not round them."""
     return load_stage(
         directory,
         stage_index=stage_index,
@@ -95,13 +95,14 @@ class RankGroup:
         self._threads = ThreadPoolExecutor(size)
 
     def run(self, work: Callable[["ThreadRank"], T]) -> list[T]:
-        """Lets all ranks do `work` at once; the result of each."""
+        """Calls `work` for all ranks at the same time, and returns the result of each."""
         if self.size == 1:
             return [work(self._ranks[0])]
         return list(self._threads.map(lambda rank: self._guarded(work, rank), self._ranks))
 
     def exchange(self, rank: int, what: str, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, which must all do the same."""
+        """Returns the tensors that all ranks pass to this call. All ranks must make the same
+        call."""
         self._parts[rank] = what, tensor.clone()
         self._barrier.wait()
         parts = list(self._parts)
@@ -120,7 +121,7 @@ class RankGroup:
 
 
 class ThreadRank:
-    """One of them, as a model knows it."""
+    """One rank of a `RankGroup`, with the interface that a model needs."""
 
     def __init__(self, group: RankGroup, rank: int) -> None:
         self.rank = rank
@@ -128,11 +129,12 @@ class ThreadRank:
         self._group = group
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sums over all ranks, in place."""
+        """Replaces the tensor by its sum over all ranks."""
         tensor.copy_(torch.stack(self._group.exchange(self.rank, "reduce", tensor)).sum(0))
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """The ranks' tensors side by side along the last dimension, in the order of the ranks."""
+        """Returns the tensors of all ranks, joined along the last dimension in the order of the
+        ranks."""
         return torch.cat(self._group.exchange(self.rank, "gather", tensor), -1)
 
 
@@ -203,8 +205,9 @@ class Stage:
             runner.drop_adapter(adapter.digest)
 
     def run(self, plan: IterationPlan, hidden: Tensor | None) -> tuple[Tensor, ...]:
-        """Hidden states; of the last stage sampled tokens, logits, and the spans of vectors and the
-        vectors. All ranks must agree."""
+        """Runs a plan and returns the hidden states. The last stage instead returns the sampled
+        tokens, the logits, the indices of the spans that have embeddings, and these embeddings. All
+        ranks must return the same."""
         first, *others = self._group.run(
             lambda rank: self._run(self._runners[rank.rank], plan, hidden)
         )
@@ -229,7 +232,7 @@ class Stage:
 
 @dataclass
 class Stored:
-    """A request as the driver remembers it."""
+    """The stored tokens and the blocks of a request."""
 
     n_stored: int = 0
     n_columns: int = 0
@@ -247,7 +250,7 @@ class Span:
 
 
 class Pipeline:
-    """Stages chained in one process."""
+    """A pipeline whose stages run one after the other in this process."""
 
     def __init__(
         self,
@@ -267,9 +270,9 @@ class Pipeline:
         max_loaded_adapters: int = 0,
         pooling: PoolingSetting = "",
     ) -> None:
-        """`max_model_len` is by default the longest length that the files state, and None is the
-        default of a worker. With `interpreted_on`, the interpreter runs all programs on these
-        operations."""
+        """By default, `max_model_len` is the context that the checkpoint's files state. With None,
+        it is the default of a worker. If `interpreted_on` is given, the interpreter runs all
+        programs with these operations."""
         if max_model_len == "longest":
             max_model_len = context_length(directory)
         self._stages = [
@@ -301,7 +304,7 @@ class Pipeline:
         self._released_rows: list[int] = []
         self._iteration = 0
         self.vectors: dict[int, Tensor] = {}
-        """Vectors that iterations have brought, by the rows of their requests."""
+        """Embeddings that iterations have returned, by the rows of their requests."""
 
     def add_adapter(self, adapter: Adapter, index: int) -> None:
         """Loads an adapter on all stages, between two iterations."""
@@ -322,24 +325,25 @@ class Pipeline:
         adapter: str = "",
         wants_vector: bool = False,
     ) -> None:
-        """Announces a request with the next iteration. `adapter` is the digest of its adapter."""
+        """Adds a request to the next iteration. `adapter` is the digest of its adapter."""
         self._sequences[row] = Stored(blocks=[{} for _ in self._windows])
         self._admissions.append(
             Admission(row, n_prompt_tokens, sampling, adapter=adapter, wants_vector=wants_vector)
         )
 
     def release(self, row: int) -> None:
-        """Gives a request's row and blocks up with the next iteration."""
+        """Releases a request's row and blocks in the next iteration."""
         for blocks in self._sequences.pop(row).blocks:
             self._free_blocks += blocks.values()
         self._released_rows.append(row)
 
     def forget(self, row: int, n_tokens: int) -> None:
-        """Takes the last tokens of a request back, which were drafts."""
+        """Removes the last tokens of a request, which were rejected drafts."""
         self._sequences[row].n_stored -= n_tokens
 
     def run(self, spans: Sequence[Span]) -> tuple[list[int], Tensor]:
-        """Runs one iteration: the sampled tokens and their logits [n_sampled, vocab_size]."""
+        """Runs one iteration. Returns the sampled tokens, and their logits [n_sampled,
+        vocab_size]."""
         plan = self._plan(spans)
         hidden = None
         for stage in self._stages[:-1]:
@@ -385,7 +389,7 @@ class Pipeline:
         return new
 
     def _give_back(self, sequence: Stored) -> None:
-        """Gives back the blocks that are outside of the windows of all later tokens."""
+        """Frees the blocks of a request that are outside of the windows of all later tokens."""
         for window, blocks in zip(self._windows, sequence.blocks, strict=True):
             n_unseen = 0 if window is None else max(0, sequence.n_stored - window + 1)
             for column in [each for each in blocks if each < n_unseen // self._block_size]:

@@ -33,14 +33,14 @@ def computed(
 def embedded(
     describe: Callable[[Program], Buffer], token_ids: Tensor, *, ranks: TensorParallel = SINGLE
 ) -> Tensor:
-    """What an embedding in float32 makes of tokens."""
+    """Returns the result of a described embedding in float32 for tokens."""
     program = Program(torch.float32, tp_size=ranks.size)
     program.end_layers(describe(program))
     return TORCH.runner(program)(token_ids, batch_of(len(token_ids), ranks), ())
 
 
 def batch_of(n_tokens: int, ranks: TensorParallel = SINGLE) -> StageBatch:
-    """A prompt of `n_tokens`, for pieces that do not attend."""
+    """Returns a batch with one prompt of `n_tokens`, for steps without attention."""
     kv: Sequence[LayerKV] = [(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))]
     plan: Any = TORCH.plan_attention(
         np.array([0]),

@@ -3,12 +3,14 @@
 Each setting is compared with `orca(32)` or with one other setting, for the paper's lengths and the
 model 175B:
 
-- *chunks*, which make the times between tokens more regular: times between tokens at a rate that
-  all settings can serve;
-- *optimistic admission*, for clients that do not know the lengths of outputs and set `max_tokens`
-  to the whole context, with batches so large that memory is the limit;
-- *the prefix cache*, for prompts whose first half is one of a few texts;
-- *the fair order*, in overload, with one client that sends ten times as many requests as another.
+- *chunks* of prompts: their effect on the times between tokens, at a rate that all settings can
+  serve;
+- *optimistic admission*: its effect on the throughput if clients do not know the lengths of outputs
+  and set `max_tokens` to the whole context, with batches so large that memory is the limit;
+- *the prefix cache*: its effect on the throughput if the first half of each prompt is one of a few
+  texts;
+- *the fair order*: its effect on the latency of a small client in overload, if a large client sends
+  ten times as many requests.
 """
 
 from collections.abc import Mapping, Sequence

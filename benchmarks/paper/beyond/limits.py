@@ -120,8 +120,8 @@ class ShortestFirst(Order):
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields the ready requests, and then the waiting requests: those in `waiting`, or all
-        waiting requests with the shortest first if `waiting` is None."""
+        """Yields the ready requests, and then the requests in `waiting`. If `waiting` is None,
+        yields all waiting requests after the ready ones, the shortest first."""
         return chain(ready, self._waiting if waiting is None else waiting)
 
     def rank(self, request: Request) -> tuple[int, ...]:

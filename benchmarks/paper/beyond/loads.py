@@ -75,9 +75,9 @@ class TwoClients:
     seed: int = 0
 
     def arrivals(self, small_rate: float, *, both: bool) -> list[Arrival]:
-        """Returns the requests of the small client, which sends `small_rate` requests per second,
-        and with `both` also those of the large client. The arrival times of the small client's
-        requests do not depend on `both`."""
+        """Returns the requests of the small client, which sends `small_rate` requests per second.
+        With `both`, also returns the requests of the large client. The arrival times of the small
+        client's requests do not depend on `both`."""
         n_small = len(self.lengths) // (self.times + 1)
         parts = {"small": (self.lengths[:n_small], small_rate, self.seed)}
         if both:

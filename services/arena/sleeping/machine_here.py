@@ -17,7 +17,7 @@ def machine_here() -> Machine:
 
 
 def share_of(*, stages: int, tp: int, threads: int) -> float:
-    """Returns a rank's time for an iteration, divided by the time of the whole machine. `stages` is
-    the number of stages, `tp` the number of ranks per stage, and `threads` the number of threads
-    per rank."""
+    """Returns a rank's time for an iteration, divided by the time that the machine takes according
+    to `MACHINES`. The result is 1 for a single rank with two threads. `stages` is the number of
+    stages, `tp` the number of ranks per stage, and `threads` the number of threads per rank."""
     return float((2 / threads) ** 0.9) / (stages * tp) * (SHARING if tp > 1 else 1.0)

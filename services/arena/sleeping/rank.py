@@ -2,9 +2,9 @@
 
     python -m services.arena.sleeping.rank    starts a stage's controller with such ranks
 
-All other parts of the system are real. So a policy, or the tuner's choice, can be measured on a
-machine whose costs are known. A rank that sleeps needs no processor, so other work on the machine
-hardly changes the times of its iterations.
+All other parts of the system are real. So a policy, or settings that the tuner has chosen, can be
+measured on a machine whose costs are known. A rank that sleeps needs no processor, so other work on
+the machine hardly changes the times of its iterations.
 """
 
 import os

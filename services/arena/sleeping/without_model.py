@@ -56,7 +56,7 @@ class NullRunner:
         return None
 
     def vectors(self, batch: IterationPlan, logits: Logits) -> None:
-        """Returns None: no request wants a vector."""
+        """Returns None, since no request asks for an embedding."""
 
     def close(self) -> None:
         pass

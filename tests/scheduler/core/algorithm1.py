@@ -1,9 +1,9 @@
-"""Algorithm 1 of the Orca paper, written down line by line: slow, obvious, and the oracle of the
-fast one.
+"""Algorithm 1 of the Orca paper, written line by line. It is slow and obvious, and serves as the
+oracle of the real scheduler.
 
-The pool is a list that each selection filters and sorts anew. Where the paper leaves a choice, the
-choice is the same as in `services/scheduler/core/scheduler.py`: an empty batch is not sent and not
-counted.
+The pool is a list that each selection filters and sorts again. Where the paper leaves something
+open, this code does the same as `services/scheduler/core/scheduler.py`: an empty batch is not sent
+and not counted.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class PaperRequest:
 
 @dataclass
 class PaperScheduler:
-    """Lines 1 to 28, with the wait of line 10 turned into a call by the test."""
+    """Lines 1 to 28 of the algorithm. A test calls `step` for each turn of its loop."""
 
     n_workers: int
     max_bs: int
@@ -36,7 +36,8 @@ class PaperScheduler:
     in_flight: list[list[PaperRequest]] = field(default_factory=list)
 
     def step(self) -> list[int]:
-        """One turn of the loop in line 3; returns the names of the batch that was sent."""
+        """Runs one turn of the loop in line 3, and returns the names of the requests of the batch
+        that was sent."""
         batch, self.n_rsrv = self.select(self.request_pool, self.n_rsrv)  # line 4
         if batch:
             self.in_flight.append(batch)  # line 5
@@ -48,7 +49,8 @@ class PaperScheduler:
         return [req.name for req in batch]
 
     def wait_for_return(self) -> None:
-        """Lines 10 to 15, and the removal of finished requests that the paper's pool does."""
+        """Runs lines 10 to 15, and removes finished requests from the pool, which the paper's pool
+        does by itself."""
         for req in self.in_flight.pop(0):  # lines 10 and 11
             req.n_run += 1
             req.state = INCREMENT  # line 12

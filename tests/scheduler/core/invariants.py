@@ -1,13 +1,14 @@
-"""Invariants of a scheduler, whatever arrives and whichever policy chooses."""
+"""Checks of conditions that always hold for a scheduler, whichever requests arrive and whichever
+policy chooses."""
 
 from services.scheduler.core.request import FinishReason, RequestState
 from tests.scheduler.core.workload import Driver
 
 
 def check_memory(driver: Driver) -> None:
-    """Checks that reserved <= slots and assigned <= reserved, and that only a block in the prefix
-    cache has several owners. A request that has ended holds only memory that batches in flight
-    still use."""
+    """Checks the K/V memory: no more is reserved than there is, and no more is assigned than is
+    reserved. Only a block in the prefix cache may belong to several requests. A request that has
+    ended holds only memory that batches in flight still use."""
     scheduler = driver.scheduler
     kv_manager = scheduler.kv_manager
     running = {span.request for batch in driver.in_flight for span in batch.spans}
@@ -34,9 +35,9 @@ def check_memory(driver: Driver) -> None:
 
 
 def check_batches(driver: Driver, *, max_batch_size: int) -> None:
-    """Checks that few enough batches are in flight and that none is too large. Each request in a
-    batch must run, or must have ended in an earlier batch. Checks the pool's counts of requests
-    and of prompt tokens that are left, too."""
+    """Checks that no more batches are in flight than allowed, and that none is too large. Each
+    request in a batch must be running, or must have ended in an earlier batch. Also checks the
+    pool's counts of requests and of prompt tokens that are not yet scheduled."""
     assert len(driver.in_flight) <= driver.scheduler.pipeline_depth
     assert all(1 <= len(batch.spans) <= max_batch_size for batch in driver.in_flight)
     for batch in driver.in_flight:
@@ -57,8 +58,8 @@ def check_no_request_is_in_two_batches(driver: Driver) -> None:
 
 
 def check_first_come_first_served(driver: Driver, n_iterations: dict[int, int]) -> None:
-    """Checks, of two requests that both want to run, that the earlier has run as often, or more
-    often."""
+    """Checks for all requests that want to run: an earlier request has run at least as often as a
+    later one."""
     alive = sorted(
         (
             index
@@ -74,8 +75,8 @@ def check_first_come_first_served(driver: Driver, n_iterations: dict[int, int]) 
 
 
 def check_ends(driver: Driver) -> None:
-    """Every request ended exactly once, with as many tokens as it was told about; and when the last
-    batch is back, nothing is held."""
+    """Checks that every request ended exactly once, with exactly the tokens that were reported.
+    When the last batch has returned, no memory may be held."""
     while driver.in_flight:
         driver.return_oldest()
     check_memory(driver)

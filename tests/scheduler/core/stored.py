@@ -19,11 +19,11 @@ class StoredTokens:
         self._slots: dict[int, Content] = {}
         self._block_ids: dict[Request, list[int]] = {}
         self.n_computed = 0
-        """Tokens of all spans so far."""
+        """Number of tokens of all spans so far."""
 
     def run(self, batch: Batch) -> None:
-        """Stores the results of the spans of a batch. They depend on the contents before the
-        batch."""
+        """Runs a batch: checks that the tokens before each span are stored, and then stores the
+        tokens of all spans."""
         before = dict(self._slots)
         for span in batch.spans:
             if span.is_admission:

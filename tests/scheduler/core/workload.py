@@ -25,7 +25,8 @@ PLAIN_TOKEN = 1
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request to be: when it comes, how long it is, when it really stops."""
+    """A request that will arrive: its turn, its lengths, and the number of iterations after which
+    it stops."""
 
     turn: int
     n_prompt: int
@@ -52,7 +53,7 @@ def arrivals(
     priorities: Sequence[int] = (0,),
     n_requests: int = 24,
 ) -> list[Arrival]:
-    """Up to so many requests, most of them in bursts."""
+    """Returns up to `n_requests` random requests, ordered by turn. Several arrive in most turns."""
     cancellations = st.none() | st.integers(0, 12) if with_cancellations else st.none()
     result = []
     for _ in range(draw(st.integers(1, n_requests))):
@@ -86,7 +87,7 @@ def build(
     max_rows: int | None = None,
     groups: BlockGroups = ONE_GROUP,
 ) -> Scheduler:
-    """A scheduler with the policy and the order of the paper, unless told otherwise."""
+    """Returns a scheduler. By default it has the policy and the order of the paper."""
     return Scheduler(
         RequestPool(max_requests=1000, order=order),
         KVManager(
@@ -105,7 +106,7 @@ def build(
 
 
 def request_for(index: int, arrival: Arrival) -> Request:
-    """The request of an arrival; its name is its index."""
+    """Returns the request of an arrival. Its id is the index of the arrival."""
     return Request(
         request_id=RequestId(str(index)),
         prompt_token_ids=[PLAIN_TOKEN] * arrival.n_prompt,
@@ -133,14 +134,15 @@ class Driver:
     updates: list[Update] = field(default_factory=list)
     account: AccountUse | None = None
     accounts: dict[str, AccountUse] = field(default_factory=dict)
-    """Those of the clients that have names."""
+    """Accounts of the clients that have names, by name."""
 
     @property
     def is_done(self) -> bool:
         return len(self.requests) == len(self.arrivals) and not len(self.scheduler.pool)
 
     def arrive(self) -> None:
-        """Submits and cancels the requests of this turn."""
+        """Submits the requests that arrive in this turn, cancels those that are cancelled in it,
+        and goes on to the next turn."""
         for index, arrival in enumerate(self.arrivals):
             if arrival.turn == self.turn:
                 self.requests[index] = request_for(index, arrival)
@@ -153,14 +155,15 @@ class Driver:
         self.turn += 1
 
     def select(self) -> Batch | None:
-        """Asks for a batch and sends it."""
+        """Asks the scheduler for a batch, and returns it as a batch in flight. Returns None if
+        there is none."""
         batch = self.scheduler.select()
         if batch is not None:
             self.in_flight.append(batch)
         return batch
 
     def return_oldest(self) -> None:
-        """Lets the oldest batch come back with its tokens."""
+        """Returns the tokens of the oldest batch in flight to the scheduler."""
         batch = self.in_flight.pop(0)
         tokens = [self._token(span) for span in batch.spans if span.is_sampled]
         self.updates += self.scheduler.apply(batch.iteration, tokens)

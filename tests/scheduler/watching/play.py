@@ -1,4 +1,4 @@
-"""A scheduling core on an artificial pipeline, and the events that watchers get."""
+"""Drives a scheduling core on a made-up pipeline, and reports its events to watchers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,8 @@ NOTHING = scheduler_pb2.Submission()
 def pipeline_of(
     n_stages: int, *, epoch: int = 1, windows: Sequence[int] = (), number: int = 0
 ) -> Pipeline:
-    """Returns a pipeline of stages without processes, with K/V groups of these windows."""
+    """Returns a pipeline of stages without processes. `windows` are the windows of its K/V
+    groups."""
     members = [Member(f"stage{i}:1", describe_stage(i, n_stages)) for i in range(n_stages)]
     for member in members:
         member.description.kv_windows.extend(windows)
@@ -36,7 +37,8 @@ def pipeline_of(
 
 @dataclass
 class Play:
-    """One pipeline after the other. Further pipelines may serve at the same time (`beside`)."""
+    """A pipeline that can be opened, driven and lost again and again. Further pipelines may serve
+    at the same time (`beside`)."""
 
     settings: SchedulerSettings = field(
         default_factory=lambda: SchedulerSettings(n_stages=1, max_batch_size=4)
@@ -64,11 +66,13 @@ class Play:
         self.epochs = count(1)
 
     def beside(self, number: int) -> "Play":
-        """A further pipeline with this number, which takes its requests from the same pool."""
+        """Returns a further pipeline with the number `number`, which takes its requests from the
+        same pool."""
         return Play(self.settings, self.windows, first=self, number=number)
 
     def open(self, *, goes_on: bool = False) -> None:
-        """Lets a pipeline serve. It goes on with the K/V of the pipeline before if `goes_on`."""
+        """Forms a new pipeline and opens it. If `goes_on`, the new pipeline keeps the keys and
+        values of the pipeline before, if it can."""
         earlier = self.scheduler if goes_on else None
         self.form()
         if earlier is not None and self.scheduler.kv_manager.can_take_over(earlier.kv_manager):
@@ -77,7 +81,7 @@ class Play:
         self.note(self.scheduler.adopt())
 
     def form(self) -> None:
-        """Puts a pipeline together, which does not serve yet."""
+        """Forms a new pipeline, which does not serve yet."""
         pipeline = pipeline_of(
             self.settings.n_stages or 1,
             epoch=next(self.epochs),
@@ -88,7 +92,7 @@ class Play:
         self.epoch = self.watching.observe(pipeline, self.scheduler)
 
     def be_late(self) -> None:
-        """Lets the pipeline be late, so that others may have its requests."""
+        """Marks the pipeline as late, so that its requests may move to other pipelines."""
         moved, ends = self.scheduler.release_late()
         self.epoch.late("iteration 1 has not returned in 0.5 s", moved)
         for request in moved:
@@ -96,7 +100,7 @@ class Play:
         self.note(ends)
 
     def lose(self, why: str = "stage 0 is gone: 10.0.0.1:50051 refused") -> None:
-        """Loses the pipeline."""
+        """Loses the pipeline, so that its requests wait again."""
         self.epoch.closed(why)
         begun, ends = self.scheduler.suspend()
         for request in begun:
@@ -104,7 +108,7 @@ class Play:
         self.note(ends)
 
     def leave(self) -> None:
-        """Ends the pipeline, which has no request any more."""
+        """Ends the pipeline on purpose. It must have no requests."""
         self.epoch.closed(None)
         self.scheduler.suspend()
 
@@ -118,7 +122,7 @@ class Play:
         priority: int = 0,
         **fields: Any,
     ) -> Request:
-        """Puts a request into the pool."""
+        """Puts a new request into the pool, and returns the request."""
         request = Request(
             RequestId(name),
             prompt,
@@ -132,13 +136,13 @@ class Play:
         return request
 
     def send(self) -> Batch:
-        """Sends the next batch. There must be a batch to send."""
+        """Sends the next batch and returns it. There must be one."""
         batch = self.try_to_send()
         assert batch is not None
         return batch
 
     def try_to_send(self) -> Batch | None:
-        """Sends the next batch, if there is one."""
+        """Sends the next batch and returns it. Returns None if there is none."""
         batch = self.scheduler.select()
         if batch is None:
             return None
@@ -151,7 +155,8 @@ class Play:
         return batch
 
     def give_back(self, batch: Batch, *token_ids: int) -> None:
-        """Lets a batch return with these tokens, over and over."""
+        """Returns the results of a batch to the scheduler. The sampled tokens are `token_ids`,
+        repeated as often as needed."""
         n_sampled = sum(span.is_sampled for span in batch.spans) + batch.n_drafts
         tokens = islice(cycle(token_ids or (5,)), n_sampled)
         updates = self.scheduler.apply(batch.iteration, list(tokens))
@@ -159,12 +164,13 @@ class Play:
         self.epoch.returned(batch.iteration, updates, self.scheduler)
 
     def time(self, batch: Batch, stage_index: int = 0, compute_ns: int = 77) -> None:
-        """Lets a stage say how long it took."""
+        """Reports the compute time of a batch on a stage."""
         timing = worker_pb2.IterationTiming(iteration=batch.iteration, compute_ns=compute_ns)
         self.epoch.timed(stage_index, timing)
 
     def run(self, n_iterations: int = 1) -> None:
-        """Runs iterations from beginning to end."""
+        """Runs iterations: sends a batch, returns its results, and reports the times of all
+        stages."""
         for _ in range(n_iterations):
             batch = self.send()
             self.give_back(batch)
@@ -172,14 +178,14 @@ class Play:
                 self.time(batch, stage_index)
 
     def note(self, updates: Sequence[Update]) -> None:
-        """Tells of the requests that have ended."""
+        """Tells watchers about the requests that have ended."""
         for update in updates:
             if update.finish_reason is not None:
                 self.watching.requests.ended(update.request, update.finish_reason)
 
 
 async def told(watcher: Watcher) -> list[watch_pb2.WatchEvent]:
-    """All that waits for a watcher."""
+    """Returns all events that wait for a watcher."""
     return list((await watcher.next_message()).events)
 
 

@@ -1,4 +1,4 @@
-"""Plans as they come over the wire, for tests of ranks and of whole stages."""
+"""Plans as the engine master sends them, for tests of ranks and of whole stages."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,8 @@ from orcinus.v1.sampling_pb2 import SamplingParams
 def prefill(
     prompt: Sequence[int], *, epoch: int, block: int = 0
 ) -> worker_pb2.RunIterationsRequest:
-    """The first iteration of pipeline `p`: a greedy request's prompt, in one block."""
+    """Returns the plan of the first iteration of pipeline `p`: the prompt of a greedy request, in
+    one block."""
     return worker_pb2.RunIterationsRequest(
         pipeline_id="p",
         epoch=epoch,
@@ -31,7 +32,8 @@ def prefill(
 
 
 def decode(tokens: Sequence[int], *, epoch: int) -> worker_pb2.RunIterationsRequest:
-    """The second iteration of that request: its last token, in the same block."""
+    """Returns the plan of the second iteration of the request of `prefill`: it runs the last of
+    `tokens`, in the same block."""
     return worker_pb2.RunIterationsRequest(
         pipeline_id="p",
         epoch=epoch,

@@ -23,7 +23,7 @@ STOP, PLAIN = 7, 1
 
 @dataclass(frozen=True)
 class Caller:
-    """A request to be."""
+    """A request that will arrive at the time `at`."""
 
     at: float
     n_prompt: int
@@ -36,17 +36,17 @@ class Caller:
 
 @dataclass(eq=False)
 class Outcome:
-    """The fate of a request."""
+    """What happened to a request."""
 
     caller: Caller
     retry_after_s: float | None = None
-    """Set if it was refused."""
+    """Retry delay of a request that was refused, otherwise None."""
     first_token_at: float | None = None
     ended_at: float | None = None
     reason: FinishReason | None = None
     foretold_s: float = 0.0
     n_waiting: int = 0
-    """Requests that waited when it came."""
+    """Number of requests that waited when this one arrived."""
 
     @property
     def wait_s(self) -> float | None:
@@ -55,7 +55,7 @@ class Outcome:
 
 @dataclass(eq=False)
 class Line:
-    """One pipeline, with the batch that it computes."""
+    """A pipeline, and the batch that it computes."""
 
     scheduler: Scheduler
     forecast: Forecast
@@ -104,8 +104,8 @@ class Engine:
         return Line(scheduler, self.control.open(machine), slowness)
 
     def run(self, callers: Sequence[Caller], *, until: float | None = None) -> list[Outcome]:
-        """Serves the callers, and returns the outcome of each. With `until` the run stops at this
-        time."""
+        """Serves the callers, and returns the outcome of each. If `until` is given, the run stops
+        at this time."""
         coming = deque(sorted(callers, key=lambda caller: caller.at))
         while (coming or len(self.pool)) and (until is None or self.now < until):
             while coming and coming[0].at <= self.now:
@@ -212,7 +212,8 @@ def poisson(
 
 
 def goodput(outcomes: Sequence[Outcome], goal_s: float, *, since: float, until: float) -> float:
-    """Returns the requests a second that ended then and had their first tokens in time."""
+    """Returns the number of requests per second that ended between `since` and `until` and got
+    their first token within `goal_s` seconds."""
     ended = [
         one
         for one in outcomes
