@@ -54,10 +54,9 @@ class SharedSettings(BaseModel):
     adapters."""
 
     allowed_adapter_sources: AdapterSources = ()
-    """Where adapters may be that clients load while the system runs: the beginnings of sources,
-    separated by commas or given one by one. An absolute directory such as `/adapters` allows all
-    directories below it. When empty, clients can load none. All workers of a model must have the
-    same value."""
+    """Absolute directories below which adapters must lie that clients load while the system runs,
+    separated by commas or given one by one. When empty, clients can load none. All workers of a
+    model must have the same value."""
 
     max_loaded_adapters: int = Field(default=8, ge=1, le=1024)
     """Number of adapters that a rank holds in memory at most beside those of `adapters`, if
