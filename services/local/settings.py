@@ -134,7 +134,8 @@ class LocalSettings(ServiceSettings):
 
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest sequence, in tokens, as in the worker's settings. When not set, the context of the
-    checkpoint; for longrope (Phi) its original context."""
+    checkpoint; for longrope (Phi) its original context. If the K/V memory (`kv_memory`) holds fewer
+    tokens, that number is served."""
 
     max_batch_size: int = Field(default=32, ge=1)
     """Largest number of requests in one batch."""

@@ -83,8 +83,8 @@ class SharedSettings(BaseModel):
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest sequence, in tokens. When not set, the context of the checkpoint; for longrope (Phi)
     its original context, in which short factors are used as in `transformers`. Set more to serve
-    the stretched context, with long factors for all sequences. All stages must have the same value.
-    """
+    the stretched context, with long factors for all sequences. If the K/V memory holds fewer
+    tokens, that number is served. All stages must have the same value."""
 
     quantization: Quantization = "none"
     """Quantization of matrices when they are loaded: `int8` takes half of bfloat16's memory, `int4`
