@@ -101,8 +101,8 @@ def _named(
 
 
 def processor_features(directory: Path | None = None) -> frozenset[str]:
-    """Returns the features of this processor, among those that any build requires. The library
-    PROCESSOR in `directory`, by default LIBRARIES, detects them.
+    """Returns the features that this processor has and some instruction set requires. The library
+    PROCESSOR in `directory`, by default LIBRARIES, detects the features.
 
     Raises OSError if that library is missing or cannot be loaded, and RuntimeError if it cannot
     detect one of the features.
@@ -222,8 +222,8 @@ def _run(command: Sequence[str | Path]) -> None:
 
 
 def main() -> None:
-    """Builds the libraries that the command line names. Ends the process with a message if that
-    fails."""
+    """Builds the libraries that the command line names. If the build fails, ends the process with a
+    message."""
     parser = argparse.ArgumentParser(
         prog="python -m kernels.build",
         description=__doc__,

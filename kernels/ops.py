@@ -111,9 +111,9 @@ class ComputeAttention(Protocol):
 
         The caches [n_blocks, block_size, n_kv_heads, head_dim] are the dense storage of one layer.
         The keys and values of the batch itself are already stored there. If values are the first
-        elements of keys, `value_cache` is `key_cache[..., :value_dim]`. The window of `form` must
-        be one of the `windows` of the plan, and its direction that of the plan. The default form is
-        the plain formula.
+        elements of keys, `value_cache` is `key_cache[..., :value_dim]`. `plan` must have been made
+        for the window and for the `is_causal` of `form`. By default, attention is causal and has
+        neither a window nor a soft cap, and the scale is `1 / sqrt(head_dim)`.
 
         `sinks` [n_heads] are float32 and dense. The sink of a head is a further score in the
         softmax of each query of the head, whatever the window. A sink has no value: it only takes

@@ -1,10 +1,10 @@
 """A stage as a program: a flat list of steps over buffers, from tokens to logits.
 
 When the weights of a model have been read, each module of the model adds its steps to the program
-once (`Program` has a method for each kind of `kernels.steps`). `Ops.runner` then returns what runs
-the program. `kernels.pytorch.interpreter` runs step after step. The native library runs several
-steps in one call; a call ends at a step that the library does not have. If there is no kind of step
-for a computation, it is a named `Call` of a Python function.
+once (`Program` has a method for each kind of step in `kernels.steps`). `Ops.runner` then returns an
+object that runs the program. `kernels.pytorch.interpreter` runs one step after the other. The
+native library runs several steps in one call; a call ends at a step that the library does not have.
+A computation for which there is no kind of step is a named `Call` of a Python function.
 """
 
 from __future__ import annotations
@@ -389,7 +389,8 @@ class Program(RecordedSteps):
         self.steps.append(CopyPart(x, first, size, out, out_first))
 
     def join(self, *parts: Buffer) -> Buffer:
-        """Adds a step that joins the buffers `parts` side by side: one wide row for each token."""
+        """Adds steps that copy the rows of the buffers `parts` side by side into wide rows. Returns
+        the buffer of the wide rows."""
         out = self._like(parts[0], sum(part.width for part in parts))
         first = 0
         for part in parts:

@@ -63,10 +63,10 @@ class Uploads:
 class StagedUploads(Uploads):
     """Gathers arrays and copies them in one piece. Used for a GPU, and in tests for a CPU.
 
-    Arrays are gathered in a piece of pinned memory, which is copied to a piece of device memory of
-    equal size. When a piece is full, it is copied at once, because `add` has already returned
-    tensors in the device memory, and a new piece is begun. After a flush, pieces are made large
-    enough for all arrays.
+    Arrays are gathered in a piece of pinned memory, which is copied to a piece of device memory. If
+    the next array does not fit, the piece is copied at once, because `add` has already returned
+    tensors in the device memory, and a new piece is begun. After a flush, new pieces are large
+    enough for all arrays of the last flush.
     """
 
     def __init__(self, device: torch.device, *, size: int = _FIRST_SIZE) -> None:
@@ -102,7 +102,7 @@ class StagedUploads(Uploads):
 
     def aim(self, buffer: Tensor) -> None:
         """Places the arrays that are added up to the next `flush` in `buffer`, as `Uploads.aim`
-        describes."""
+        describes. Raises ValueError if arrays were added since the last `flush`."""
         if self._n_filled:
             raise ValueError("what has been added must be flushed first")
         self._buffer = buffer

@@ -18,8 +18,8 @@ NO_ADAPTER = -1
 class AdapterRows:
     """The rows of some tokens, grouped by the adapter that each token uses.
 
-    The rows of one adapter are in ascending order, so that neighbouring rows are adjacent in
-    memory.
+    The rows of one adapter are in ascending order, so that rows that are read one after the other
+    are close together in memory.
     """
 
     __slots__ = ("_on_device", "adapters", "begins", "rows")
@@ -30,14 +30,14 @@ class AdapterRows:
         order = np.argsort(adapters, kind="stable")
         n_without = int(np.count_nonzero(adapters == NO_ADAPTER))
         self.rows: Ints = np.ascontiguousarray(order[n_without:], dtype=np.int64)
-        """Indices of all rows with an adapter: the rows of adapter 0, then those of adapter 1, and
-        so on."""
+        """Indices of all rows with an adapter: the rows of adapter 0, then the rows of adapter 1,
+        and so on."""
         self.begins: Ints = np.searchsorted(
             adapters[order], np.arange(n_adapters + 1), side="left"
         ).astype(np.int64)
         self.begins -= n_without
-        """Where the rows of each adapter begin in `rows`, and at last the number of rows,
-        [n_adapters + 1]."""
+        """The index in `rows` at which the rows of each adapter begin, followed by the length of
+        `rows`, [n_adapters + 1]."""
         self._on_device: dict[int, Tensor] = {}
 
     @property
@@ -46,8 +46,8 @@ class AdapterRows:
         return len(self.begins) - 1
 
     def at(self, places: Ints) -> AdapterRows:
-        """Returns new groups for the rows with the indices `places`. In the result, row i is the
-        row `places[i]` of this object."""
+        """Returns the rows with the indices `places`, grouped anew. Row i of the result is the row
+        `places[i]` of this object."""
         return AdapterRows(self.adapters[places], self.n_adapters)
 
     def of(self, adapter: int, device: torch.device) -> Tensor:

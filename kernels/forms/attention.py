@@ -18,7 +18,8 @@ class AttentionForm:
     is_causal: bool = True  # False: a query also sees the later tokens of its span
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a window of attention in both directions, which is not computed."""
+        """Raises ValueError if there is a window and attention is not causal. No kernel computes
+        such attention."""
         if self.window is not None and not self.is_causal:
             raise ValueError("attention in both directions has no window")
 

@@ -14,8 +14,8 @@ number of times that the token was generated."""
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """The penalties of the rows of a batch of logits that have any. `kernels.pytorch.penalize`
-    describes the penalties.
+    """The rows of a batch of logits that have penalties, and the penalties of these rows.
+    `kernels.pytorch.penalize` describes the penalties.
 
     Columns are [n_penalized], on the device of the logits.
     """

@@ -28,7 +28,8 @@ _RESULTS = {"void": None, "int64_t": ctypes.c_int64, "orcinus::Status": ctypes.c
 
 
 def declare(library: ctypes.CDLL, name: str, parameters: str) -> Callable[..., Any]:
-    """Returns the library's function `orcinus_<name>`, which takes positional arguments.
+    """Returns the function `orcinus_<name>` of the native library, which takes positional
+    arguments.
 
     `parameters` are the expected names of the function's parameters, in order, separated by spaces.
     The types are taken from the library's declaration. If the function returns a status in C++, the

@@ -141,7 +141,7 @@ class NativeGroupsWeight:
     """A matrix that is quantised in groups of inputs; implements
     `kernels.weights.linear.TableWeight`.
 
-    `x` may be float32 or bfloat16; bias and residual must have the type of `x`. Rows that are
+    Products take float32 or bfloat16, and a bias and a residual of the same type. Rows that are
     looked up are of `dtype`.
     """
 

@@ -1,4 +1,4 @@
-"""Runs programs with the native library: one call for each run of steps that the library has.
+"""Runs programs with the native library: one call for each series of steps that the library has.
 
 The library computes the operations that the interpreter would call, in equal order, so results are
 bit-identical. Calls of many steps save the time that Python takes between operations
@@ -98,8 +98,8 @@ class NativeProgram:
         self._n_adapters = max(map(_n_adapters, steps), default=0)
 
     def __call__(self, inputs: Tensor, batch: ProgramBatch, kv: Sequence[LayerKV]) -> Tensor:
-        """Runs the program up to the hidden states, as `ProgramRunner.__call__` describes. If it
-        raises IndexError, nothing was computed."""
+        """Runs the program up to the hidden states, as `ProgramRunner.__call__` describes. If the
+        method raises IndexError, nothing was computed."""
         self._compute(self._layers, inputs, batch, kv, None)
         hidden = given(self.program.hidden)
         # A copy, since these hidden states may still be sent while the next batch runs.
@@ -108,8 +108,8 @@ class NativeProgram:
     def logits(
         self, inputs: Tensor, batch: ProgramBatch, kv: Sequence[LayerKV], sampled: Tensor
     ) -> Logits:
-        """Runs the whole program and returns logits, as `ProgramRunner.logits` describes. If it
-        raises IndexError, nothing was computed."""
+        """Runs the whole program and returns logits, as `ProgramRunner.logits` describes. If the
+        method raises IndexError, nothing was computed."""
         n_sampled = sampled.shape[0]
         self._set_n_sampled(n_sampled)
         self._compute(self._whole if n_sampled else self._layers, inputs, batch, kv, sampled)
@@ -135,8 +135,8 @@ class NativeProgram:
         return self._buffers.tensor(logits, n).clone()
 
     def _segments(self, steps: Sequence[object]) -> list[_Segment]:
-        """Splits steps into segments. Each step that the library cannot run ends a segment. The
-        last segment ends with the last step."""
+        """Splits steps into segments. Each step that the library cannot run ends a segment, and so
+        does the last step."""
         segments: list[_Segment] = []
         native: list[StepStruct] = []
         for step in steps:
@@ -224,8 +224,8 @@ class NativeProgram:
     def _run_segments(
         self, segments: Sequence[_Segment], batch: BatchStruct, frame: Frame | None
     ) -> None:
-        """Runs segments of the program. `frame` has the tensors for the steps that Python runs. It
-        may be None if the library can run all steps."""
+        """Runs segments of the program. `frame` has the tensors for the steps that Python runs.
+        `frame` may be None if the library can run all steps."""
         for segment in segments:
             self._run(
                 segment.steps, segment.n_steps, ctypes.byref(batch), ctypes.byref(self.seconds)
@@ -300,7 +300,8 @@ def _n_positions(step: AddPositions | ScaleByPosition) -> int:
 
 
 class _Segment:
-    """A run of steps for the library, and the step for Python that follows the run, or None."""
+    """A series of steps that the library runs in one call, and the step after them, which Python
+    runs. There may be no such step."""
 
     def __init__(self, steps: Sequence[StepStruct], other: object) -> None:
         self.steps = (StepStruct * len(steps))(*steps)

@@ -37,7 +37,11 @@ log = logging.getLogger(__name__)
 def library() -> ctypes.CDLL | None:
     """Loads and returns the best build that this processor can run, and logs the build's
     instruction set. Returns None if no build can be run or loaded. Further calls return the same
-    result."""
+    result.
+
+    Raises:
+        TypeError: the build has other structures or numbers than Python.
+    """
     try:
         names = runnable()
         opened = open_library(names[0]) if names else None

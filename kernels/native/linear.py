@@ -200,7 +200,7 @@ class _Int8Panels:
 class NativeInt8Weight:
     """A matrix in panels of int8; implements `kernels.weights.linear.LinearWeight`.
 
-    `x` may be float32 or bfloat16; bias and residual must have the type of `x`.
+    Products take float32 or bfloat16, and a bias and a residual of the same type.
     """
 
     panels: _Int8Panels

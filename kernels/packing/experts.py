@@ -1,7 +1,7 @@
 """Packs the experts of a mixture-of-experts layer in the form that is fastest on their device.
 
-On a CPU with the native library `kernels.packing.linear` packs each matrix separately. Elsewhere
-the matrices of all experts stay stacked in one tensor, for `Ops.expert_mlp`.
+On a CPU with the native library, `kernels.packing.linear` packs each matrix separately. Elsewhere
+the matrices of all experts stay stacked in two tensors, for `Ops.expert_mlp`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     penalties  change the logits of tokens that have occurred (`kernels.pytorch.penalize`)
     biases     are added to the logits of single tokens
-    masks      have the tokens of a row that may be sampled; the logits of all other tokens become
+    masks      say which tokens of a row may be sampled; the logits of all other tokens become
                BANNED, a finite number, because a NaN or an infinity marks a row that cannot be
                sampled
 

@@ -104,7 +104,7 @@ def join_parts(whole: JoinParts, at: Frame) -> None:
 
 def _goes_with(neighbours: Sequence[PartStep], step: PartStep) -> bool:
     """Returns whether `step` can be joined with `neighbours`. All of these steps must write
-    different parts of the heads of one buffer, and `step` must not read a buffer that `neighbours`
+    different parts of the heads of one buffer, and `step` must not read parts that `neighbours`
     write."""
     place, others = place_of(step), [place_of(each) for each in neighbours]
     return all(

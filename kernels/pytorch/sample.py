@@ -3,9 +3,9 @@
 Logits are adjusted first (`adjust`). Then the filters apply in this order: banned tokens are
 removed, the logits are divided by the temperature, `top_k` keeps the most likely tokens, `top_p`
 keeps the smallest set of the remaining tokens whose renormalised probabilities add up to at least
-`top_p`, and `min_p` drops tokens whose probability is below `min_p` times that of the most likely
-token. Of equally likely tokens, tokens with smaller ids come first, so `top_k = 1` equals the
-argmax.
+`top_p`, and `min_p` drops tokens whose probability is below `min_p` times the probability of the
+most likely token. Of equally likely tokens, tokens with smaller ids come first, so `top_k = 1`
+equals the argmax.
 
 A token is sampled by looking up one uniform random number in the cumulative distribution over token
 ids. The token depends only on its own row, and so not on the other rows of the batch.
@@ -180,8 +180,8 @@ def invert_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     float64 times the total weight of the row.
 
     `n_ids` is a multiple of CDF_BLOCK, and `uniform` lies in [0, 1). The result is the first id
-    whose cumulative weight is above the target, so the weight of this id is never 0. The block of
-    the id is found first, then the id within the block.
+    whose cumulative sum exceeds the product, so the weight of this id is never 0. The block of the
+    id is found first, then the id within the block.
     """
     rows = torch.arange(len(weights), device=weights.device)
     blocks = weights.view(len(weights), -1, CDF_BLOCK)  # [n, n_blocks, block]

@@ -169,8 +169,8 @@ def gelu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Returns `(x - mean) / sqrt(variance + eps) * weight + bias` in float32. `x` is [...,
-    size]."""
+    """Returns `(x - mean) / sqrt(variance + eps) * weight + bias` for `x` [..., size]. The result
+    is computed in float32 and has the type of `x`."""
     wide = x.float()
     centred = wide - wide.mean(-1, keepdim=True)
     normal = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
@@ -192,8 +192,8 @@ def int8_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def clamp_and_mul(gate_up: Tensor, clamp: Clamp) -> Tensor:
-    """Returns `(up + 1) * gate * sigmoid(slope * gate)`, with `gate` and `up` clamped first. Each
-    row of `gate_up` holds `gate` and then `up`."""
+    """Returns `(up + 1) * gate * sigmoid(slope * gate)`, where `gate` and `up` are clamped first as
+    `Clamp` describes. Each row of `gate_up` holds `gate` and then `up`."""
     size = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :size].float(), gate_up[..., size:].float()
     gate = torch.minimum(gate, torch.tensor(clamp.limit))
@@ -227,7 +227,7 @@ def expert_mlp(
 
 
 def add_scaled(x: Tensor, y: Tensor, factor: float) -> Tensor:
-    """Returns `x + factor * y` in float32."""
+    """Returns `x + factor * y`, computed in float32, in the type of `x`."""
     return (x.float() + factor * y.float()).to(x.dtype)
 
 

@@ -46,7 +46,7 @@ class ApplyGate:
 @dataclass(frozen=True, slots=True)
 class Gated:
     """The gate and up matrices of a gated MLP, and the gate function that is applied after the
-    product."""
+    product, unless the product itself applies the gate."""
 
     weight: Matrix
     bias: Tensor | None

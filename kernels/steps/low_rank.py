@@ -11,8 +11,8 @@ from kernels.weights.linear import LinearWeight
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """The two matrices of an adapter for one product: they change some neighbouring outputs of the
-    product."""
+    """The two matrices of an adapter for one linear layer. They change some neighbouring outputs of
+    the layer."""
 
     adapter: int  # the index of the adapter among all adapters of the program
     first: int  # the first output that changes
@@ -23,7 +23,7 @@ class LowRank:
 @dataclass(frozen=True, slots=True)
 class AddLowRank:
     """Adds `up @ (down @ x)` to a part of each row of `out`, in place. The matrices `up` and `down`
-    are those of the row's adapter.
+    belong to the row's adapter.
 
     The batch has the adapter of each row (`kernels.forms.adapter_rows`). Rows of one adapter are
     multiplied together, and the sums of a row do not depend on the other rows. Rows without an

@@ -18,7 +18,7 @@ class RecordedSteps:
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """Records no step yet. Hidden states are of `dtype`."""
+        """Begins without steps and buffers. Hidden states are of `dtype`."""
         self.dtype = dtype
         self.steps: list[object] = []
         self.buffers: list[Buffer] = []
@@ -65,9 +65,9 @@ class RecordedSteps:
         self.logits = logits
 
     def add_low_rank(self, product: Multiply, each: Sequence[LowRank]) -> None:
-        """Inserts a step after the step `product` that adds to its result, for each row, the
-        low-rank product of the row's adapter. `each` has the adapters' matrices and must not be
-        empty.
+        """Inserts an `AddLowRank` after the step `product`. The new step adds the low-rank product
+        of each row's adapter to the result of `product`. `each` has the adapters' matrices and must
+        not be empty.
 
         Raises ValueError if the product overwrites its inputs, or has a fused gate.
         """

@@ -81,7 +81,8 @@ def _attend(
     STAGES: tl.constexpr,
     IS_LARGE: tl.constexpr,
 ):
-    """Computes one item of attention for the group of query heads with the index `head`."""
+    """Computes one item of work (see the module) for the group of query heads with the index
+    `head`."""
     first_row = tl.load(item + _ROW)
     n_queries = tl.load(item + _N_QUERIES)
     position = tl.load(item + _POSITION)
@@ -176,8 +177,8 @@ def _attention_kernel(
     LARGE_KEYS: tl.constexpr,
     LARGE_STAGES: tl.constexpr,
 ):
-    """A program computes one item for one group of query heads. The programs for the groups of an
-    item are adjacent.
+    """A program computes one item of work (see the module) for one group of query heads. The
+    programs for the groups of an item are adjacent.
 
     LARGE_ROWS is 0 if the batch has no large tiles.
     """

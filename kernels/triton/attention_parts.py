@@ -1,4 +1,4 @@
-"""Combines the results of queries whose keys are divided among several items of attention.
+"""Combines the results of queries whose keys are divided among several items of work.
 
 Each item has a part of the keys, and has written its float32 result and the log, in base 2, of its
 sum of weights. A launch with one program per head and token adds up the parts (Dao et al.,
@@ -54,7 +54,7 @@ def _combine_kernel(
     PARTS: tl.constexpr,
 ):
     """Combines the partial results of one head of one token whose keys are divided among several
-    items."""
+    items of work."""
     program = tl.program_id(0)
     head = program % N_HEADS
     token = divided + (program // N_HEADS) * _DIVIDED_STRIDE
@@ -90,10 +90,11 @@ def _combine_kernel(
 def combine_parts(
     out: Tensor, parts: Tensor, log_sums: Tensor, sinks: Tensor | None, divided: Tensor
 ) -> None:
-    """Writes to `out` [n_tokens, n_heads, value_dim] the rows of the tokens in the table `divided`.
+    """Writes the attention of the tokens in the table `divided` to the rows of these tokens in
+    `out` [n_tokens, n_heads, value_dim].
 
-    `parts` [n_part_rows, n_heads, value_dim] are the results of the parts, and `log_sums`
-    [n_part_rows, n_heads] the logs of their sums of weights.
+    `parts` [n_part_rows, n_heads, value_dim] has the results for parts of the keys, and `log_sums`
+    [n_part_rows, n_heads] has the logs of the sums of weights of these parts.
     """
     _, n_heads, value_dim = out.shape
     _combine_kernel[(len(divided) * n_heads,)](

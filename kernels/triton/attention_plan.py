@@ -2,10 +2,10 @@
 
 An item is a tile of neighbouring queries of one span, with all keys to which these queries attend
 or with a part of the keys. A decode or a very short prompt is one small tile. The keys of a tile
-are divided among several items if one item would still run when the rest of the device is idle. An
-item has at most an equal share of the keys of all tiles, with several shares per multiprocessor.
-Parts have a minimum length, because combining shorter parts would cost more than it saves. Items
-with more keys start first.
+are divided among several items if one item would still run when the rest of the device is idle. To
+decide this, the keys of all tiles are divided into equal shares, several for each multiprocessor;
+an item has at most one share of keys. Parts have a minimum length, because combining shorter parts
+would cost more than it saves. Items with more keys start first.
 
 All layers with an equal number and size of K/V heads share a table of items; a layer with a sliding
 window skips the keys before the window. Layers with other heads have another table.
@@ -34,7 +34,7 @@ from kernels.upload import Uploads
 
 
 class Column(IntEnum):
-    """The columns of the table of items."""
+    """The columns of the table of items of work."""
 
     ROW = 0  # row of q that holds the first query
     N_QUERIES = 1  # number of queries; 0 in an unused item
@@ -46,7 +46,8 @@ class Column(IntEnum):
 
 
 class DividedColumn(IntEnum):
-    """The columns of the table of divided tokens, whose keys are divided among several items."""
+    """The columns of the table of divided tokens: tokens whose keys are divided among several items
+    of work."""
 
     ROW = 0  # row of q that holds the token's query
     PART = 1  # row of the token's first part in the table of parts
@@ -73,7 +74,7 @@ _PART_STEP = 64
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The parameters by which a batch is divided into items."""
+    """The parameters by which a batch is divided into items of work."""
 
     small: Tiles  # for decodes
     large: Tiles  # for longer spans
@@ -96,8 +97,8 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class AttentionItems(AttentionPlan):
-    """The table of items of one batch, and the table of the tokens whose keys are divided among
-    several items."""
+    """The table of the items of work of one batch, and the table of the tokens whose keys are
+    divided among several items."""
 
     items: Tensor  # [n_items, N_COLUMNS] int32
     block_tables: Tensor  # [n_spans, n_columns] int32
@@ -111,8 +112,8 @@ class AttentionItems(AttentionPlan):
 
 @dataclass(frozen=True, slots=True)
 class ItemsOfKinds(AttentionPlan):
-    """The items of one batch for a model with several kinds of K/V heads: one table of items for
-    each kind."""
+    """The items of work of one batch for a model with several kinds of K/V heads: one table of
+    items for each kind."""
 
     of_kind: Mapping[tuple[int, int], AttentionItems]  # by number of K/V heads and head size
 
@@ -165,8 +166,8 @@ def plan_attention(
 
 
 def items_for(plan: AttentionPlan, key_cache: Tensor) -> AttentionItems:
-    """Returns the items of `plan` for a layer with the given `key_cache`. Raises TypeError for a
-    plan of another type."""
+    """Returns the items of work of `plan` for a layer with the given `key_cache`. Raises TypeError
+    for a plan of another type."""
     if isinstance(plan, ItemsOfKinds):
         n_kv_heads, head_dim = key_cache.shape[2:]
         return plan.of_kind[n_kv_heads, head_dim]
@@ -178,8 +179,8 @@ def items_for(plan: AttentionPlan, key_cache: Tensor) -> AttentionItems:
 def cut_for(
     n_sharing: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, device: Device
 ) -> Cut:
-    """Returns the parameters for dividing batches into items. They depend on the device and on the
-    model, in which `n_sharing` query heads share a K/V head."""
+    """Returns the parameters for dividing batches into items of work. They depend on the device and
+    on the model, in which `n_sharing` query heads share a K/V head."""
     large = tiles_for(Kind.SPANS, head_dim, dtype, device)
     group_size = max(n for n in range(1, large.rows + 1) if n_sharing % n == 0)
     shares = device.n_multiprocessors / (n_kv_heads * (n_sharing // group_size))
@@ -212,8 +213,8 @@ def cut_batch(
     uploads: Uploads,
     has_fixed_shape: bool,
 ) -> AttentionItems:
-    """Divides a batch into items by the parameters `cut`. `plan_attention` describes the other
-    arguments."""
+    """Divides a batch into items of work by the parameters `cut`. `plan_attention` describes the
+    other arguments."""
     widest = None if None in windows else max(w for w in windows if w is not None)
     n_columns = block_tables.shape[1]
     if not has_fixed_shape:
@@ -285,7 +286,7 @@ def _tiles(starts: Ints, n_tokens: Ints, cut: Cut) -> tuple[Ints, NDArray[np.boo
 
 
 def _part_keys(n_keys: Ints, is_large: NDArray[np.bool_], cut: Cut) -> Ints:
-    """Returns, for each tile, the largest number of keys that one item may have."""
+    """Returns, for each tile, the largest number of keys that one item of work may have."""
     n_all = int(n_keys.sum())
     small = max(cut.min_small_part, math.ceil(n_all / cut.small_shares))
     large = max(cut.min_large_part, math.ceil(n_all / cut.large_shares))
@@ -293,8 +294,8 @@ def _part_keys(n_keys: Ints, is_large: NDArray[np.bool_], cut: Cut) -> Ints:
 
 
 def _divide(tiles: Ints, n_parts: Ints) -> tuple[NDArray[np.int32], int]:
-    """Numbers the parts of every tile that is divided into several items, in the column PART of
-    `tiles`.
+    """Numbers the parts of every tile that is divided into several items of work. The number of a
+    tile's first part is written to the column PART of `tiles`.
 
     Returns the table of divided tokens, and the number of rows that all parts need for their
     results.
@@ -314,7 +315,7 @@ def _divide(tiles: Ints, n_parts: Ints) -> tuple[NDArray[np.int32], int]:
 
 
 def _parts(tiles: Ints, part_keys: Ints, n_parts: Ints) -> tuple[Ints, Ints]:
-    """Returns the items of all tiles and the number of keys of each item.
+    """Returns the items of work of all tiles, and the number of keys of each item.
 
     An item of a tile has `part_keys` keys. The last item of a tile may have fewer.
     """

@@ -9,8 +9,8 @@ launches can be captured in a CUDA graph. There are four launches, and a fifth f
 
 1. count (only for many tokens): counts how often each expert occurs in each chunk of choices.
 2. sort: sorts the choices by expert, and writes the expert and the choices of each tile. The index
-   of a choice is the number of choices before it: choices of experts with smaller numbers, choices
-   in earlier chunks, and choices in its own chunk.
+   of a choice is the number of choices before it: all choices of experts with smaller numbers, and
+   the choices of its own expert in earlier chunks and earlier in its own chunk.
 3. gate and up: gathers the tokens of a tile, multiplies them with both matrices, and applies the
    gate before the result is written.
 4. down: multiplies the results with the second matrix. The rows of both products are stored in the
@@ -18,9 +18,9 @@ launches can be captured in a CUDA graph. There are four launches, and a fifth f
 5. sum: adds up the outputs of each token's experts by weight, in a fixed order and in float32.
 
 Bytes: with few tokens, time is limited by reading the matrices of the chosen experts, 3 * size *
-hidden elements each. Tiles are then small so that all multiprocessors load. With many tokens, time
-is limited by the matrix units: 6 * size * hidden FLOPs per choice. Between the launches,
-2 * (size + hidden) elements per choice are written and read.
+hidden elements each. Tiles are then small, so that all multiprocessors take part in the reading.
+With many tokens, time is limited by the matrix units: 6 * size * hidden FLOPs per choice. Between
+the launches, 2 * (size + hidden) elements per choice are written and read.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class _Tiles(NamedTuple):
 
 
 class _Launch(NamedTuple):
-    """The tiles of both products. They must have the same number of choices per tile."""
+    """The tiles of the two products of an expert. Both must have an equal number of choices (see
+    the module) per tile."""
 
     gate_up: _Tiles
     down: _Tiles
@@ -191,7 +192,7 @@ def _multiply(
     GROUP: tl.constexpr,
 ):
     """Multiplies rows of `x` with the matrices of their experts. Each row of `x` belongs to
-    N_PER_ROW choices."""
+    N_PER_ROW choices (see the module), and the result has one row for each choice."""
     N_BLOCKS: tl.constexpr = (N_OUT + OUTPUTS - 1) // OUTPUTS
     program = tl.program_id(0)
     n_tiles = tl.load(tiles)

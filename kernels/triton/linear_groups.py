@@ -329,7 +329,7 @@ class TritonGroupsWeight(QuantisedWeight[PackedGroups]):
 
     @classmethod
     def of(cls, matrix: GroupedMatrix, dtype: torch.dtype) -> TritonGroupsWeight:
-        """Packs `matrix` for tokens of `dtype`. `can_take` must be true for them."""
+        """Packs `matrix` for tokens of `dtype`. `can_take(matrix, dtype)` must be true."""
         return cls(PackedGroups.of(matrix, dtype), dtype)
 
     def rows(self, indices: Tensor) -> Tensor:

@@ -10,9 +10,10 @@ wider row, and written once: 8 * n_kv_heads * head_dim bytes per token in bfloat
 `rotary_write_kv`: one launch reads the queries, keys and values of a token once, and writes each
 once: queries in place, keys and values into the token's slot. That moves 4 * head_dim bytes per
 head in bfloat16. Separate rotation, slicing and storing would move keys twice and need five
-launches. A norm adds only the squares of a head, which is in registers as a whole, and the reading
-of two weights from the cache; nothing is rounded in between. A program has some heads of one token,
-which may be queries, keys or values. Queries, keys and values each have a masked store.
+launches. A norm needs no further launch, because a program has whole heads in registers: it sums
+the squares of a head and reads the norm's weights from the cache, and rounds nothing before the
+rotation. A program has some heads of one token, which may be queries, keys or values. Queries, keys
+and values each have a masked store.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def head_form(n_heads: int, half: int) -> tuple[int, int]:
 
 @triton.jit
 def turn(first, second, cos, sin):
-    """Rotates heads by angles and returns the two halves of the rotated heads, [n, pairs] each.
-    `cos` and `sin` [pairs] are those of the second half, which are not negated."""
+    """Rotates the heads whose halves are `first` and `second` [n, pairs], and returns the two
+    halves of the rotated heads. `cos` and `sin` are the second halves of the arguments of
+    `Ops.rotary`, in which sines are not negated."""
     return first * cos - second * sin, second * cos + first * sin
 
 

@@ -262,7 +262,7 @@ def sample(logits: Tensor, columns: SamplingColumns, *, n_lanes: int = _N_LANES)
 
 
 def _without_banned(logits: Tensor, columns: SamplingColumns) -> Tensor:
-    """Returns a float32 copy in which the logits of banned tokens are BANNED.
+    """Returns a float32 copy of `logits` in which the logits of banned tokens are BANNED.
 
     NaNs and infinities stay unchanged, since they mark a row that cannot be sampled.
     """

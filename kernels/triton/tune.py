@@ -64,7 +64,7 @@ def candidates(kind: Kind) -> Iterator[Tiles]:
 
 
 def with_tiles(cut: Cut, kind: Kind, tiles: Tiles) -> Cut:
-    """Returns `cut` with the tile sizes `tiles` for items of one kind."""
+    """Returns `cut` with the tile sizes `tiles` for work of the kind `kind`."""
     return replace(cut, small=tiles) if kind is Kind.DECODES else replace(cut, large=tiles)
 
 
@@ -110,7 +110,8 @@ class AttentionBench:
 
 
 def fastest(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
-    """Measures all candidates and returns the fastest tile sizes for items of the given kind."""
+    """Measures all candidates and returns the fastest tile sizes for attention work of the given
+    kind."""
     bench = AttentionBench(kind, head_dim, dtype, device)
     times = {tiles: bench.time_ms(tiles) for tiles in candidates(kind)}
     best = min(times, key=times.__getitem__)

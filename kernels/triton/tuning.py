@@ -1,4 +1,4 @@
-"""The tile sizes of attention on a device, by head size, element type and kind of item.
+"""The tile sizes of attention on a device, by head size, element type and kind of work.
 
 `tiles_for` returns the fastest tiles that `python -m kernels.triton.tune` has measured on a device
 with the same name, or a default for the device's compute capability. Measurements are a JSON file
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """The two kinds of attention items, named by the part of the device that limits their speed."""
+    """The two kinds of items of attention work. Different parts of the device limit their speed."""
 
     DECODES = "decodes"  # few rows, limited by memory
     SPANS = "spans"  # many rows, limited by the matrix units
@@ -60,7 +60,9 @@ _ABSENT = Device("none", capability=90, n_multiprocessors=132)
 
 @cache
 def device_of(device: torch.device) -> Device:
-    """Returns the properties of the GPU on which kernels for tensors on `device` run."""
+    """Returns the properties of the GPU on which kernels for tensors on `device` run. If `device`
+    is no GPU, kernels are interpreted, or compiled for another machine; then returns the properties
+    of an assumed GPU."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return Device(
@@ -76,8 +78,8 @@ def device_of(device: torch.device) -> Device:
 
 @cache
 def tiles_for(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
-    """Returns the measured tile sizes for items of `kind`, or the default sizes if nothing was
-    measured."""
+    """Returns the measured tile sizes for work of the kind `kind`, or the default sizes if nothing
+    was measured."""
     found = measured(device.name).get(entry(kind, head_dim, dtype))
     return Tiles(**found) if found else default_tiles(kind, head_dim, dtype, device)
 

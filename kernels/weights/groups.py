@@ -24,11 +24,11 @@ WHOLE = tuple(range(-8, 8))
 """Default values of the sixteen four-bit numbers: -8 to 7."""
 
 MULTIPLE = 8
-"""A group's number of inputs must be a multiple of this number in every packed form."""
+"""The native library needs groups whose number of inputs is a multiple of this number, unless each
+output has only one group."""
 
 LONGEST = 128
-"""Largest number of inputs of a group in a packed form. A longer group is stored as several
-groups."""
+"""Number of inputs of the groups into which longer groups are split for the native library."""
 
 HALF_STEP = 2.0**-11
 """Largest relative error of rounding a number to float16."""
@@ -36,7 +36,8 @@ HALF_STEP = 2.0**-11
 
 @dataclass(frozen=True, slots=True)
 class GroupForm:
-    """The meaning of the numbers of a matrix, and the number of inputs that share a scale."""
+    """The meaning of the numbers of a quantised matrix, and the number of inputs that share a
+    scale."""
 
     bits: Bits
     size: int  # inputs of a group; the last group may have fewer
@@ -109,7 +110,7 @@ class GroupedMatrix:
         return replace(self, form=replace(self.form, rounds_inputs=True))
 
     def without_zeros(self) -> GroupedMatrix:
-        """Returns the matrix with `offsets` set to None if all offsets are zero; else the matrix
+        """Returns the matrix without offsets if all offsets are zero. Otherwise returns the matrix
         unchanged."""
         return self if self.offsets is None or self.offsets.any() else replace(self, offsets=None)
 
@@ -127,10 +128,10 @@ class GroupedMatrix:
         return replace(self, form=form, scales=self.scales[:, places], offsets=offsets)
 
     def in_short_groups(self) -> GroupedMatrix:
-        """Returns the matrix with groups of at most `LONGEST` inputs.
+        """Returns the matrix with long groups split into groups of `LONGEST` inputs.
 
-        Longer groups are split if `LONGEST` divides their size, or if each output has only one
-        group. Other matrices are returned unchanged.
+        Groups are split if `LONGEST` divides their size, or if each output has only one group.
+        Otherwise the size of groups stays as it is.
         """
         n_in, size = self.shape[1], self.form.size
         if self.form.n_groups(n_in) == 1:

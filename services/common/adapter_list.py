@@ -1,12 +1,13 @@
 """The adapters that were loaded while the system runs, as each scheduler and frontend knows them.
 
-A list has one entry for each name: an adapter, or the mark that the name was unloaded. Each change
-of a name has a higher version, and a list keeps the entry with the highest version. So lists that
-have got the same changes are equal, in whatever order the changes came, and a new leader that gets
-the lists of several frontends ends with the newest entry of each name.
+A list has one entry for each name. An entry says that an adapter was loaded under the name, or that
+the adapter of this name was unloaded. Each change of a name has a higher version, and a list keeps
+the entry with the highest version. So two lists that have received the same changes are equal, in
+whatever order the changes came, and a new leader that receives the lists of several frontends ends
+with the newest entry of each name.
 
-Versions grow with the clock: a leader that has not yet seen all changes of the leader before gives
-out higher versions nevertheless.
+Versions grow with the clock. So a new leader gives out higher versions than the previous leader,
+even if it has not yet seen all changes of the previous leader.
 """
 
 import time
@@ -19,13 +20,14 @@ MAX_LOADED = 1024
 """Largest number of adapters in a list."""
 
 MAX_UNLOADED = 1024
-"""Largest number of names that a list remembers as unloaded: those that were unloaded last."""
+"""Largest number of names that a list remembers as unloaded. Names that were unloaded earliest are
+forgotten first."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class AdapterEntry:
-    """An adapter that was loaded under a name, or the mark that the name was unloaded. Entries of
-    one name are ordered by their versions."""
+    """Says that an adapter was loaded under a name, or that the adapter of this name was unloaded.
+    Entries of one name are ordered by their versions."""
 
     version: int
     is_removed: bool
@@ -36,8 +38,8 @@ class AdapterEntry:
 
 
 class AdapterList:
-    """The newest entry of each name. A change takes about the same time however long the list is,
-    since the list is changed in the event loops of schedulers and frontends."""
+    """The newest entry of each name of an adapter. A change takes about the same time however long
+    the list is, because schedulers and frontends change the list in their event loops."""
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
         """`now` returns the time in seconds since 1970."""
@@ -60,16 +62,17 @@ class AdapterList:
 
     @property
     def digests(self) -> Mapping[str, str]:
-        """Digest of each adapter that is loaded, by its name, in alphabetical order."""
+        """Digest of each loaded adapter, by the adapter's name, in alphabetical order of names."""
         return dict(sorted((one.name, one.digest) for one in self._loaded))
 
     def get(self, name: str) -> AdapterEntry | None:
-        """Returns the entry of an adapter that is loaded. Returns None if there is none."""
+        """Returns the entry of the adapter `name`. Returns None if no such adapter is loaded."""
         found = self._entries.get(name)
         return None if found is None or found.is_removed else found
 
     def source_of(self, digest: str) -> AdapterEntry | None:
-        """Returns an entry of an adapter with a digest. Returns None if none is loaded."""
+        """Returns the entry of a loaded adapter that has this digest. Returns None if there is no
+        such adapter."""
         return next(iter(self._by_digest.get(digest, {}).values()), None)
 
     def put(self, name: str, source: str, digest: str) -> AdapterEntry:
@@ -125,7 +128,8 @@ class AdapterList:
                 del self._by_digest[entry.digest]
 
     def _forget(self, kind: list[AdapterEntry], limit: int) -> None:
-        """Forgets the oldest entries of one kind if there are more than `limit`."""
+        """Forgets the oldest entries of `kind`, the loaded or the unloaded ones, if there are more
+        than `limit`."""
         for one in kind[: max(0, len(kind) - limit)]:
             self._discard(one.name)
 

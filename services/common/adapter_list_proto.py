@@ -14,7 +14,7 @@ def from_proto(message: scheduler_pb2.LoadedAdapters) -> Iterator[AdapterEntry]:
 
 
 def to_proto(entries: Iterable[AdapterEntry]) -> scheduler_pb2.LoadedAdapters:
-    """Returns the message that describes entries."""
+    """Returns the message that describes `entries`."""
     return scheduler_pb2.LoadedAdapters(
         adapters=[
             scheduler_pb2.LoadedAdapter(

@@ -1,7 +1,7 @@
-"""The sources from which clients may load adapters: a setting with the beginnings of sources.
+"""The sources from which clients may load adapters: a setting that lists prefixes of sources.
 
-A source is an absolute directory. A prefix allows a source if the parts of its path are the first
-parts of the source's path, after links and `..` have been followed. So `/adapters` allows
+A source is the absolute path of a directory. A prefix allows a source if the source is the prefix
+or is below the prefix, after links and `..` have been followed in both paths. So `/adapters` allows
 `/adapters/law`, and neither `/adapters-of-others` nor a link to another directory.
 """
 
@@ -21,13 +21,13 @@ _SEPARATOR = re.compile(r"\s*,\s*")
 
 
 class SourceRefused(ValueError):
-    """A source has a form that is not supported, or is not allowed. The message names only
-    directories that the client has named."""
+    """A source is not allowed, or its form is not supported. The message names only directories
+    that the client has named."""
 
 
 def _prefixes(value: object) -> object:
-    """Returns the prefixes in the value of the setting: a text, or a list of texts. Raises
-    ValueError if one is no absolute directory."""
+    """Returns the prefixes in the value of the setting, which is a text or a list of texts. Raises
+    ValueError if a prefix does not have the form of a source, or is `/`."""
     texts = value if isinstance(value, list | tuple) else (value,)
     found = [part for text in texts for part in _SEPARATOR.split(str(text).strip()) if part]
     for prefix in found:
@@ -38,11 +38,12 @@ def _prefixes(value: object) -> object:
 
 
 AdapterSources = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_prefixes)]
-"""Type of a setting with the beginnings of allowed sources."""
+"""Type of a setting that lists the prefixes of allowed sources."""
 
 
 def check_form(source: str) -> None:
-    """Raises SourceRefused if a text does not have the form of a source."""
+    """Raises SourceRefused unless `source` is an absolute path of printable characters that is not
+    too long."""
     if not source.isprintable():
         raise SourceRefused("has a character that cannot be printed, such as the end of a line")
     if len(source.encode()) > MAX_SOURCE_BYTES:
@@ -67,9 +68,9 @@ def directory_of(source: str, prefixes: Iterable[str]) -> Path:
 
 
 def check_inside(path: Path, prefixes: Iterable[str]) -> Path:
-    """Returns a path with links followed. What is read must be opened by the returned path, since
-    the links may change. A link that leads to itself is not followed: opening the returned path
-    fails.
+    """Returns `path` with links followed. Open files by the returned path, because the links in
+    `path` may change. A link that leads to itself is not followed, and opening the returned path
+    then fails.
 
     Raises:
         SourceRefused: the returned path would not be below a prefix.

@@ -31,10 +31,13 @@ def check_name(name: str) -> None:
 
 
 def adapter_traits(digests: Mapping[str, str], *, max_loaded: int = 0) -> dict[str, str]:
-    """Returns the traits of a worker, by name, from the digest of each of its adapters, by the
-    adapter's name. There is one trait for each adapter, and one with a digest of all adapters.
-    `max_loaded` is the number of adapters that clients may have loaded; above 0 it is a trait, too.
-    Returns an empty dictionary if the worker has no adapters and loads none."""
+    """Returns the traits (texts by their names) with which a worker reports its adapters.
+
+    `digests` has the digest of each adapter, by the adapter's name. There is one trait for each
+    adapter, and one with a digest of all adapters. `max_loaded` is the number of adapters that
+    clients may have loaded at a time; if it is above 0, it is reported as a trait, too. The result
+    is empty if the worker has no adapters and clients can load none.
+    """
     if not digests and not max_loaded:
         return {}
     # A worker that loads adapters cannot fuse gated products, so its results are rounded otherwise.
@@ -48,19 +51,19 @@ def adapter_traits(digests: Mapping[str, str], *, max_loaded: int = 0) -> dict[s
 
 
 def max_loaded_in(traits: Mapping[str, str]) -> int:
-    """Returns the number of adapters that clients may have loaded at a time on a worker with these
-    traits: 0 if they can load none."""
+    """Returns the number of adapters that clients may have loaded at a time on a worker that
+    reports `traits`. Returns 0 if clients can load none."""
     return int(traits.get(_LOADING, "0"))
 
 
 def is_adapter(trait: str) -> bool:
-    """Returns whether `trait`, the name of a trait, is the name of an adapter's trait."""
+    """Returns whether a trait with the name `trait` reports an adapter."""
     return trait.startswith(_PREFIX)
 
 
 def adapters_in(traits: Mapping[str, str]) -> dict[str, str]:
-    """Returns the digest of each adapter that a worker has, by the adapter's name, in alphabetical
-    order of the names. `traits` are the traits of the worker."""
+    """Returns the digest of each adapter of a worker that reports `traits`, by the adapter's name,
+    in alphabetical order of the names."""
     return {
         name.removeprefix(_PREFIX): digest
         for name, digest in sorted(traits.items())

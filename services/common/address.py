@@ -90,9 +90,9 @@ def loopback() -> str:
 
 
 def reserve_port(host: str) -> socket.socket:
-    """Returns a socket that reserves a free port of `host`, which is an IP address, for a server
-    that starts later. The port is reserved until the socket is closed. Connections to the port are
-    refused meanwhile.
+    """Returns a socket that reserves a free port for a server that starts later. `host` must be an
+    IP address of this machine. The port is reserved until the socket is closed. Connections to the
+    port are refused meanwhile.
 
     Raises:
         OSError: the machine does not have the address `host`.
@@ -111,7 +111,8 @@ def own_ip(host: str) -> str:
     an IP address, or `localhost`, for which the loopback address is returned.
 
     Raises:
-        ValueError: the host is another name, or stands for several addresses.
+        ValueError: the host is another name, stands for several addresses, or is `localhost` on a
+            machine without a loopback address.
     """
     if host == LOCALHOST:
         try:
@@ -141,7 +142,8 @@ def places(address: Address) -> list[Address]:
     several addresses get one port that is free on all of them.
 
     Raises:
-        OSError: the host of `address` is a name that has no address of this machine.
+        OSError: the host of `address` is a name that has no address of this machine, or no port is
+            free on all of its addresses.
     """
     hosts = _hosts(address.host)
     port = address.port

@@ -1,7 +1,7 @@
 """Reads the small files of a checkpoint, and never more bytes than such a file should have.
 
-A checkpoint may come from an untrusted source. A file that is far too large, or nested too deeply
-for a parser, is refused before it takes memory, with an error that names the file.
+A checkpoint may come from an untrusted source. A file that is far too large is refused before it
+takes memory. JSON that is nested too deeply for the parser is refused, too. Errors name the file.
 """
 
 import json

@@ -4,9 +4,9 @@
     hermes,code=qwen3_coder                  a value for all models, and another one for `code`
 
 The values are separated by commas, or the command-line option is given several times. A name does
-not begin with `/`, `.` or `~`, and has no `=`. So a path of a directory whose name has an `=` is
-written as `./DIRECTORY`. A comma separates only if `NAME=`, `/`, `.` or `~` follows it: addresses
-of gRPC have commas, too.
+not begin with `/`, `.` or `~`, and has no `=`. So a relative path that has an `=` is written as
+`./PATH`. A comma separates two values only if `NAME=`, `/`, `.` or `~` follows the comma, because
+addresses of gRPC have commas, too.
 """
 
 import re
@@ -72,7 +72,7 @@ ByModel = Annotated[
 
 
 def for_all(value: Value) -> tuple[tuple[str, Value], ...]:
-    """Returns a setting that has one value for all models."""
+    """Returns a setting in which `value` is the value for all models."""
     return (("", value),)
 
 

@@ -1,10 +1,10 @@
 """A report on what the program has read from a checkpoint: values and their sources, the forms of
 layers, and what is ignored.
 
-`orcinus check` and the start of a pipeline print the same rows. The workers and the inspection make
-the report, since they read checkpoints. Programs that do not import the code for tensors receive
-the report as JSON. `orcinus check` receives the whole report, and the launcher receives only the
-rows.
+`orcinus check` and the start of a pipeline print the same rows. The programs that read checkpoints
+make the report: the workers, and `services.cli.inspection` for `orcinus check`. Programs that do
+not import the code for tensors receive the report as JSON. `orcinus check` receives the whole
+report, and the launcher receives only the rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CheckpointReport:
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> Self:
-        """Returns the report from `facts`, which another report's method `facts` has returned."""
+        """Restores a report from the object that the report's method `facts` has returned."""
         derived = {name: Derived(**value) for name, value in facts.get("derived", {}).items()}
         return cls(derived, facts.get("layers", {}), facts.get("ignored", {}))
 

@@ -1,8 +1,9 @@
-"""The trace context that a client names in HTTP headers or gRPC metadata.
+"""The trace context that a client sends in HTTP headers or gRPC metadata.
 
-The form of the context is chosen by `OTEL_PROPAGATORS`. Two rules of W3C Trace Context apply. A
-list may be divided among several headers, and is joined in their order. If a header that may occur
-only once occurs several times, the context is ambiguous and the request begins a new trace.
+The variable `OTEL_PROPAGATORS` selects the formats of contexts that are read. Two rules of W3C
+Trace Context apply to all formats. A list may be divided among several headers with one name, and
+is joined in their order. If a header that may occur only once occurs several times, the context is
+ambiguous and the request begins a new trace.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +43,7 @@ FORMS: Mapping[str, _Form] = {
 
 
 class ClientTrace:
-    """Reads the trace contexts of clients, in the formats that were chosen."""
+    """Reads the trace contexts of clients, in the formats that `OTEL_PROPAGATORS` names."""
 
     def __init__(self, names: str = DEFAULT) -> None:
         """`names` is a value of `OTEL_PROPAGATORS`: names of formats, separated by commas, or
@@ -55,8 +56,8 @@ class ClientTrace:
         """Names of the headers that are read. The names are in lower case."""
 
     def parent_in(self, headers: Iterable[tuple[str, str]]) -> Context:
-        """Returns the trace context that a client sends in its HTTP headers or gRPC metadata.
-        `headers` are pairs of a name, in lower case, and a value, in the order of their arrival.
+        """Returns the trace context that a client has sent in HTTP headers or gRPC metadata.
+        `headers` are pairs of a name in lower case and a value, in the order of their arrival.
 
         If the client sends no context, or an ambiguous one, the result is empty. The request then
         begins a new trace.

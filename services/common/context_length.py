@@ -3,10 +3,11 @@
 The length bounds the characters of a prompt, and so the memory of a frontend, before any pipeline
 serves the model. The pipeline may serve a shorter context.
 
-Two keys may state the length: `max_position_embeddings`, and a rotary setting that stretches an
-original length by a factor. Many model cards advise to add only such a setting, so the longer of
-the two lengths is used, as in vLLM. For the types "yarn" and "linear" the stretched length is the
-original length times the factor. For other types it never exceeds `max_position_embeddings`.
+The length may be stated in two ways: by a key such as `max_position_embeddings`, and by a rotary
+setting that stretches an original length by a factor. Many model cards advise to add only such a
+setting, so the longer of the two lengths is used, as in vLLM. For the types "yarn" and "linear" the
+stretched length is the original length times the factor. For other types the stretched length never
+exceeds `max_position_embeddings`.
 """
 
 from collections.abc import Collection, Mapping
@@ -33,8 +34,8 @@ STRETCHING, GGUF_STRETCHING = ("yarn", "linear"), ("yarn",)
 In a GGUF file, the stated length already includes the factor of "linear"."""
 
 _LONGEST = "model_max_length"
-"""Key of `config.json` in which Command R states its length. Its value of `max_position_embeddings`
-is smaller."""
+"""Key of `config.json` in which Command R states the length of its context. In these files the
+value of `max_position_embeddings` is smaller."""
 _ORIGINAL = "original_max_position_embeddings"
 _LONGROPE = ("longrope", "su")  # "su" in older files
 _COUNTED = "gemma3"  # models whose `max_position_embeddings` counts the factor
@@ -102,8 +103,8 @@ def stated_context(
 def _stretched(
     config: Mapping[str, Any], plain: Derived[int] | None, stretching: Collection[str]
 ) -> Derived[int] | None:
-    """Returns the original context times the factor of the rotary setting. Returns None if the type
-    of the setting does not stretch the context."""
+    """Returns the original context times the factor of the rotary setting. Returns None if there is
+    no setting that stretches the context, or if the model's plain length includes the factor."""
     if str(config.get("model_type")).startswith(_COUNTED):
         return None
     key, rope = _rope(config)
@@ -120,8 +121,8 @@ def _stretched(
 
 def _rope(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Returns the key under which `config.json` has the rotary settings, and the settings. If the
-    file has both keys, the settings are those of `rope_parameters`, and those of `rope_scaling`
-    that `rope_parameters` lacks."""
+    file has both keys, a setting is taken from `rope_scaling` only if `rope_parameters` lacks it.
+    """
     both = [config.get(key) for key in ("rope_scaling", "rope_parameters")]
     old, new = (rope if isinstance(rope, dict) else {} for rope in both)
     return "rope_parameters" if new else "rope_scaling", {**old, **new}

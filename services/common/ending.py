@@ -39,21 +39,21 @@ def give_up(reason: object, *, ready_fd: int | None, log_format: LogFormat = "te
 
 
 def refuse(reason: str, *, ready_fd: int | None) -> NoReturn:
-    """Ends a service whose settings are wrong. `reason` has one line for each wrong setting."""
+    """Ends a service whose settings are wrong. `reason` says what is wrong with each setting."""
     raise SystemExit(f"{ERROR}{reason}" if ready_fd is None else give_up(reason, ready_fd=ready_fd))
 
 
 def print_error(line: str) -> None:
-    """Prints a line on standard error that says why a service ends."""
+    """Prints `line`, the reason why a service ends, on standard error."""
     sys.stderr.write(f"{ERROR}{line}\n")
     sys.stderr.flush()
 
 
 def ready_fd_of(arguments: Sequence[str]) -> int | None:
     """Returns the file descriptor of the launcher's pipe from a command line whose other options
-    may be wrong.
+    may be wrong. Returns None if the command line has no such option.
 
-    The option is recognised only in the spelling that launchers use.
+    The option is recognised only in the spelling that launchers use, `--ready-fd=NUMBER`.
     """
     given = [argument.removeprefix(READY_FD) for argument in arguments if READY_FD in argument]
     return int(given[-1]) if given and given[-1].isdecimal() else None

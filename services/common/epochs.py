@@ -3,13 +3,13 @@
 Each term of a leader has a range of epochs (`services/scheduler/cluster/term.py`), and a Kubernetes
 Lease counts terms in 31 bits. Leaders never reach the upper half of the numbers up to `MAX_EPOCH`.
 If a stage has seen an epoch of the upper half, the number came from a bug or from an attacker. A
-leader must not choose an even larger epoch, since no terms would be left for later leaders. Instead
-the stage ends. When the stage is started again, it no longer has the epoch.
+leader must not choose an even larger epoch, since no terms would be left for later leaders. So the
+stage ends instead. When the stage is started again, it has forgotten the epoch.
 """
 
 EPOCHS_PER_TERM = 2**20
-"""Number of epochs in the range of one term. A leader uses fewer in its life: with one epoch per
-second, they would last for twelve days."""
+"""Number of epochs in the range of one term. A leader uses fewer epochs in its life: even with a
+new epoch every second, the range would last for twelve days."""
 
 MAX_EPOCH = 2**51 - 1
 """The largest number of an epoch; messages with larger epochs are refused."""

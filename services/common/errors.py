@@ -17,8 +17,8 @@
     └── RequestCancelled    the client has cancelled the request
 
 Each protocol translates these errors in exactly one place: `rpc_handlers.py` for gRPC,
-`http/protocol/errors.py` for HTTP. A bug raises an error that is not in this tree, and ends the
-process.
+`http/protocol/errors.py` for HTTP. A bug raises an error that is not in this tree. The client is
+then told only that there was an internal error.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,8 @@ MAX_QUOTE_LENGTH = 80
 
 
 def shortened(text: str, max_length: int = MAX_QUOTE_LENGTH) -> str:
-    """Returns `text`, cut off after `max_length` characters."""
+    """Returns at most `max_length` characters of `text`. If `text` is longer, the last of these
+    characters is `…`."""
     return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
@@ -64,7 +65,7 @@ class InvalidRequest(OrcinusError):
         self.field = field
 
     def renamed(self, field: str) -> Self:
-        """Returns this error with another name for the field."""
+        """Returns a copy of this error that names the field `field`."""
         renamed = type(self).__new__(type(self))
         renamed.__dict__.update(self.__dict__)
         InvalidRequest.__init__(renamed, field, self.message.removeprefix(f"{self.field}: "))
@@ -72,8 +73,8 @@ class InvalidRequest(OrcinusError):
 
 
 class ContextOverflow(InvalidRequest):
-    """The prompt leaves no room for an answer in the model's context, or not enough room for the
-    wanted answer.
+    """The prompt leaves no room for an answer in the model's context, or not enough room for an
+    answer of the requested length.
 
     Agents (clients with long conversations) recognise this error and shorten the conversation.
     """

@@ -1,4 +1,5 @@
-"""Receives and sends the messages of one gRPC call, and limits the time that each message may take.
+"""Receives and sends the messages of one gRPC call. For clients that are not trusted, limits the
+time that each message may take.
 
 gRPC has no timeout for a request that does not arrive or for a client that does not read. Python
 cannot end a server's call whose client does not read. So if a client does not read, its call is
@@ -52,8 +53,8 @@ class Exchange:
 
 
 class LoopTimer:
-    """A timer that counts down a few waits of the event loop, named turns, instead of reading a
-    clock.
+    """A timer that does not read a clock. It divides its time limit into a few turns, each of which
+    is one wait of the event loop, and counts the turns down.
 
     If the event loop does not run for a while, because the process got no processor or was stopped,
     this time counts as one turn only, so the client loses at most one turn of its time limit. The

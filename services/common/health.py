@@ -33,20 +33,21 @@ hangs."""
 
 
 class Health:
-    """The standard gRPC health service of one process. At the start, the process is alive, not
-    started and not ready."""
+    """The standard gRPC health service of one process. After `start`, the process counts as alive,
+    but not as started or ready."""
 
     def __init__(self, api: str) -> None:
         self._api = api
         self._statuses = HealthStatuses()
 
     async def start(self) -> None:
-        """Sets the first status of every name: only `liveness` is serving."""
+        """Sets the first status of each name except `serving`: `liveness` is serving, and all other
+        names are not."""
         await self._set(True, LIVENESS)
         await self._set(False, STARTUP, READINESS, "", self._api)
 
     async def set_started(self) -> None:
-        """Sets the status to started: the start is complete."""
+        """Sets the status of the name `startup` to serving, since the start is complete."""
         await self._set(True, STARTUP)
 
     async def set_alive(self, is_alive: bool) -> None:
@@ -88,7 +89,7 @@ class Health:
         server.add_generic_rpc_handlers((handler,))
 
     async def listen(self, address: str | None) -> grpc.aio.Server | None:
-        """Starts a server for probes on `address`, which serves only health, and returns it.
+        """Starts and returns a server for probes on `address`. The server serves only the health.
         Returns None without an address."""
         if address is None:
             return None

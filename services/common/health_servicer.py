@@ -57,12 +57,13 @@ class HealthStatuses:
         self._wake()
 
     def end(self) -> None:
-        """Makes the statuses final: no status changes any more."""
+        """Marks the statuses as final, and wakes the tasks that wait for a change, so that watches
+        end."""
         self.has_ended = True
         self._wake()
 
     async def wait_change(self) -> None:
-        """Waits until a status changes."""
+        """Waits until a status changes or the statuses are final."""
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._changed)

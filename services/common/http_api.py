@@ -62,7 +62,8 @@ class HttpApi:
     def events(
         self, path: str, body: Mapping[str, Any] | None = None
     ) -> Iterator[Iterator[dict[str, Any]]]:
-        """Yields the events of a call, each an object. The call is a POST if there is a body.
+        """Makes a call for a `with` block, and yields an iterator over the call's events, which are
+        objects. The call is a POST if there is a body, otherwise a GET.
 
         The call is ended when the `with` block ends. ApiError may be raised at the start and while
         events are read.

@@ -92,7 +92,7 @@ class IterationLimit:
 
 
 class _LongestTimes:
-    """The longest recent times of iterations, one for each number of bits that a size may have."""
+    """The longest recent times of iterations, by the number of bits of the iteration's size."""
 
     def __init__(self) -> None:
         self._longest_s: list[float | None] = [None] * MAX_BITS  # by the number of bits of the size
@@ -106,8 +106,9 @@ class _LongestTimes:
         """Returns the expected seconds for an iteration of `size`. Returns None before anything was
         measured.
 
-        The time of the nearest smaller size that was measured is scaled in proportion to the size,
-        but the result is not more than the time of the nearest larger size that was measured.
+        Sizes with an equal number of bits count as one size. The longest time of measured sizes up
+        to this one is scaled in proportion to `size`. If a larger size was measured, the result is
+        at most the longest time up to the nearest larger size.
         """
         n_bits = size.bit_length()
         longest_s = 0.0

@@ -28,8 +28,8 @@ def memory_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int 
 
 
 def trouble_of(parts: Mapping[str, int], limit: int | None) -> str:
-    """Returns a text that explains why a service may need more memory than `limit`. The text lists
-    how much memory each setting may need, the largest first.
+    """Returns a text which says that a service may need more memory than `limit`, and how much of
+    this memory each setting may need, the largest part first.
 
     Returns an empty text if the memory is enough or has no limit. `parts` has a number of bytes for
     each setting, and also for `PROCESS`, the memory that depends on no setting.

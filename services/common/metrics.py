@@ -4,7 +4,7 @@ The port also serves the health, for probes that cannot use gRPC (`health.py`).
 
 There is no global registry: each service makes a registry, passes it on, and registers all its
 metrics there. The names of metrics are in `semconv.py`, and `docs/metrics.md` explains them. An
-exemplar of a histogram is the id of the trace to which an observation belongs.
+exemplar of a histogram has the ids of the trace and the span to which an observation belongs.
 """
 
 import contextlib
@@ -67,8 +67,8 @@ def new_registry() -> CollectorRegistry:
 
 
 def exposed(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """Returns the metrics as text, and the media type of the text. `accept` is the request's header
-    `Accept`, which determines the format."""
+    """Returns the metrics in `registry` as text, and the media type of the text. `accept` is the
+    header `Accept` of the HTTP request, which determines the format."""
     encode, media_type = choose_encoder(accept)
     return encode(registry), media_type
 
@@ -76,8 +76,8 @@ def exposed(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
 HEALTH_PATH = "/health/"
 
 IsHealthy = Callable[[str], bool | None]
-"""A function that returns whether the service with a name has the health status SERVING. Returns
-None for an unknown name."""
+"""A function that returns whether the health status of a name is SERVING. Returns None for an
+unknown name."""
 
 POLL_S = 0.5
 """Interval in seconds at which the thread of a listener checks whether it must end."""
@@ -96,12 +96,15 @@ def listening(
     poll_s: float = POLL_S,
     silence_limit_s: float = SILENCE_LIMIT_S,
 ) -> Iterator[str | None]:
-    """Answers `GET /metrics` inside the `with` block, if an address is given; yields the address in
-    use, host:port. The status of `GET /health/NAME` is 200 while `is_healthy(NAME)` is True, 503
-    while it is False, and 404 if it is None.
+    """Answers HTTP requests for metrics and health on `address` inside the `with` block. Yields the
+    address in use, host:port. Without an address, answers nothing and yields None.
 
-    A thread answers the requests, so values may change while the thread reads them. The end of the
-    block does not wait for the thread: the block ends on the event loop of a process that stops.
+    `GET /metrics` returns the metrics in `registry`. The status of `GET /health/NAME` is 200 if
+    `is_healthy(NAME)` returns True, 503 if it returns False, and 404 if it returns None.
+
+    Each connection is answered in a thread of its own, so values may change while they are read.
+    The end of the block waits until no more connections are accepted, but not until all requests
+    are answered, because the block ends on an event loop.
 
     Raises:
         OSError: the address is taken or is not one of this machine's.
@@ -135,7 +138,7 @@ def _with_health(app: WSGIApplication, is_healthy: IsHealthy) -> WSGIApplication
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """An HTTP server for metrics on a socket that already listens. Each request has a thread."""
+    """An HTTP server for metrics on a socket that already listens. Each connection has a thread."""
 
     daemon_threads = True
 
@@ -187,8 +190,8 @@ def _serving(server: _Server, poll_s: float) -> Iterator[None]:
 
 
 def exemplar() -> dict[str, str] | None:
-    """Returns the id of the current trace as an exemplar for a histogram. Returns None if no trace
-    is recorded."""
+    """Returns the ids of the current trace and span as an exemplar for a histogram. Returns None if
+    the current span is not recorded."""
     context = trace.get_current_span().get_span_context()
     if not context.trace_flags.sampled:
         return None

@@ -1,7 +1,8 @@
-"""What clients mostly ask a model for. The launcher of a local system prints an example of it."""
+"""The task for which clients mostly use a model. The launcher of a local system prints an example
+of a request for this task."""
 
 from typing import Literal
 
 ModelTask = Literal["text", "chat", "vectors", "scores"]
-"""Type of the tasks: to continue texts, to answer conversations, to make vectors of texts, or
-scores of pairs of texts."""
+"""Type of the tasks: to continue texts, to answer conversations, to compute embeddings of texts
+("vectors"), or to compute scores of pairs of texts."""

@@ -19,9 +19,9 @@ class Mounted(Generic[Content, Value]):
     """The content of files, kept up to date. The methods may be called from any thread.
 
     `read` reads the files and returns content that can be compared, and `parse` makes a value from
-    the content. Both functions raise OSError for an error that may be temporary, and ValueError for
-    wrong content, which stays wrong until the files change. The message of the error names the
-    file.
+    the content. Both functions must raise OSError for an error that may be temporary, and
+    ValueError for content that is wrong until the files change. The message of the error must name
+    the file.
     """
 
     def __init__(

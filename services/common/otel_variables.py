@@ -77,8 +77,8 @@ def protocol(environment: Mapping[str, str]) -> str:
 
 
 def trouble_with(environment: Mapping[str, str]) -> str:
-    """Returns a text that names each wrong variable with its value. The text is empty if traces are
-    off or all variables are right."""
+    """Returns a text that names each wrong variable with its value; values that may be secret are
+    left out. The text is empty if traces are off or all variables are right."""
     if not are_traces_wanted(environment):
         return ""
     troubles = [

@@ -20,7 +20,8 @@ later than its caller."""
 class OutageLog:
     """The log lines about one kind of failure. Any thread may call the methods.
 
-    If attempts fail and succeed in turn, there is also at most one line every `REPEAT_S` seconds.
+    There is at most one line about failures every `REPEAT_S` seconds, even if attempts fail and
+    succeed in turn.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class OutageLog:
         self._clock = clock
         self._lock = threading.Lock()
         self._n_failed = 0
-        """Number of failures since the last logged line."""
+        """Number of failures of the present outage, and of earlier outages that are still to be
+        logged."""
         self._since = 0.0
-        """Time of the first failure after the last logged line."""
+        """Time of the first of these failures."""
         self._said_at: float | None = None
         self._is_said = False
 
@@ -64,8 +66,8 @@ class OutageLog:
         )
 
     def failed(self, reason: object, n: int = 1) -> None:
-        """Counts `n` failures and logs them, unless the last line about failures is younger than
-        `REPEAT_S`."""
+        """Counts `n` failures. Logs all counted failures if the outage has lasted for `patience_s`
+        and the last line about failures is at least `REPEAT_S` seconds old."""
         with self._lock:
             now = self._clock()
             if self._n_failed == 0:
@@ -79,8 +81,9 @@ class OutageLog:
     def worked(self) -> None:
         """Records a success. Logs the end of the outage if its failures were logged.
 
-        Failures that were not logged are kept for the next message if they lasted for `patience_s`.
-        They are forgotten when `REPEAT_S` seconds have passed since the last message.
+        An outage that was not logged is forgotten, with one exception. If it lasted for
+        `patience_s`, and the last line about failures is younger than `REPEAT_S`, its failures are
+        kept for the next line.
         """
         if not self._n_failed:
             return

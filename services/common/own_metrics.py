@@ -29,7 +29,7 @@ class Count:
         self.value = 0.0
 
     def inc(self, amount: float = 1) -> None:
-        """Adds `amount` to the number."""
+        """Adds `amount` to the value."""
         self.value += amount
 
 

@@ -1,8 +1,9 @@
-"""How a model turns the hidden states of a prompt into a vector, as workers tell it: one trait.
+"""How a model turns the hidden states of a prompt into a vector (pooling), as workers report it.
 
-A worker whose model makes vectors has the trait `pooling`, whose value is the record `Pooling` in
-JSON. So all stages of a pipeline pool alike, and schedulers and frontends know from the traits of a
-pipeline what it makes of a prompt.
+A worker reports properties of its model as traits, which are names with texts. A worker whose model
+makes vectors reports the trait `pooling`, whose text is the record `Pooling` in JSON. All stages of
+a pipeline must have equal traits, so they all pool in the same way. Schedulers and frontends find
+out from the traits of a pipeline which vectors it makes.
 """
 
 import json
@@ -15,16 +16,16 @@ TRAIT = "pooling"
 """Name of the trait."""
 
 PoolingKind = Literal["last", "mean", "cls"]
-"""Type of the ways to make one hidden state of all those of a prompt: the state of its last token,
-the mean of all states, or the state of its first token."""
+"""Type of the ways to make one hidden state from all hidden states of a prompt: the state of the
+last token, the mean of all states, or the state of the first token."""
 
 PoolingHead = Literal["none", "classification", "yes-no"]
-"""Type of the matrices that may follow: none, a classification head, or the difference of two rows
-of the head that makes logits."""
+"""Type of the matrix by which the pooled state is multiplied: none, a classification head, or the
+difference of two rows of the head that makes logits."""
 
 
 PoolingSetting = Literal["", "last", "mean", "cls", "yes-no"]
-"""Type of the setting `pooling`. When it is empty, the files of the checkpoint decide."""
+"""Type of the setting `pooling`. If the setting is empty, the files of the checkpoint decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,40 +39,40 @@ class Pooling:
     is_normalised: bool = False
     """Whether clients get vectors of length 1. The last stage reports vectors of any length."""
     has_sigmoid: bool = False
-    """Whether scores are the logistic function of what the last stage reports."""
+    """Whether a score is the logistic function of the number that the last stage reports."""
     answer_token_ids: tuple[int, ...] = ()
-    """With the head `yes-no`, the tokens that stand for yes and for no."""
+    """If the head is `yes-no`, the token that stands for yes and the token that stands for no."""
     generates: bool = False
     """Whether the model also generates tokens."""
     runs_whole: bool = False
-    """Whether a prompt must be computed in one iteration, since each of its tokens attends to all
-    of them, as in encoders."""
+    """Whether a prompt must be computed in one iteration, because each token attends to all tokens
+    of the prompt, as in encoders."""
     padding_token_id: int | None = None
-    """A token that prompts must not have, since the positions of the tokens behind it depend on it;
+    """A token that prompts must not have, because it changes the positions of the tokens after it.
     None if there is no such token."""
     token_type_stride: int = 0
-    """Difference between the ids of a token in the second text of a pair and in a first text. 0:
-    the model does not distinguish them."""
+    """Number that is added to the ids of the tokens in the second text of a pair. 0 if the model
+    does not distinguish the two texts."""
 
     @property
     def makes_scores(self) -> bool:
-        """Whether the vector is a score of a pair of texts, and does not stand for a text."""
+        """Whether the vector is a score of a pair of texts, and not the embedding of a text."""
         return self.head != "none"
 
     @property
     def needs_all_states(self) -> bool:
-        """Whether the vector depends on hidden states of tokens before the last one, so that the
-        whole prompt must be computed."""
+        """Whether the vector depends on hidden states of tokens before the last one. Then the whole
+        prompt must be computed, even if keys and values of its beginning are stored."""
         return self.runs_whole or self.kind != "last"
 
     def to_traits(self) -> dict[str, str]:
-        """Returns the trait of a worker that pools like this."""
+        """Returns the trait (a name with a text) by which a worker reports this pooling."""
         return {TRAIT: json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))}
 
 
 def pooling_in(traits: Mapping[str, str]) -> Pooling | None:
-    """Returns how the workers with these traits pool. Returns None if they make no vectors, or if
-    they are of a later version that pools in a way which is not known here."""
+    """Returns the pooling that the workers of a pipeline report in `traits`. Returns None if they
+    make no vectors, or if they are of a later version and report fields that are unknown here."""
     value = traits.get(TRAIT)
     return None if value is None else _parsed(value)
 

@@ -54,9 +54,9 @@ class ReadyPipe:
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
-        """During the `with` block, writes an empty message at once and every `BEAT_S` seconds, and
-        stops this process when the launcher is gone. At the end of the block, writes a message that
-        no more beats follow.
+        """During the `with` block, writes an empty message (a beat) at once and every `BEAT_S`
+        seconds, and stops this process when the launcher is gone. At the end of the block, writes
+        a message which says that no beats follow.
 
         The check for the launcher is needed because it may have died before `die_with_parent` was
         called. If the pipe is full, no beat is written, so that a paused launcher does not block
@@ -96,9 +96,10 @@ def die_with_parent() -> None:
 
 
 def wait_for_turn(fd: int | None, *, ready_fd: int | None) -> None:
-    """Reports to the launcher that this process is a spare, and waits until the launcher lets it
-    serve. `fd` is the read end of a pipe. The process may serve when the launcher writes a byte to
-    the pipe, and ends if the launcher closes the pipe. Returns at once if `fd` is None."""
+    """Reports to the launcher that this process is a spare process, and waits until the launcher
+    lets it serve. `fd` is the read end of a pipe. The function returns when the launcher writes a
+    byte to the pipe. If the launcher closes the pipe, the process ends. Returns at once if `fd` is
+    None."""
     if fd is None:
         return
     with contextlib.suppress(BrokenPipeError):  # then the launcher has ended, as `read` shows
@@ -129,11 +130,10 @@ def stop_event() -> asyncio.Event:
 
 
 def take_sigterm() -> None:
-    """Unblocks SIGTERM in this thread. Must be called when the process has a handler for the
-    signal.
+    """Unblocks SIGTERM in this thread. Call it once the process has a handler for the signal.
 
-    Images start the process with the signal blocked: process 1 of a container would lose a signal
-    for which it has no handler yet.
+    Images start the process with the signal blocked, because process 1 of a container would lose a
+    signal for which it has no handler yet.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 

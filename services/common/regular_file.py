@@ -1,7 +1,8 @@
 """Opens a regular file at a path whose links were followed and checked before.
 
-Another process may put a link or a pipe there after the check. So the path's last part must be no
-link, opening does not wait for a pipe's writer, and the type of the opened file is checked.
+Another process may put a link or a pipe at this path after the check. So the last part of the path
+must not be a link, opening a pipe does not wait for its writer, and the type of the opened file is
+checked.
 """
 
 import errno
@@ -25,5 +26,6 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def open_regular_by_links(path: Path) -> BinaryIO:
-    """Opens a file for reading, to which links may lead. Raises OSError as `open_regular` does."""
+    """Opens the file to which `path` and its links lead, for reading. Raises OSError if the file
+    cannot be opened, or is no regular file."""
     return open_regular(Path(os.path.realpath(path)))

@@ -51,7 +51,7 @@ def limit_arenas() -> None:
 
 async def give_back_memory() -> None:
     """Returns unused memory to the system whenever the resident memory has grown by `GROWTH_BYTES`
-    above its lowest value. Runs until cancelled."""
+    above its lowest value. Runs until cancelled. Without glibc, returns at once."""
     library = _glibc()
     if library is None:
         return

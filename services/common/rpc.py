@@ -203,7 +203,7 @@ def bind(
     use.
 
     Raises:
-        OSError: the address is taken or is not one of this machine's.
+        OSError: the address is in use, or does not belong to this machine.
         ValueError: the address is not `host:port`.
     """
     parsed = addresses.parse(address)
@@ -230,7 +230,8 @@ def bind_unix(server: grpc.aio.Server, path: Path) -> None:
 
 
 def method_path(service: ServiceDescriptor, method: str) -> str:
-    """Returns the path of a gRPC method, for calls that send and receive bytes."""
+    """Returns the path of a gRPC method, such as `/orcinus.v1.XService/Method`, for calls that send
+    and receive plain bytes instead of messages."""
     return f"/{service.full_name}/{method}"
 
 
@@ -243,7 +244,8 @@ def epoch_of(context: Any) -> int:
     """Returns the epoch in the metadata of a stream.
 
     Raises:
-        InvalidRequest: the metadata has no epoch, or one that is not a number of 64 bits.
+        InvalidRequest: the metadata has no epoch, or one that is not a number of at most
+            `MAX_DIGITS` digits.
     """
     for key, value in context.invocation_metadata() or ():
         if key == EPOCH_METADATA and str(value).isdecimal() and len(value) <= MAX_DIGITS:

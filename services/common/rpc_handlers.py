@@ -13,9 +13,9 @@ A service may restrict each method to callers with certain roles, which callers 
 certificates (`tls.py`). The role is checked once per call, before the method starts. A service may
 also have a hook, `admit`, which checks each call's metadata. Both checks are made before a request
 is received: a message that the server does not read stays with the sender, so a refused call costs
-no memory. A service may name a context manager that observes each call of any method. It sees
-errors before they become statuses. Finally, a service may limit how messages are received and sent
-(`exchange.py`).
+no memory. A service may name an observer, which returns a context manager for each call. The call
+runs in this context manager, which sees errors before they become statuses. Finally, a service may
+limit how messages are received and sent (`exchange.py`).
 """
 
 import asyncio
@@ -88,8 +88,9 @@ def service_handler(
 
     `callers` has the roles that may call each method. Without `callers` every peer may call all
     methods. `admit` is called with the context of each call, and raises an error to refuse the
-    call. Requests and responses go through the object that `exchange` makes, except for methods
-    with a stream of requests.
+    call. `observe` returns the context manager in which a call runs. `exchange` makes, for each
+    call, the object that receives the request and sends the responses. Methods with a stream of
+    requests receive and send by themselves.
     """
     handlers = {
         descriptor.name: _method_handler(
@@ -138,7 +139,8 @@ def status_of(error: BaseException | None, context: Any) -> grpc.StatusCode:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A method of a servicer, and the roles that may call it."""
+    """A method of a servicer, the roles that may call it, and the functions that apply to each of
+    its calls."""
 
     name: str
     behaviour: Callable[..., Any]

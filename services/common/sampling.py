@@ -7,8 +7,8 @@ conversion to and from `sampling.proto` (`sampling_proto.py`), the checks of fro
 and the columns on the ranks. Ranks do not check options again.
 
 The module needs neither protobuf nor pydantic, since the engine core imports it where they are not
-installed. The other options of a request (its length, stop strings, the number of answers) are
-handled by the frontend.
+installed. The other options of a request, such as its length, stop strings and the number of
+answers, are defined elsewhere.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ SEED_BITS = 53
 such a seed exactly."""
 
 MAX_STOP_TOKENS = 256
-"""Largest number of stop tokens that a client may give. Stop tokens are sent to the scheduler with
-every answer, and ranks mask each of them."""
+"""Largest number of stop tokens that a client may give. Stop tokens are sent to the scheduler once
+for every answer to a request, and ranks mask each of them."""
 
 
 MAX_LOGPROBS = 20
@@ -55,7 +55,7 @@ MAX_BIASES = 1024
 
 MAX_ALLOWED_TOKENS = 16_384
 """Largest number of tokens in a client's `allowed_token_ids`. These tokens are sent to the
-scheduler with every answer."""
+scheduler once for every answer to a request."""
 
 MAX_BAD_TOKENS = 1024
 """Largest number of tokens that a client may ban. Ranks mask each of them."""
@@ -86,16 +86,15 @@ class WholeNumbers:
     high: int
 
     def check(self, field: str, value: Any) -> None:
-        """Raises InvalidRequest, which names `field`, if `value` is not a whole number in the
-        range."""
+        """Raises InvalidRequest, which names `field`, if the number `value` is not in the range."""
         if isinstance(value, bool) or not self.low <= value <= self.high:
             raise InvalidRequest(field, f"must be a whole number from {self.low} to {self.high}")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLists:
-    """The allowed values of an option that is a list of at most `max_length` tokens. Whether the
-    tokens exist must be checked with the vocabulary."""
+    """The allowed values of an option that is a list of at most `max_length` tokens.
+    `SamplingParams.check_vocabulary` checks whether the tokens exist."""
 
     max_length: int
 
@@ -113,8 +112,8 @@ class TokenSequences:
     max_tokens: int
 
     def check(self, field: str, value: Any) -> None:
-        """Raises InvalidRequest, which names `field`, if a sequence is empty, or there are too many
-        tokens."""
+        """Raises InvalidRequest, which names `field`, if a sequence in `value` is empty, or the
+        sequences together have too many tokens."""
         if not all(value):
             raise InvalidRequest(field, "has a word without tokens")
         n_tokens = sum(map(len, value))
@@ -329,7 +328,8 @@ class SamplingParams:
         against the number of stop tokens that a client may give.
 
         Raises:
-            InvalidRequest: an option is out of its range. The error names the option.
+            InvalidRequest: an option is out of its range, or cannot be used together with a
+                grammar. The error names the option.
         """
         for (name, option), value, default in zip(
             OPTIONS.items(), _values_of(self), _DEFAULTS, strict=True

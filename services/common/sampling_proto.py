@@ -26,7 +26,7 @@ _NUMBERS = tuple(name for name in OPTIONS if name not in (*_LISTS, *_BIASES, *_S
 
 
 def to_proto(params: SamplingParams) -> sampling_pb2.SamplingParams:
-    """Returns a message in which every field is set."""
+    """Returns the message with all options of `params`. Every field of the message is set."""
     fields = dict(zip(OPTIONS, _values_of(params), strict=True))
     for name in _BIASES:
         fields[name] = dict(fields[name])
@@ -38,7 +38,8 @@ def to_proto(params: SamplingParams) -> sampling_pb2.SamplingParams:
 def from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
     """Returns the options of a message. Fields that are not set have their defaults.
 
-    No option is checked: ranks read only messages that the scheduler has checked.
+    The options are not checked here. Frontends and schedulers check them, and ranks receive only
+    options that a scheduler has checked.
     """
     given = {name: getattr(message, name) for name in _NUMBERS if message.HasField(name)}
     given |= {name: tuple(getattr(message, name)) for name in _LISTS}

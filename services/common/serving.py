@@ -51,8 +51,8 @@ class ServingWatch:
         self._progress_at = self._clock()
 
     def look(self) -> None:
-        """Updates the object with the present state of the process. Must be called about once per
-        second, from the event loop."""
+        """Updates the object with the present state of the process. Call it from the event loop, at
+        least once per second."""
         self._looked_at = self._clock()
         if not self._n_waiting():
             self._progress_at = self._looked_at
@@ -76,8 +76,8 @@ class ServingWatch:
         return ""
 
     async def run(self, tell: Callable[[bool], Awaitable[None]]) -> None:
-        """Calls `tell` once per second until cancelled. The argument says whether this process
-        serves at that moment."""
+        """Calls `tell` every `PERIOD_S` seconds until cancelled. The argument of the call says
+        whether this process serves at that moment."""
         while True:
             # Reported before `look`, so that a hang of the event loop until now is reported too.
             await tell(not self.reason_against())

@@ -114,8 +114,8 @@ class ServiceSettings(BaseSettings):
         return settings
 
     def memory_parts(self) -> Mapping[str, int]:
-        """Returns how much memory the service may need, in bytes, by the setting that each part of
-        the memory follows from.
+        """Returns how much memory the service may need, in bytes: for each setting that determines
+        a part of the memory, the size of this part.
 
         The result is empty if the memory is not known at the start (`memory_limit.py`).
         """
@@ -185,7 +185,8 @@ def _reason(item: ErrorDetails) -> str:
 
 def _name(place: tuple[int | str, ...]) -> str:
     """Returns the path of a setting as text. Names of types that pydantic adds to the path are left
-    out, and so are the numbers of the pair and of its part in a setting by model."""
+    out. If a setting may have a value for each model, the indices that pydantic adds for one value
+    are left out, too."""
     if len(place) == 3 and all(isinstance(part, int) for part in place[1:]):
         place = place[:1]
     names = takewhile(lambda part: "[" not in str(part), place)

@@ -11,8 +11,8 @@ from services.common.errors import PoolFull
 
 
 class StreamPlaces:
-    """Limits the concurrent calls of one method, or of several methods together. Each call takes a
-    place."""
+    """Limits the concurrent calls of one method, or of several methods together. Each call takes
+    one of a fixed number of places."""
 
     def __init__(self, n_places: int, *, of: str) -> None:
         """At most `n_places` calls take a place at a time. `of` is the plural noun for the calls in

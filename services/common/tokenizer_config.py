@@ -39,7 +39,7 @@ class TokenizerConfig:
     """The tokens that are named in the files beside `tokenizer.json`."""
 
     keys: Mapping[str, Any]
-    """The keys and values of `tokenizer_config.json`. Those of `special_tokens_map.json` are
+    """The keys and values of `tokenizer_config.json`. The keys of `special_tokens_map.json` are
     included if that file is used."""
 
     source: Mapping[str, str]

@@ -122,7 +122,8 @@ def around(
 
 
 def merges_of(ranked: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Returns the merges that make pieces, in ascending order of the ranks of the pieces.
+    """Returns the merges that make the pieces in `ranked`, in ascending order of the pieces' ranks.
+    `ranked` has the rank of each piece.
 
     Every pair of pieces whose concatenation is a piece becomes a merge. If several pairs make one
     piece, pairs whose parts come first in `ranked` come first.

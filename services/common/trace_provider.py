@@ -35,8 +35,8 @@ def new_provider(
     """Returns the tracer provider of this process, and the provider's exporter.
 
     `service_name` is used unless the environment variables set a name. If `decides` is true, every
-    trace that begins in this process is recorded. Otherwise the sampler in the environment
-    variables decides.
+    trace that begins in this process is recorded, unless the environment variables select a sampler
+    that records nothing. If `decides` is false, the sampler in the environment variables decides.
     """
     # Propagators would write a line for each malformed header of a client.
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)

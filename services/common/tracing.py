@@ -2,8 +2,8 @@
 
 Without an endpoint (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_TRACES_ENDPOINT`) there is no exporter, no
 thread and no error, and all tracers do nothing. With an endpoint, a thread sends spans in batches
-from a bounded queue. When the collector is slow or gone, spans are dropped, and no caller waits;
-the end of the process waits at most `FLUSH_S`.
+from a bounded queue. When the collector is slow or gone, spans are dropped, and no caller waits. At
+the end of the process, sending the last spans is given up after `FLUSH_S`.
 
 The trace context of a client is read in the formats that `OTEL_PROPAGATORS` names. Between
 processes of this project, the context is sent as a field of messages, as W3C Trace Context, and
@@ -64,8 +64,8 @@ class Tracing:
         return self._provider is not None
 
     def close(self, limit_s: float | None = None) -> None:
-        """Sends the remaining spans, waiting at most `limit_s` seconds, by default `FLUSH_S`. Must
-        not be called on the event loop."""
+        """Sends the remaining spans. After `limit_s` seconds, by default `FLUSH_S`, gives up and
+        drops the spans that were not sent. Must not be called on the event loop."""
         limit_s = FLUSH_S if limit_s is None else limit_s
         if self._provider is None or self._exporter is None:
             return

@@ -1,5 +1,5 @@
-"""Figures of a watched pipeline: totals and rates of its iterations, for each second of the
-scheduler's clock.
+"""Figures of the pipelines of a scheduler: totals and rates of their iterations, for each second of
+the scheduler's clock.
 
 Events of iterations arrive a little late, so the figures of a second are computed `LAG_S` seconds
 after its end. While no iterations run, no figures are made.
@@ -52,13 +52,13 @@ class Totals:
         self.token_gaps.update(other.token_gaps)
 
     def note_slots(self, pipeline: int, n_slots: int) -> None:
-        """Records that `n_slots` K/V slots of a pipeline were allocated at some time."""
+        """Records that `n_slots` K/V slots of a pipeline were allocated at a time in the period."""
         self.allocated_slots[pipeline] = max(self.allocated_slots.get(pipeline, 0), n_slots)
 
 
 def step_of(duration_s: float) -> int:
-    """Returns the index of the histogram step that contains a duration. Steps grow with the
-    logarithm of the duration."""
+    """Returns the index of the histogram step that contains a duration. All steps have an equal
+    width in the logarithm of the duration."""
     return round(math.log(max(duration_s, 1e-6)) * STEPS_PER_E)
 
 
@@ -94,8 +94,8 @@ class Figures:
         return self._seconds[-1][1]
 
     def advance(self, now_s: float) -> Iterator[dict[str, Any]]:
-        """Yields the figures of each second that is over at the time `now_s`. Yields nothing while
-        the pipeline is idle."""
+        """Yields the figures of each second that has ended `LAG_S` seconds before `now_s` or
+        earlier, and has not been yielded yet. Yields nothing while all pipelines are idle."""
         if self._end is None:
             self._begin = self._end = math.floor(now_s)
         end = math.floor(now_s - LAG_S)

@@ -45,9 +45,9 @@ class _Request:
     last_token_at: float | None = None
 
     def add_tokens(self, n_new: int, *, end_position: int) -> None:
-        """Adds the `n_new` output tokens that a request has got from a span. `end_position` is the
-        position after the span's last token. The number of earlier output tokens follows from this
-        position.
+        """Adds the `n_new` output tokens that a request has received from a span of an iteration.
+        `end_position` is the position after the span's last token. The number of earlier output
+        tokens follows from this position.
 
         Tokens cannot simply be counted, since iterations that were in flight when the watch began
         have no events.
@@ -168,8 +168,9 @@ class View:
         return {"n_generated": [self._requests[number].n_generated for number in event.running]}
 
     def _mark(self, event: watch_pb2.MarkEvent) -> Json:
-        """Returns the field `text` of a mark's change, which names the pipeline of the mark.
-        Returns no field if there has been only one pipeline, or the mark belongs to none."""
+        """Returns the field `text` for the change that `event` causes: the event's text, preceded
+        by the name of its pipeline. Returns no field if there has been only one pipeline, or the
+        event belongs to no pipeline."""
         of = [number for number, epoch in self._epochs.items() if epoch.epoch == event.epoch]
         if not of or len(self._epochs) == 1:
             return {}

@@ -140,7 +140,7 @@ class CallBucket:
 
 class Account:
     """The account of a caller: the limits of its key, and its answers in flight. An account without
-    a key has no limits."""
+    a key has no limits, but its requests may not have a better priority than the default."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Account:
 
     @property
     def min_priority(self) -> int:
-        """Best priority that requests of the account may have. A lower number is a better
+        """Lowest `priority` that requests of the account may have. A lower number is a better
         priority."""
         return self._min_priority
 
@@ -268,8 +268,8 @@ class Account:
 
 
 class ApiKeys:
-    """The API keys of a file, and an account for each key. Without a file, every caller may
-    call."""
+    """The API keys of a file, and an account for each key. Without a file, every caller may use the
+    API."""
 
     def __init__(
         self,
@@ -332,7 +332,7 @@ class ApiKeys:
         return account
 
     def knows(self, authorization: str | None) -> bool:
-        """Returns whether a caller with this `authorization` may call. Counts no call."""
+        """Returns whether a caller with this `authorization` may use the API. Counts no call."""
         if self._file is None:
             return True
         self._refresh(self._file, self._now())

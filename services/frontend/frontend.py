@@ -269,13 +269,13 @@ class Frontend:
         self._listeners.close()
 
     async def wait_ready(self) -> None:
-        """Waits until requests to at least one model can be answered, at once or after the model
-        has been woken."""
+        """Waits until at least one model takes requests, even if the model must first be woken to
+        answer them."""
         await self._models.wait_taking(True)
 
     async def _announce(self) -> None:
-        """Waits until requests can be answered, then reports to the launcher the addresses of the
-        frontend and what the first model is asked for."""
+        """Waits until requests can be answered. Then reports to the launcher the addresses of the
+        frontend and the kind of request that the first model serves."""
         await self.wait_ready()
         for model in self._models:
             defaults = str(model.defaults) or "none"

@@ -1,5 +1,5 @@
-"""Shares of the event loop. A share limits how much work that clients cause may begin in one pass
-of the loop.
+"""Shares of the event loop. A share limits how much of the work that clients cause may begin in one
+pass of the loop.
 
 Without a limit, a thousand requests that arrive at once, a thousand clients that disconnect at
 once, or fifty clients that send as fast as they can, would be handled in one pass, and no stream
@@ -14,14 +14,14 @@ from collections.abc import Callable
 from functools import partial
 
 MIN_AT_ONCE = 2
-"""Smallest number of pieces of work (turns) that a share allows in one pass of the event loop,
-unless the share sets another number."""
+"""Smallest number of pieces of work that a share allows in one pass of the event loop, unless the
+share sets another number."""
 
 TURN_S = 0.004
-"""Length of a pass of the event loop, in seconds, for which a share gets one turn in the next pass.
-A turn takes about a millisecond; it is, for example, a large read, or the work for a request until
-it waits for the scheduler. So when passes are long because of many streams, a share gets a quarter
-of the loop's time."""
+"""For each such length of time, in seconds, that a pass of the event loop takes, a share may begin
+one piece of work in the next pass. A piece of work takes about a millisecond; it is, for example, a
+large read, or the work for a request until it waits for the scheduler. So when passes are long
+because of many streams, a share gets a quarter of the loop's time."""
 
 
 class LoopShare:
@@ -36,9 +36,9 @@ class LoopShare:
         at_once: int = MIN_AT_ONCE,
         turn_s: float = TURN_S,
     ) -> None:
-        """In each pass of the event loop, at least `at_once` pieces of work may begin. After a long
-        pass, the next pass may begin one piece for each `turn_s` seconds of that time, if this is
-        more."""
+        """In each pass of the event loop, at least `at_once` pieces of work may begin. If a pass
+        takes long, the next pass may begin one piece for each `turn_s` seconds that it took, if
+        this is more."""
         self._loop = loop
         self._clock = clock
         self._at_once = at_once

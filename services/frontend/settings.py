@@ -75,7 +75,8 @@ may have at the scheduler."""
 
 
 def _split(value: object) -> object:
-    """Returns the items of a list that is separated by commas."""
+    """Returns the items of a text that is a list separated by commas. Returns any other value as it
+    is."""
     if not isinstance(value, str):
         return value
     return tuple(item.strip() for item in value.split(",") if item.strip())
@@ -348,8 +349,8 @@ class FrontendSettings(ServerSettings):
         return self
 
     def n_prompt_characters(self, model: Path) -> int:
-        """Returns the largest number of characters of all texts of one call together, to the model
-        with these files."""
+        """Returns the largest number of characters that all texts of one call to a model may have
+        together. `model` is the path of the model's files."""
         if self.max_prompt_characters:
             return self.max_prompt_characters
         context = context_length(model) or ASSUMED_CONTEXT

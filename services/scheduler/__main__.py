@@ -202,7 +202,7 @@ class SchedulerProcess:
 
     def _candidate(self, client: "KubernetesClient", lease_name: str) -> LeaderElector:
         """Returns the elector of this process. A container that starts again in its pod gets a new
-        identity, since its state is lost. Identities of the pod's earlier containers count as
+        identity, since its state is lost. Processes of the pod's earlier containers count as
         ended."""
         settings = self._settings
         container = f"{settings.pod_name}_{settings.pod_uid}_"
@@ -360,8 +360,8 @@ async def _acquire(elector: LeaderElector, watch: LeaderWatch) -> int:
 
 
 async def _hold(elector: LeaderElector) -> None:
-    """Renews the lease until cancelled. Does not return when this process has given the lease away,
-    since this process then serves until another scheduler leads."""
+    """Renews the lease until cancelled. When this process has given the lease away, only waits,
+    since the process still serves until another scheduler leads."""
     await elector.hold()
     await asyncio.Event().wait()
 

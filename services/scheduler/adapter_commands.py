@@ -1,10 +1,10 @@
 """Carries out the commands of frontends to load and unload adapters.
 
     load: check → a pipeline loads the adapter → the list has it → the frontend gets an answer
-    unload: the list has it no more → the frontend gets an answer → the ranks drop it when unused
+    unload: the list drops it → the frontend gets an answer → the ranks drop it when unused
 
-The leader's list of adapters is in every frontend. A new leader gets the lists of all frontends and
-goes on with the newest entry of each name.
+Every frontend has a copy of the leader's list of adapters. A new leader gets the lists of all
+frontends and goes on with the newest entry of each name.
 """
 
 import asyncio
@@ -40,7 +40,8 @@ that later entries can have higher versions."""
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The end of a command."""
+    """How a command ended: its outcome, and for a failure a message and the name of the invalid
+    field."""
 
     outcome: AdapterOutcome
     message: str = ""
@@ -48,7 +49,7 @@ class Answer:
 
 
 OnAnswer = Callable[[Answer], None]
-"""A function that gets the end of a command."""
+"""A function that is called with the end of a command."""
 
 _DONE = Answer(AdapterOutcome.ADAPTER_OUTCOME_DONE)
 
@@ -60,9 +61,10 @@ class AdapterCommands:
         self, *, on_change: Callable[[list[AdapterEntry]], None], limit_s: float = COMMAND_LIMIT_S
     ) -> None:
         """`on_change` is called with the entries of the list that have changed. `limit_s` is the
-        time for a command in seconds."""
+        time limit of a command in seconds."""
         self.list = AdapterList()
-        """The adapters that requests may use, beside those that are there from the start."""
+        """The adapters that requests may use in addition to the adapters that the workers have from
+        the start."""
         self._on_change = on_change
         self._limit_s = limit_s
         self._shared = SharedAdapters()
@@ -71,16 +73,19 @@ class AdapterCommands:
         self._pipeline = scheduler_pb2.PipelineDescription()
 
     def serve(self, shared: SharedAdapters, wake: Callable[[], None]) -> None:
-        """Passes loads to the pipelines of a pool from now on. `wake` makes them look for loads."""
+        """Passes loads to the pipelines that share `shared` from now on. `wake` makes these
+        pipelines look for loads."""
         self._shared, self._wake = shared, wake
         shared.sources = self.list
 
     def note_pipeline(self, pipeline: scheduler_pb2.PipelineDescription) -> None:
-        """Notes which pipeline serves: what it has from the start, and whether it loads others."""
+        """Notes the description of the pipeline that serves. It names the adapters that the workers
+        have from the start, and says whether they load others."""
         self._pipeline = pipeline
 
     def merge(self, entries: Iterable[AdapterEntry]) -> None:
-        """Takes over the list of a frontend. Entries that are not sound are left out."""
+        """Takes over the newer entries of a frontend's list of adapters. Entries that are not valid
+        are left out."""
         if changed := self.list.merge(filter(_is_sound, entries)):
             self._on_change(changed)
             self._wake()
@@ -110,7 +115,8 @@ class AdapterCommands:
         self._wake()
 
     def _refusal(self, name: str, source: str) -> Answer | None:
-        """Returns the reason why an adapter must not be loaded. Returns None if it may be."""
+        """Returns an answer with the reason why an adapter must not be loaded. Returns None if it
+        may be loaded."""
         try:
             check_name(name)
         except ValueError as error:

@@ -41,7 +41,7 @@ def build_scheduler(
     is the class of the core.
 
     Raises:
-        Unavailable: there is no memory for a single block.
+        Unavailable: there is no memory for one block in each K/V group.
     """
     traits = pipeline.first.traits
     pool.adapters.begin(adapters_in(traits).values(), max_loaded_in(traits))
@@ -151,8 +151,9 @@ def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:
 
 
 def _max_whole_prompt(pipeline: Pipeline, policy: Policy) -> Sequence[int]:
-    """Returns the largest number of tokens of a prompt that runs in one iteration, as the only
-    item. Returns no items if the model does not need this, or the policy has no limit."""
+    """Returns a sequence with one number: how many tokens a prompt may have if it must run in one
+    iteration. The sequence is empty if the model can run prompts in chunks, or if the policy does
+    not limit the tokens of a request in an iteration."""
     pooling = pooling_in(pipeline.first.traits)
     if pooling is None or not pooling.runs_whole or policy.max_span_tokens is None:
         return ()

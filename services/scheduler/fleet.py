@@ -43,8 +43,8 @@ class Fleet:
         )
 
     def pool_of(self, number: int) -> RequestPool:
-        """Returns the pool as the pipeline with the number `number` sees it. Creates this view at
-        the first call."""
+        """Returns the `RequestPool` of the pipeline with the number `number`, and creates it at the
+        first call. The pools of all pipelines share the waiting requests."""
         while len(self._pools) <= number:
             self._pools.append(self._pools[0].beside())
         return self._pools[number]

@@ -163,7 +163,7 @@ class FrontendStream:
         """Adds a request, and reports to the frontend that the request is accepted. `number`, if
         given, is a short name that the frontend has chosen for the request. Messages then name the
         request by this number in their lists of new tokens. `wants_traits` says whether the
-        frontend asks for the traits of the workers that make the tokens."""
+        frontend asks for the traits (`pipeline/fit.py`) of the workers that make the tokens."""
         self.requests[request.request_id] = request
         if wants_traits:
             self._with_traits.add(request)

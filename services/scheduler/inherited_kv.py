@@ -1,12 +1,13 @@
 """The keys and values that an earlier leader has left in the memories of its workers.
 
-A new leader knows no ended pipelines. It has the tokens of requests from the frontends, but not the
-blocks of the workers' memory that hold them. So each plan tells the first rank of the first stage
-which full blocks have entered or left the prefix cache, and when the stages join the first epoch of
-a new leader, this rank says which blocks it knows. The new leader enters into its prefix cache the
-blocks that are complete on all ranks. Keys and values are used only if all these conditions hold:
+A new leader knows no ended pipelines. It has the tokens of requests from the frontends, but does
+not know which blocks of the workers' memory hold the keys and values of these tokens. So each plan
+tells the first rank of the first stage which full blocks have entered or left the prefix cache, and
+when the stages join the first epoch of a new leader, this rank says which blocks it knows. The new
+leader enters into its prefix cache the blocks that are complete on all ranks. Keys and values are
+used only if all these conditions hold:
 
-- All ranks have written last in the epoch whose blocks the first rank knows.
+- The last epoch in which each rank has written is the epoch whose blocks the first rank knows.
 - No rank has begun an iteration that the first rank has not begun. Such an iteration may have
   written to blocks that the first rank does not know to have left the cache.
 - No rank has failed by itself or had results that are not finite.
@@ -48,9 +49,10 @@ class InheritedKV:
         kept_blocks: worker_pb2.KeptBlocks,
         kv_manager: KVManager,
     ) -> tuple[int, int] | None:
-        """Begins an epoch of a pipeline, with an empty prefix cache. If the pipeline's workers have
-        keys and values of an earlier leader, restores the cache, and returns the epoch and the
-        iteration up to which all is complete. Returns None otherwise."""
+        """Gives a pipeline that begins an epoch its prefix cache. If the pipeline's workers have
+        keys and values of an earlier leader, restores that leader's cache, and returns the epoch
+        and the iteration up to which all is complete. Otherwise the cache is empty, and the result
+        is None."""
         is_first = not self._known
         complete = complete_until(stored_kv, kept_blocks)
         if complete is not None and (is_first or kept_blocks.secret == self._secret):

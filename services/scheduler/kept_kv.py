@@ -19,8 +19,8 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.joining import StoredKV
 
 MAX_ENTRIES = MAX_BLOCKS
-"""Largest number of entries in the prefix caches of all ended pipelines that are remembered, since
-entries take memory of the scheduler. The pipeline that ended last is always remembered."""
+"""Largest number of entries of all remembered prefix caches together, since each entry takes memory
+of the scheduler. The pipeline that ended last is always remembered."""
 
 
 @dataclass(frozen=True, slots=True)

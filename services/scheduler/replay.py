@@ -22,12 +22,12 @@ SAME, DIFFERENT, UNUSABLE = 0, 1, 2
 
 
 class NotARecording(Exception):
-    """Raised if the file is no recording; the message says why."""
+    """Raised if the file is not a recording. The message says why."""
 
 
 def objects_of(lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the objects of a recording after its header, with the numbers of their lines. A last
-    line without a line end is left out: the scheduler was killed while it wrote this line.
+    """Yields the JSON objects of a recording after its header, each with the number of its line. A
+    last line without a line end is left out: the scheduler was killed while it wrote this line.
 
     Raises:
         NotARecording: a line is not an event, or the first line is not a header.
@@ -53,7 +53,7 @@ def objects_of(lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def replay(lines: Iterable[bytes]) -> Replay:
-    """Replays a recording to its end.
+    """Replays a recording to its end, and returns the replay.
 
     Raises:
         NotARecording: the file is no recording.
@@ -76,7 +76,8 @@ def replay(lines: Iterable[bytes]) -> Replay:
 
 
 def decision_of(value: dict[str, Any], number: int) -> watch_pb2.DecisionEvent:
-    """Returns the decision in an event of line `number`.
+    """Returns the decision that an event holds. `value` is the JSON object of the event, from line
+    `number`.
 
     Raises:
         NotARecording: the event is not a decision.

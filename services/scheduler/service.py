@@ -55,7 +55,8 @@ MESSAGE_PERIOD_S = 0.002
 that return within this time leave as one message. A message costs as much as some thirty tokens."""
 
 MAX_REQUEST_ID_LENGTH = 256
-"""Largest number of characters in the id of a request; frontends make ids of about forty."""
+"""Largest number of characters in the id of a request, or of a command about adapters. Frontends
+make ids of about forty."""
 
 
 class SchedulerService:
@@ -249,7 +250,7 @@ class SchedulerService:
         Raises:
             Unavailable: this scheduler does not lead, or the frontend does not read.
             PoolFull: there are too many frontends.
-            InvalidRequest: the frontend sent a request id that is too long to be answered.
+            InvalidRequest: the frontend sent the id of a request or of a command that is too long.
         """
         if not self._is_leading:
             raise Unavailable("this scheduler is not the leader")

@@ -21,8 +21,8 @@ PROCESS_BYTES = 144 * MIB
 million K/V blocks."""
 
 CACHE_BYTES = 64 * MIB
-"""Memory of the prefix caches of all pipelines, which together have their largest number of blocks:
-60 MB."""
+"""Memory of the prefix caches of all pipelines: 60 MB when they hold as many blocks as they may
+have together."""
 
 REQUEST_BYTES = 20 * 2**10
 """Memory of a request without its tokens: 18 KiB for a request with 256 stop tokens, less than
@@ -170,10 +170,11 @@ class SchedulerSettings(ServerSettings):
     and `sarathi`. A text for an encoder runs whole, so it has at most this many tokens."""
 
     vector_share: float = Field(default=0.25, gt=0, le=MAX_SHARE)
-    """Time that prompts of vectors may add to an iteration while answers run in the same pipeline,
-    divided by the time of an iteration without prompts, with the policy `chunked`. A larger number
-    makes vectors sooner, and the gaps of running streams longer; with the largest, vectors are not
-    limited. Without answers, prompts of vectors fill batches up to `max_batch_tokens`."""
+    """Time that prompts of requests for vectors (embeddings, scores) may add to an iteration while
+    requests that generate run or wait, divided by the time of an iteration without prompts, with
+    the policy `chunked`. A larger number makes vectors sooner, and the gaps of running streams
+    longer; with the largest, vectors are not limited. While no request generates, prompts for
+    vectors fill batches up to `max_batch_tokens`."""
 
     speculative_tokens: int = Field(default=8, ge=0, le=64)
     """Largest number of draft tokens of a request in one iteration. To draft, the scheduler looks

@@ -32,7 +32,8 @@ from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.speculation import Speculation
 
 MAX_KNOWN = 256
-"""Number of checked sampling options that are kept, so that equal options need no other check."""
+"""Number of checked sampling options that are kept, so that equal options need not be checked
+again."""
 
 MAX_KNOWN_BYTES = 512
 """Largest size in bytes of sampling options that are remembered as checked. Larger ones are checked
@@ -51,8 +52,8 @@ def check_submission(
     adapters: Sources,
 ) -> SamplingParams:
     """Checks a submission for a pipeline and returns its sampling options, without the seed. A
-    submission without a seed gets one, since all ranks must use the same seed. `adapters` are those
-    that were loaded.
+    submission without a seed gets one, since all ranks must use the same seed. `adapters` are the
+    adapters that clients have loaded.
 
     Raises:
         InvalidRequest: a field of the submission is invalid. The error names the field.
@@ -135,7 +136,8 @@ def refusal(
     request: Request, pipeline: scheduler_pb2.PipelineDescription, adapters: Sources
 ) -> InvalidRequest | None:
     """Returns the reason why a pipeline cannot run a request that was checked for another pipeline.
-    Returns None if the pipeline can run the request. `adapters` are those that were loaded."""
+    Returns None if the pipeline can run the request. `adapters` are the adapters that clients have
+    loaded."""
     sampling = replace(
         from_proto(sampling_pb2.SamplingParams.FromString(request.sampling)),
         grammar=request.grammar.decode(),
@@ -160,8 +162,8 @@ def check_sampling(
     """Checks the sampling options of a request for a pipeline. The check is needed because a rank
     that gets wrong options ends itself, and this ends the epoch for the requests of all clients.
 
-    `own_stop_token_ids` are the stop tokens of the model. If there are none, the end-of-sequence
-    tokens of the pipeline are used.
+    `own_stop_token_ids` are stop tokens that do not count as given by the client. If there are
+    none, the end-of-sequence tokens of the pipeline are used.
 
     Raises:
         InvalidRequest: an option is invalid. The error names the option.

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 RANK_MODULE = "services.worker.rank"
 FLUSH_S = 0.5
-"""Timeout in seconds for sending the last reports to the engine master, and the same timeout for
-then sending the last trace spans to the collector. No pipeline can use this worker again before
+"""Timeout in seconds for sending the last reports to the engine master. Afterwards, the last trace
+spans are sent to the collector with the same timeout. No pipeline can use this worker again before
 both have ended."""
 
 SPARE_AFTER_S = 15.0

@@ -23,7 +23,7 @@ READ_BYTES = 2**18
 
 MAX_PAYLOAD_BYTES = 2**28
 """Largest number of bytes of a payload. The largest payloads are plans, which stay below this size
-because gRPC limits theirs."""
+because gRPC limits the size of a plan."""
 
 
 class MessageKind(IntEnum):
@@ -69,7 +69,8 @@ class MessageKind(IntEnum):
     """From the rank, just before it ends: why it cannot start, as text that names the setting or
     file."""
     TRAITS = 17
-    """From the rank, as the first message: a DescribeResponse with the rank's traits."""
+    """From the rank, as the first message: a DescribeResponse with the rank's traits, the
+    properties that must be equal on all stages of a pipeline."""
     PREPARE_GRAMMAR = 18
     """To the rank, on the second pair: a PrepareGrammarRequest."""
     GRAMMAR_PREPARED = 19
@@ -137,7 +138,8 @@ def encode(kind: MessageKind, payload: bytes) -> bytes:
 
 
 class RankEnd:
-    """The rank's end of a pair, with blocking calls. One thread receives; any thread may send."""
+    """The rank's end of a socket pair, with blocking calls. Only one thread may receive; any thread
+    may send."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

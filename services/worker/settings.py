@@ -59,15 +59,16 @@ class SharedSettings(BaseModel):
     model must have the same value."""
 
     max_loaded_adapters: int = Field(default=8, ge=1, le=1024)
-    """Number of adapters that a rank holds in memory at most beside those of `adapters`, if
-    `allowed_adapter_sources` allows any. The least recently used one makes room for another. All
-    workers of a model must have the same value."""
+    """Largest number of loaded adapters that a rank holds in memory, in addition to those of
+    `adapters`, if `allowed_adapter_sources` allows any. The least recently used one is removed to
+    make room for another. All workers of a model must have the same value."""
 
     pooling: PoolingSetting = ""
-    """How a model that also answers makes vectors of texts, for `/v1/embeddings`: `last` takes the
-    hidden state of the last token, `mean` the mean of all, `cls` that of the first. `yes-no` makes
-    scores of pairs from the logits of the tokens `yes` and `no`, as for Qwen3-Reranker. When empty,
-    the checkpoint's own files decide. All workers of a model must have the same value."""
+    """How a model that generates text also makes vectors of texts. For the embeddings of
+    `/v1/embeddings`, `last` takes the hidden state of the last token, `mean` takes the mean over
+    all tokens, and `cls` takes the hidden state of the first token. `yes-no` makes scores of pairs
+    of texts from the logits of the tokens `yes` and `no`, as for Qwen3-Reranker. When empty, the
+    checkpoint's own files decide. All workers of a model must have the same value."""
 
     n_stages: int = Field(default=1, ge=1)
     """Number of stages into which the model is divided. If the leader assigns the stage, the leader
@@ -81,16 +82,16 @@ class SharedSettings(BaseModel):
     """Element type of weights and K/V. `auto` is the checkpoint's type, or float32 for float16."""
 
     max_model_len: int | None = Field(default=None, ge=1)
-    """Longest sequence, in tokens. When not set, the context of the checkpoint; for longrope (Phi)
-    its original context, in which short factors are used as in `transformers`. Set more to serve
-    the stretched context, with long factors for all sequences. If the K/V memory holds fewer
-    tokens, that number is served. All stages must have the same value."""
+    """Longest sequence, in tokens. When not set, it is the context of the checkpoint. For longrope
+    (Phi), it is the original context, in which short factors are used as in `transformers`. Set
+    more to serve the stretched context, with long factors for all sequences. If the K/V memory
+    holds fewer tokens, that number is served. All stages must have the same value."""
 
     quantization: Quantization = "none"
     """Quantization of matrices when they are loaded: `int8` takes half of bfloat16's memory, `int4`
     less than a third, and both are less exact. Needs the native kernels on a CPU and Triton on a
-    GPU. All stages must have the same value. Norms, experts and matrices whose files already have
-    so few bits are not quantised."""
+    GPU. All stages must have the same value. Norms, routers, experts and matrices that the files
+    already store with so few bits are not quantised."""
 
     activations: Activations = "rounded"
     """Inputs of products with quantised matrices. With `rounded` a CPU rounds them to int8 where
@@ -98,9 +99,9 @@ class SharedSettings(BaseModel):
     its inputs. All stages must have the same value."""
 
     weight_cache: Path | None = None
-    """Directory in which ranks on a CPU keep the matrices that they have quantised or that the
-    checkpoint has quantised in groups, as they are in memory. The next start maps these files and
-    reads no weights for them. In a pod it must be a volume. When not set, nothing is kept."""
+    """Directory in which ranks on a CPU keep their quantised matrices in the form that they have in
+    memory. The next start maps these files, and reads no weights for these matrices. In a pod it
+    must be a volume. When not set, nothing is kept."""
 
     weight_cache_bytes: Annotated[ByteSize, Field(ge=1)] = ByteSize(20 * 2**30)
     """Largest size of all files in `weight_cache`, in bytes or like `20GiB`. The files that have
@@ -108,8 +109,9 @@ class SharedSettings(BaseModel):
 
     kv_directory: Path | None = None
     """Directory in memory, such as one below `/dev/shm`, for the keys and values of ranks on a CPU.
-    They then outlive a process, and the process that takes its place goes on with them. Prompts
-    can be computed from these files. When not set, they are in the memory of each rank."""
+    The keys and values then outlive a rank's process, and the next process of the rank goes on with
+    them. Prompts can be computed from these files. When not set, keys and values are lost whenever
+    an epoch ends."""
 
     load_format: LoadFormat = "safetensors"
     """Source of the weights. `random` makes random weights, needs only config.json and is for
@@ -152,8 +154,9 @@ class SharedSettings(BaseModel):
     data_host: Annotated[Host, AfterValidator(own_ip)] = Field(
         default=LOCALHOST, validate_default=True
     )
-    """IP address of this machine, of IPv4 or IPv6, at which ranks of other stages reach its ranks;
-    all stages must have the same family. The default is for pipelines within one machine."""
+    """IP address of this machine, of IPv4 or IPv6, at which ranks of other stages reach the ranks
+    of this stage. All stages must use IPv4, or all must use IPv6. The default is for pipelines
+    within one machine."""
 
     rendezvous_port: int = Field(default=0, ge=0, lt=65536)
     """Port on which the ranks of all stages meet, on stage 0. 0 takes a free port; set a port if a
@@ -251,9 +254,8 @@ class WorkerSettings(SharedSettings, ServerSettings):
     `auto` on GPUs and 1 GiB on a CPU."""
 
     n_threads: int = Field(default=0, ge=0)
-    """Compute threads of each rank on a CPU. 0 divides the CPUs that the process may use, by its
-    affinity and the quota of its control groups, among the ranks of the stage; a part of a CPU is
-    no thread."""
+    """Compute threads of each rank on a CPU. 0 divides the CPUs that the process may use among the
+    ranks of the stage, rounded down. Affinity and the quota of control groups limit these CPUs."""
 
     cpus: str = Field(default="", pattern=r"^(\d+(,\d+)*)?$")
     """Numbers of the CPUs for this stage's ranks, such as `0,1`: `n_threads` of them for each rank.

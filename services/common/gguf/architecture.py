@@ -1,5 +1,5 @@
-"""Describes an architecture of GGUF files: how its keys correspond to keys of `config.json`, and
-its tensors to the tensors of a family.
+"""Describes an architecture of GGUF files: which keys of `config.json` its keys correspond to, and
+which tensors of a model family its tensors correspond to.
 
 Each file in `architectures/` describes one architecture or several that are alike. The rest of the
 program does not distinguish architectures.
@@ -52,8 +52,8 @@ class Metadata:
         """Returns the number under a key, or None if the key is missing.
 
         If the value is a list with an equal number for each layer, that number is returned. Raises
-        ValueError for other values. Also raises ValueError for a whole number where the format
-        requires a fraction, since llama.cpp refuses such a file, too.
+        ValueError if the value is neither a number nor such a list. Also raises ValueError for a
+        whole number where the format requires a fraction, since llama.cpp refuses such a file, too.
         """
         value = self.value(key)
         if _is_list(value) and len(set(value)) == 1:
@@ -65,25 +65,25 @@ class Metadata:
         return value
 
     def integer(self, key: str) -> int | None:
-        """Returns the integer under a key, or None if the key is missing. Raises ValueError for
-        other values."""
+        """Returns the integer under a key, or None if the key is missing. Raises ValueError if the
+        value is not an integer."""
         value = self.number(key)
         if isinstance(value, float):
             raise ValueError(f"{self.name(key)} is {value}, and no integer")
         return value
 
     def needed(self, key: str) -> int:
-        """Returns the integer under a key. Raises ValueError if the key is missing or has another
-        value."""
+        """Returns the integer under a key. Raises ValueError if the key is missing or its value is
+        not an integer."""
         value = self.integer(key)
         if value is None:
             raise ValueError(f"{self.name(key)} is missing")
         return value
 
     def per_layer(self, key: str, n_layers: int) -> list[Any] | None:
-        """Returns the value of a key for each layer. The file has a list of these values, or one
-        value for all layers. Returns None if the key is missing. Raises ValueError if the list has
-        another length than `n_layers`."""
+        """Returns the number under a key for each of the first `n_layers` layers, or None if the
+        key is missing. The file has a list of these numbers, or one number for all layers. Raises
+        ValueError if the list has fewer numbers, or if a value is not a number."""
         value = self.value(key)
         if value is None:
             return None
@@ -106,7 +106,7 @@ class Metadata:
         return any(name.endswith(f".{tensor}") for name in self.header.tensors)
 
     def n_rows(self, tensor: str) -> int | None:
-        """Returns the first dimension of a tensor, or None if the file lacks the tensor."""
+        """Returns the size of a tensor's first dimension, or None if the file lacks the tensor."""
         place = self.header.tensors.get(tensor)
         return place.shape[0] if place is not None and place.shape else None
 
@@ -132,8 +132,8 @@ def nothing(said: Metadata, config: Config) -> Config:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """A GGUF architecture: the family that computes it, and how its keys and tensors are
-    translated."""
+    """A GGUF architecture: the model family that computes its models, and the rules that translate
+    its keys and tensors."""
 
     family: str  # the class of the family's checkpoints, unless `more` names another one
     tensors: Rules

@@ -3,7 +3,7 @@ each tensor.
 
 The format is described in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; versions 2 and
 3 are read. A file may come from an untrusted source: every length is checked against the rest of
-the file before anything is allocated, and the numbers of long lists stay in arrays.
+the file before anything is allocated, and lists of numbers are read as compact arrays.
 
 A model may be split into several files, `NAME-00001-of-00003.gguf` and so on. The first file has
 the metadata, and its path is the path of the model. The header of the model describes the tensors
@@ -111,7 +111,8 @@ def model_name(model: Path) -> str:
 
 def model_files(model: Path) -> list[Path]:
     """Returns the paths of all files of the model to which a GGUF file belongs. Only the file's
-    name is used; nothing is read."""
+    name is used; nothing is read. Raises ValueError if the name says that there are more than
+    `MAX_FILES` files."""
     stem = model.name.removesuffix(SUFFIX)
     split = _SPLIT.search(stem)
     if split is None:
@@ -192,8 +193,8 @@ def _read_one(path: Path) -> GgufHeader:
 
 
 def token_id_of(metadata: Mapping[str, Any], name: str) -> int | None:
-    """Returns the id of a token that the metadata names, such as `eos_token_id`. Returns None if it
-    names none.
+    """Returns the token id that the metadata has under `name`, such as `eos_token_id`. Returns None
+    if the metadata has no such key.
 
     Raises:
         ValueError: the value is not a whole number.
@@ -266,7 +267,7 @@ class _Reader:
 
     def tensor(self) -> tuple[str, TensorPlace]:
         """Reads the description of a tensor, and returns the tensor's name and position. The offset
-        is counted from the end of the metadata."""
+        in the position is counted from the beginning of the data of all tensors."""
         name = self.string()
         n_dimensions = self.number("I")
         if n_dimensions > MAX_DIMENSIONS:

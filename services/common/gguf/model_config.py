@@ -117,9 +117,10 @@ def _n_layers(said: Metadata) -> int:
 
 
 def _translated(said: Metadata, names: Mapping[str, str], *, optional: Any = _OPTIONAL) -> Config:
-    """Returns the numbers that a file has under the keys of `names`. In the result, each number has
-    the name that `names` gives its key, which is the name in `config.json`. Keys with an empty name
-    are ignored. A key that the file lacks is left out of the result if it is in `optional`.
+    """Returns the numbers that a file has under the keys of `names`. `names` maps each of these
+    keys to its name in `config.json`, and the result has the numbers by these names. Keys with an
+    empty name are ignored. A key that the file lacks is left out of the result if it is in
+    `optional`.
 
     Raises:
         ValueError: the file lacks a key that is not in `optional`.
@@ -145,7 +146,8 @@ def _vocab_size(said: Metadata) -> int:
 
 
 def _refuse_unknown(said: Metadata, architecture: Architecture) -> None:
-    """Raises ValueError if the file has keys of the architecture that this module does not read."""
+    """Raises ValueError if the file has a key of the architecture that this module does not know
+    and whose value is not 0, false or empty, or if attention is not causal."""
     known = SIZES.keys() | architecture.keys.keys() | architecture.others | ROPE_KEYS | _OTHERS
     unknown = sorted(
         said.name(key).rpartition(": ")[2]
@@ -187,8 +189,8 @@ def _heads(said: Metadata, architecture: Architecture, config: Config) -> Config
 
 
 def _element_type(file_type: Any) -> str:
-    """Returns the element type that `--dtype auto` stands for. Quantised files are computed in
-    bfloat16."""
+    """Returns the element type with which a model is computed by default. For quantised files this
+    is bfloat16."""
     if file_type in (0, 1):
         return "float32" if file_type == 0 else "float16"
     return "bfloat16"

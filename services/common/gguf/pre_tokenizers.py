@@ -50,9 +50,9 @@ _WIDE_SIGNS = "\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002"
 
 
 def _cl100k(digits: str, *, marks: str = "", lines: str = r"\r\n") -> str:
-    """Returns the pattern of OpenAI's cl100k with other parts: `digits` is the quantifier of digits
-    in a number, `marks` are further characters that words may contain, and `lines` are the
-    characters that may follow punctuation."""
+    """Returns a variant of the pattern of OpenAI's cl100k. `digits` is the quantifier of digits in
+    a number, `marks` are further characters that words may contain, and `lines` are the characters
+    that may follow punctuation."""
     letters = rf"[\p{{L}}{marks}]+" if marks else r"\p{L}+"
     return (
         rf"{_ENDINGS}|{_ANY_BUT_LETTERS}{letters}|\p{{N}}{digits}"
@@ -61,10 +61,10 @@ def _cl100k(digits: str, *, marks: str = "", lines: str = r"\r\n") -> str:
 
 
 def _cased(digits: str, *, endings: str = "", without: str = "", lines: str = r"\r\n/") -> str:
-    """Returns the pattern of OpenAI's o200k, which starts a new word at a capital letter, with
-    other parts. `digits` is the quantifier of digits in a number, and `lines` are the characters
-    that may follow punctuation. Words may end with `endings`, and contain no letters of
-    `without`."""
+    """Returns a variant of the pattern of OpenAI's o200k, which starts a new word at a capital
+    letter. `digits` is the quantifier of digits in a number, and `lines` are the characters that
+    may follow punctuation. Words may end with `endings`. `without` is a set operation of regular
+    expressions that removes letters from the sets of letters of which words consist."""
     first = f"{_ANY_BUT_LETTERS}[{_CAPITALS}{without}]*[{_SMALL}{without}]+{endings}"
     second = f"{_ANY_BUT_LETTERS}[{_CAPITALS}{without}]+[{_SMALL}{without}]*{endings}"
     return rf"{first}|{second}|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[{lines}]*{_SPACES}"

@@ -20,7 +20,7 @@ _LOG_SCALE = 0.1  # "yarn" scales by 1 + 0.1 * ln(factor); some files include th
 
 
 def rope_scaling(said: Metadata) -> Config:
-    """Returns how positions beyond the trained context length are scaled.
+    """Returns the settings by which positions beyond the trained context length are scaled.
 
     The result has the keys of `rope_scaling`. It is empty if positions are not scaled.
 
@@ -67,8 +67,8 @@ def _yarn(said: Metadata) -> Config:
 
 
 def log_scale(said: Metadata, *, has_tenth: bool) -> Config:
-    """Returns the factor by which "yarn" multiplies attention scores in some families, as two keys
-    of `rope_scaling`. `has_tenth` is true if the number in the file is already multiplied by 0.1.
+    """Returns, as two keys of `rope_scaling`, the number m in the scale `1 + 0.1 * m * ln(factor)`
+    that "yarn" has in some model families. If `has_tenth`, the file has `0.1 * m` instead of m.
     Returns an empty configuration if the file has no such number."""
     factor = said.number("rope.scaling.yarn_log_multiplier")
     if not factor:
@@ -78,7 +78,7 @@ def log_scale(said: Metadata, *, has_tenth: bool) -> Config:
 
 
 def _longrope(said: Metadata) -> Config:
-    """Returns the settings of longrope. Their factors are read from tensors."""
+    """Returns the rotary settings for "longrope". The factors are read from tensors."""
     for name in (LONG, SHORT):
         if not said.has(name):
             raise ValueError(f"{said.header.path} lacks {name}")

@@ -1,9 +1,9 @@
-"""How a family's tensors are stored in GGUF files, as plain data.
+"""How the tensors of a model family are stored in GGUF files, as plain data.
 
-A checkpoint of a family and a GGUF file of the same model hold the same weights under different
-names, and sometimes in another arrangement. Each class here describes one arrangement. A tensor
-without any difference is described by its name alone, a plain text. This module only declares the
-rules, and the workers apply them.
+The model family's own checkpoint and a GGUF file of the same model hold the same weights under
+different names, and sometimes in another arrangement. Each class here describes one arrangement. A
+tensor that differs only in its name is described by the name in the GGUF file, a plain text. This
+module only declares the rules, and the workers apply them.
 
 Names of stored tensors are written without the prefix of the layer (`blk.7.`). A name without a dot
 gets the ending of the family's tensor, `.weight` or `.bias`; a name with a dot is complete, and a
@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 @dataclass(frozen=True, slots=True)
 class Pairs:
     """Rows of heads in which the file stores the two elements of a rotated pair side by side. In
-    the family, the two are half a head apart."""
+    the model family's tensor, the two elements are half a head apart."""
 
     name: str
     heads: Literal["q", "kv"]
@@ -28,38 +28,38 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class PlusOne:
-    """The scales of a norm, which are greater by 1 in the file than in the family. The family's
-    code adds this 1 itself."""
+    """The scales of a norm, which are greater by 1 in the file than in the model family's tensor.
+    The code of the family adds this 1 itself."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One item of a stacked tensor [n, ...]. The number of the item stands in the family's name of
-    the tensor."""
+    """One item of a stacked tensor [n, ...] in the file. The model family has a separate tensor for
+    each item, with the number of the item in its name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """One of several numbered tensors; `{}` in the name stands for the number."""
+    """One of several numbered tensors in the file. `{}` in the name stands for the number."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class OneRow:
-    """A vector in the file that the family has as a matrix with one row."""
+    """A vector in the file that is a matrix with one row in the model family."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """The queries, the keys or the values, taken from one matrix that holds all three one after the
-    other."""
+    """The projection to queries, to keys or to values, which is a part of one matrix in the file.
+    The matrix has the rows for queries, then for keys, then for values."""
 
     name: str
     part: Literal["q", "k", "v"]
@@ -67,10 +67,11 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """Two stacks [n, size, ...] in the file that are one stack [n, 2 * size, ...] in the family.
+    """Two stacks [n, size, ...] in the file that are one stack [n, 2 * size, ...] in the model
+    family.
 
-    In the joined stack, the rows of the two alternate, or the rows of the first come before the
-    rows of the second.
+    In the joined stack, the rows of the two stacks alternate if `alternates`. Otherwise all rows of
+    the first stack precede the rows of the second.
     """
 
     first: str
@@ -81,7 +82,7 @@ class Both:
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
     """Two stacks of matrices in the file, from latents to keys and from latents to values, which
-    are one matrix in the family.
+    are one matrix in the model family.
 
     `keys` is [n_heads, latent, size] and `values` is [n_heads, size, latent].
     """
@@ -92,16 +93,16 @@ class LatentHeads:
 
 @dataclass(frozen=True, slots=True)
 class Transposed:
-    """A matrix [n_out, n_in] that the family stores as [n_in, n_out]."""
+    """A matrix [n_out, n_in] in the file that is stored as [n_in, n_out] in the model family."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class KeyGroups:
-    """Two stored projections: `qkv` to queries, keys and values, and `z` to the gates of the
-    output. The family has one matrix instead, in which all rows that belong to one key head stand
-    together."""
+    """Two projections in the file: `qkv` to queries, keys and values, and `z` to the gates of the
+    output. The model family has one matrix instead, in which all rows that belong to one key head
+    are adjacent."""
 
     qkv: str
     z: str
@@ -111,10 +112,11 @@ class KeyGroups:
 class ValueHeads:
     """Rows or columns of value heads, which the file stores in another order.
 
-    The file has the first value head of every key head, then the second of every key head, and so
-    on. The family has all value heads of the first key head first. `size` is the number of elements
-    of a head: one, or the size of its values. `skips_keys` says that the rows of queries and keys
-    come first and stay in place.
+    The file has the first value head of every key head, then the second value head of every key
+    head, and so on. The model family has all value heads of the first key head, then all value
+    heads of the second key head, and so on. `size` is the number of elements of a head: one, or the
+    size of its values. `skips_keys` says that the rows of queries and keys come first and stay in
+    place.
     """
 
     name: str
@@ -125,7 +127,7 @@ class ValueHeads:
 
 @dataclass(frozen=True, slots=True)
 class Decay:
-    """The decays of value heads. The family stores the logarithm of the negated decay."""
+    """The decays of value heads. The model family stores the logarithm of the negated decay."""
 
     name: str
     is_tiled: bool  # in the order that `ValueHeads` describes
@@ -134,7 +136,7 @@ class Decay:
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """The kernel of a convolution: [channels, width] in the file, and [channels, 1, width] in the
-    family."""
+    model family."""
 
     name: str
     is_tiled: bool  # in the order that `ValueHeads` describes

@@ -237,7 +237,8 @@ def _around(
     vocabulary: _GgufVocabulary, metadata: Mapping[str, Any], *, by_default: bool
 ) -> Json | None:
     """Returns the section of `tokenizer.json` that adds tokens before and after a text, or None if
-    no token is added. `by_default` says whether tokens are added if the file does not say so."""
+    no token is added. If the file does not say whether a token is added before texts, `by_default`
+    decides. A token is added after texts only if the file says so."""
     ends = []
     for end, default in (("bos", by_default), ("eos", False)):
         wants = metadata.get(f"tokenizer.ggml.add_{end}_token", default)

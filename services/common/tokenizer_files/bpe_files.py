@@ -92,7 +92,13 @@ def read_bpe_files(path: Path) -> str:
 
 
 def default_roles(path: Path) -> Mapping[str, str]:
-    """Returns the default texts of tokens by their roles. Other files may replace them."""
+    """Returns the default texts of tokens by their roles, such as `bos_token`. Other files may name
+    other tokens for these roles.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a file is broken, or the variant of byte-level BPE is unknown.
+    """
     return _kind_of(path).roles
 
 

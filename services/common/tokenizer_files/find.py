@@ -49,8 +49,9 @@ def tokenizer_in(names: Collection[str]) -> str | None:
 
 
 def tokenizer_file(model: Path) -> Path:
-    """Returns the file that has a model's vocabulary: a file of a directory, or the GGUF file
-    itself. Without such a file, returns the path that a `tokenizer.json` would have."""
+    """Returns the path of the file that has a model's vocabulary: a file in the model's directory,
+    or the GGUF file itself. Without such a file, returns the path that a `tokenizer.json` would
+    have."""
     if is_gguf(model):
         return model
     names = [name for name in (TOKENIZER_JSON, *_TRANSLATED, *_BESIDE.values())]
@@ -59,9 +60,9 @@ def tokenizer_file(model: Path) -> Path:
 
 
 def default_roles(file: Path) -> Mapping[str, str]:
-    """Returns the texts of tokens by their roles, such as `bos_token`, that the tokenizer's own
-    file names. Returns an empty mapping for a `tokenizer.json`: the roles of its tokens are in
-    other files.
+    """Returns the texts of tokens by their roles, such as `bos_token`, from the tokenizer's own
+    file. Returns an empty mapping for a `tokenizer.json`, because other files name the roles of its
+    tokens.
 
     Raises:
         OSError: the file cannot be read.

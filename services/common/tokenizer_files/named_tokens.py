@@ -61,7 +61,7 @@ class NamedTokens:
 
     def with_role(self, role: str, vocab: Mapping[str, int]) -> tuple[str, int] | None:
         """Returns the text and the id of the token with the role `role`, such as `bos_token`.
-        Returns None if `vocab` has no such token."""
+        Returns None if no token has this role, or the token has no id."""
         text = self.roles.get(role)
         if text is None:
             return None

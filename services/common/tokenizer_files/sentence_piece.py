@@ -2,9 +2,9 @@
 
 Two kinds of models are translated: byte pair encoding, whose merges are made here from the order of
 the scores, and unigram models. A space is added in front of a text by the rules of the
-`transformers` library. They differ from SentencePiece in two cases. No space is added to a text
-that begins with a space. And no space is added to the text after a special token, unless `legacy`
-is true.
+`transformers` library. These rules differ from SentencePiece in two cases. No space is added to a
+text that begins with a space. And no space is added to the text after a special token, unless
+`legacy` is true.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def read_sentence_piece(path: Path) -> str:
 
 
 def default_roles(path: Path) -> Mapping[str, str]:
-    """Returns the default texts of tokens by their roles, as stored by the model's trainer.
+    """Returns the default texts of tokens by their roles, such as `bos_token`, as the model's
+    trainer has stored them.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,7 +1,7 @@
 """The protobuf message in the file of a SentencePiece model, with only the fields from which a
 tokenizer is made.
 
-The fields are those of https://github.com/google/sentencepiece/blob/master/src/
+The fields are defined in https://github.com/google/sentencepiece/blob/master/src/
 sentencepiece_model.proto; other fields of a file are skipped. The message is declared here and not
 in a `.proto`, since it is a file format and is not sent between processes.
 """

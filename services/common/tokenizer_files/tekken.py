@@ -96,7 +96,8 @@ def reasoning_efforts(path: Path) -> tuple[str, ...]:
 
 
 def special_tokens(path: Path) -> frozenset[str]:
-    """Returns the texts of the special tokens that a `tekken.json` lists.
+    """Returns the texts of the special tokens that a `tekken.json` lists. If a file has no such
+    list, returns the twenty special tokens of old files.
 
     Raises:
         OSError: the file cannot be read.

@@ -52,7 +52,8 @@ class Admission:
         self.is_leaving = True
 
     def refuse_new(self) -> None:
-        """Refuses new requests. Requests that run or are held continue."""
+        """Refuses new requests and makes this frontend unready. Requests that run, or that wait for
+        a pipeline, continue."""
         self.is_leaving = self.is_stopping = True
 
     async def wait_idle(self) -> None:
@@ -60,10 +61,10 @@ class Admission:
         await self._idle.wait()
 
     def check_room(self, n_answers: int = 1) -> None:
-        """Checks that there is room for a call that has `n_answers` answers in flight.
+        """Checks that `n_answers` more answers may be in flight.
 
         Raises:
-            PoolFull: there is no room at the moment.
+            PoolFull: there is no room for them at the moment.
             Unavailable: this process is stopping.
         """
         if self.is_stopping:

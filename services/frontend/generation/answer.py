@@ -44,7 +44,7 @@ class Piece:
 
     @classmethod
     def joined(cls, pieces: Sequence["Piece"]) -> "Piece":
-        """Joins the pieces of one answer into one piece. There must be at least one."""
+        """Joins the pieces of one answer into one piece. `pieces` must not be empty."""
         scores = [piece.scores for piece in pieces if piece.scores is not None]
         return cls(
             pieces[-1].index,
@@ -74,8 +74,8 @@ class Piece:
 class Answer:
     """Turns the tokens of one answer into text.
 
-    The scheduler ends an answer at one of `stop_token_ids`; such a token has no text here, but
-    counts as a token of the answer. This class finds stop strings, which end the answer once it has
+    The scheduler ends an answer at one of `stop_token_ids`. Such a token adds no text, but counts
+    as a token of the answer. This class finds stop strings, which end the answer once it has
     `min_tokens` tokens.
     """
 

@@ -1,5 +1,5 @@
-"""The answers of one call, `n` to each prompt: begins each answer, and makes the message that
-submits it.
+"""The answers of one call, `n` to each prompt: creates each answer, and makes the message that
+submits it to the scheduler.
 
 An answer has an index among all answers of the call, and a name, which is its request id at the
 scheduler. A resumed answer begins with the tokens that the client already has.
@@ -30,8 +30,8 @@ class Answers:
         account: scheduler_pb2.Account | None,
         trace: trace_pb2.TraceContext | None,
     ) -> None:
-        """Begins no answer yet. The scheduler counts the answers to `account`, and the parts of
-        the system record them in `trace`."""
+        """Creates none of the answers yet. The scheduler charges the answers to `account`, and all
+        services add their spans to the trace `trace`."""
         self.begun: dict[str, Answer] = {}
         """Answers that have begun, by their names."""
         self._call = call
@@ -63,7 +63,7 @@ class Answers:
         return self._call.prompts[self.prompt_index(index)]
 
     def prompt_index(self, index: int) -> int:
-        """Returns the index of an answer's prompt among the prompts."""
+        """Returns the index of an answer's prompt among the prompts of the call."""
         return index // self._n_to_each
 
     def tokens_so_far(self, index: int) -> tuple[int, ...]:
@@ -136,8 +136,9 @@ class Answers:
         )
 
     def _n_prompt_logprobs(self, index: int, prompt: EncodedPrompt) -> int | None:
-        """Returns how many log-probabilities to compute for each token of the prompt. Returns None
-        if the client requests none or has received them already, or if the prompt has only one
+        """Returns how many of the most likely tokens get a log-probability at each position of the
+        prompt, besides the prompt's own token. Returns None if no log-probabilities are to be
+        computed: the client requests none or has received them already, or the prompt has only one
         token."""
         if len(prompt.token_ids) < 2 or self.tokens_so_far(index):
             return None

@@ -29,12 +29,13 @@ class CallResources:
     max_at_once: int = 32
     """Largest number of answers of the call that the scheduler has at a time."""
     account: scheduler_pb2.Account | None = None
-    """Account to which the scheduler counts the call, or None if the caller has no API key."""
+    """Account to which the scheduler charges the call, or None if the caller has no API key."""
 
     def keep(self, n_bytes: int) -> None:
-        """Takes `n_bytes` of the memory budget for output that is kept, until the call ends or a
-        negative number gives them back. Raises PoolFull if the budget has no room. Has no effect
-        once the call has ended; a thread that still writes an answer may call this method then."""
+        """Takes `n_bytes` of the memory budget for output that is kept. A negative number gives
+        bytes back; the end of the call gives back the rest. Raises PoolFull if the budget has no
+        room. Has no effect once the call has ended, since a thread may still be writing an answer
+        then."""
         if n_bytes < 0:
             self.share.shrink(-n_bytes)
         else:

@@ -1,4 +1,5 @@
-"""A client call as its answers are made from it: options, prompts as tokens, and the model."""
+"""A client call after its prompts have been encoded: its options, the prompts as tokens, and the
+model."""
 
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from services.frontend.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedCall:
-    """A client call whose prompts have been encoded, and which a pipeline can serve."""
+    """A client call whose prompts have been encoded, and for which there is a pipeline."""
 
     request_id: str
     """Id of the call. A call that resumes a broken stream has the id of that stream."""
@@ -21,12 +22,12 @@ class EncodedCall:
     prompts: tuple[EncodedPrompt, ...]
     tokenizer: Tokenizer
     model: str
-    """Name of the model that the scheduler knows."""
+    """Name by which the scheduler knows the model."""
     shown_model: str
     """Name of the model, or of the adapter, that is shown to clients."""
     until: float
-    """Time of the event loop's clock until which an answer that no scheduler has accepted yet may
-    be held."""
+    """Time of the event loop's clock until which an answer may wait for a pipeline, if no scheduler
+    has accepted the answer yet."""
     was_held: bool = False
     """Whether the call has waited for a pipeline."""
     resumption: Resumption | None = None
@@ -48,7 +49,8 @@ class EncodedCall:
 
     @property
     def is_uncached(self) -> bool:
-        """Whether the prompts must be computed without the help of a cache."""
+        """Whether all tokens of the prompts must be computed, without keys and values from the
+        prefix cache."""
         needs_all_states = self.pooling is not None and self.pooling.needs_all_states
         is_whole_vector = self.options.wants_vector and needs_all_states
         return not self.options.cache_prompt or is_whole_vector

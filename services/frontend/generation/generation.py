@@ -62,7 +62,7 @@ class TokenUsage:
 class Generation:
     """One client call while it runs: `n` answers to each of its prompts.
 
-    With a resumption, only the pieces that the client lacks are yielded.
+    If the call resumes a broken stream, only the pieces that the client lacks are yielded.
     """
 
     __slots__ = (
@@ -171,7 +171,7 @@ class Generation:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Names of the keywords of JSON schemas that are not enforced."""
+        """Names of the keywords of JSON schemas that the grammar does not enforce."""
         return () if self._checks is None else self._checks.unenforced
 
     @property
@@ -194,13 +194,14 @@ class Generation:
         return self._call.tokenizer.token_texts
 
     def prompt_of(self, index: int) -> EncodedPrompt:
-        """Returns the prompt of an answer."""
+        """Returns the prompt of an answer. `index` counts the answers that the client gets: `n` for
+        each prompt."""
         return self.prompts[index // self.options.n]
 
     def n_shown(self, piece: Piece) -> int:
-        """Returns the number of tokens with log-probabilities in a piece that belong to the text of
-        the answer. A stop token that ends the answer belongs to the text only if the client asks
-        for it."""
+        """Returns how many of a piece's tokens with log-probabilities belong to the text of the
+        answer. A stop token that ends the answer belongs to the text only if the client asks for
+        it."""
         token_ids = () if piece.scores is None else piece.scores.token_ids
         if self.options.include_stop_str_in_output or not token_ids:
             return len(token_ids)
@@ -222,9 +223,9 @@ class Generation:
         return self._restored.is_new(index)
 
     def message_reader(self, index: int) -> MessageReader:
-        """Returns a reader for the text of an answer to a conversation. After a resumption, the
-        reader has read the text that the client received before. To be called once for each
-        answer."""
+        """Returns a reader for the text of an answer to a conversation. If the call resumes a
+        broken stream, the reader has already read the text that the client received before. Call
+        this method only once for each answer."""
         reader = self._restored.take_reader(index)
         if reader is not None:
             return reader
@@ -245,8 +246,8 @@ class Generation:
         self._resources.keep(n_bytes)
 
     async def start(self) -> None:
-        """Submits the first few answers and waits until the scheduler has accepted them. Answers
-        that had ended before a resumption are not submitted.
+        """Submits the first few answers and waits until the scheduler has accepted them. If the
+        call resumes a broken stream, answers that had ended are not submitted.
 
         Raises:
             InvalidRequest: the scheduler refuses an answer, or the broken stream cannot have sent
@@ -360,7 +361,8 @@ class Generation:
             self._inbox.put_nowait(Completed(event.request_id, FinishReason.STOP))
 
     def _with_receipt(self, whole: Piece) -> Piece:
-        """Returns an answer, as one piece, with its receipt if it has one."""
+        """Returns the complete answer `whole` with its receipt, or as it is if it gets no
+        receipt."""
         if self._receipts is None:
             return whole
         return self._receipts.with_receipt(
@@ -368,8 +370,8 @@ class Generation:
         )
 
     async def _checked(self, piece: Piece) -> Piece:
-        """Returns a piece. If the values of the answer are checked, the answer's last piece also
-        says whether the values match their schemas."""
+        """Returns `piece`. If it is the last piece of an answer whose values are checked against
+        JSON schemas, the returned piece also says whether they match."""
         if self._checks is None:
             return piece
         return await self._checks.checked(piece, self._answers.prompt(piece.index))
@@ -392,7 +394,7 @@ class Generation:
 
 
 class AnswerInbox:
-    """Takes the events of one answer of a call."""
+    """Receives the events of one answer of a call."""
 
     __slots__ = ("_answer", "_generation")
 
@@ -401,5 +403,6 @@ class AnswerInbox:
         self._answer = answer
 
     def put_nowait(self, event: Event, /) -> None:
-        """Queues an event of the answer for the reader of the generation."""
+        """Passes an event of the answer to the generation, which queues it or sends it to the
+        client at once."""
         self._generation.put(event, self._answer)

@@ -100,7 +100,7 @@ class GenerationService:
             admission=admission,
             max_request_s=limits.max_request_s,
         )
-        """Serves the requests that need only the tokenizer."""
+        """Service for the requests that need only the tokenizer."""
         self._anybody = Account()
         self.n_waiting = 0
         """Number of answers that wait for a pipeline."""
@@ -112,8 +112,9 @@ class GenerationService:
 
     @property
     def task(self) -> ModelTask:
-        """The kind of request that an example for the model shows. Until a pipeline has served,
-        only chat and text are told apart, by the checkpoint's chat template."""
+        """The kind of request that an example for the model shows. It is `scores` or `vectors` if
+        the current or last pipeline makes nothing else. Otherwise it is `chat` if the model has a
+        chat template, and `text` if not."""
         limits = self._known_limits.last()
         pooling = None if limits is None else limits.pooling
         if pooling is not None and not pooling.generates:
@@ -122,7 +123,8 @@ class GenerationService:
 
     @property
     def vectors(self) -> VectorDefaults:
-        """The prompts and the lengths of vectors that the checkpoint's files declare."""
+        """The prompts for embeddings and the allowed lengths of embeddings, as the checkpoint's
+        files declare them."""
         return self._profile.vectors
 
     @property
@@ -133,7 +135,7 @@ class GenerationService:
     @property
     def takes_requests(self) -> bool:
         """Whether new requests are served. They are served if this process does not refuse them,
-        and if there is a pipeline or one is likely to form while requests are held."""
+        and if there is a pipeline or one is likely to form while the requests wait for it."""
         return not self._admission.is_stopping and _now() < self._scheduler.pipeline.hold_deadline(
             self._limits.hold_s
         )
@@ -182,12 +184,12 @@ class GenerationService:
         return self._profile.created
 
     def check_room(self, account: Account) -> None:
-        """Checks that there is room for a new call, and that a request of the account's best
-        priority would not wait too long. This must be called before any other work is done for the
+        """Checks that there is room for a new call, and that a request with the best priority of
+        the account would not wait too long. Call this method before any other work is done for the
         call. Calls that resume a broken stream need no check.
 
         Raises:
-            PoolFull: there is no room for a new call at the moment.
+            PoolFull: there is no room for a new call at the moment, or the wait would be too long.
             Unavailable: this process is stopping.
         """
         self._admission.check_room()
@@ -322,8 +324,9 @@ class GenerationService:
         receipts.
 
         Raises:
-            InvalidRequest: the client asks for receipts, and the workers of the pipeline do not
-            report the traits that receipts contain.
+            InvalidRequest: the client asks for receipts, but the workers of the pipeline do not
+            report their traits (the model and the arithmetic that they compute with), which
+            receipts contain.
         """
         issuer, is_optional = self._profile.receipts, options.is_receipt_optional
         if issuer is None or not options.receipt or options.wants_vector:
@@ -342,8 +345,8 @@ class GenerationService:
 
 
 def _request_id(request: GenerationRequest) -> str:
-    """Returns the id of the stream that a request resumes, or the id of the client call that this
-    task serves. Returns a new id if neither has one."""
+    """Returns the id of the stream that a request resumes. If it resumes none, returns the id of
+    the client call that this task serves, or a new id if there is no such call."""
     if request.resumption is not None:
         return request.resumption.request_id
     client_call = current_call()

@@ -70,8 +70,8 @@ class Inbox:
 
     @property
     def error(self) -> Exception | None:
-        """Error that `get` raises, or None. There is an error if too many tokens were unread, or if
-        the call was ended with an error."""
+        """Error that `get` raises once no event is left, or None. There is an error if too many
+        tokens were unread, or if the call was ended with an error."""
         return self._error
 
     def put_nowait(self, event: Event) -> None:
@@ -164,9 +164,9 @@ class Inbox:
             self.close()
 
     def _count(self, max_loose: int, n_token_bytes: int = 0) -> bool:
-        """Counts memory for `max_loose` unread events, of which `MAX_LOOSE` are free, and
-        `n_token_bytes` for their tokens against the budget. Returns False if the budget has no
-        room, or if the call exceeds `MAX_UNREAD_BYTES`."""
+        """Counts memory against the budget: for up to `max_loose` unread events, of which
+        `MAX_LOOSE` are free, and `n_token_bytes` bytes for their tokens. Returns False, and counts
+        nothing, if the budget has no room or the call exceeds `MAX_UNREAD_BYTES`."""
         n_bytes = EVENT_BYTES * (max_loose - MAX_LOOSE) + n_token_bytes
         more = n_bytes - self._share.n_bytes
         if more > 0 and (n_bytes > MAX_UNREAD_BYTES or not self._budget.has_room(more)):

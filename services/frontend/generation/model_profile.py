@@ -42,13 +42,13 @@ class ModelProfile:
     """Time at which the model's files were written, in seconds since 1970."""
 
     vectors: VectorDefaults = field(default_factory=VectorDefaults)
-    """What the checkpoint's files say about vectors."""
+    """Prompts for embeddings and allowed lengths of embeddings, from the checkpoint's files."""
 
     pairs: PairFormat = field(default_factory=PairFormat)
-    """Makes the prompts of pairs of texts that the model scores."""
+    """Makes the prompt in which the model compares two texts."""
 
     receipts: ReceiptIssuer | None = None
-    """Facts for the receipts of answers; None if no receipts are made."""
+    """Issuer of the receipts of answers; None if no receipts are made."""
 
     def applied(self, options: GenerationOptions) -> GenerationOptions:
         """Returns the options with the defaults of the model. The format of the output is replaced

@@ -44,7 +44,7 @@ Keep = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptIssuer:
-    """The facts about a model, and the settings, that all its receipts have in common."""
+    """The settings of receipts, and the facts about a model that all its receipts contain."""
 
     keys: KeyFile
     tokenizer: str
@@ -60,12 +60,12 @@ class ReceiptIssuer:
     """Log of the answers without receipts."""
 
     def can_serve(self, pipeline: ServedPipeline, *, is_optional: bool) -> bool:
-        """Returns whether answers of a pipeline get receipts. Returns False if its workers do not
-        report the traits that receipts need and `is_optional` is true: the client has not asked for
-        receipts.
+        """Returns whether the workers of a pipeline report the traits that receipts need: the model
+        and the arithmetic that they compute with. `is_optional` says that the client has not asked
+        for receipts.
 
         Raises:
-            InvalidRequest: `is_optional` is false, and the workers do not report those traits.
+            InvalidRequest: `is_optional` is false, and the workers do not report these traits.
         """
         if tells_enough(pipeline.traits):
             return True
@@ -102,7 +102,7 @@ class CallReceipts:
         is_optional: bool = False,
     ) -> None:
         """`keep` is called with a number of bytes to count memory for receipts. `is_optional` says
-        whether an answer comes without a receipt if none can be made."""
+        that an answer is returned without a receipt if none can be made."""
         self._keep = keep
         self._is_optional = is_optional
         self._issuer = issuer
@@ -113,7 +113,8 @@ class CallReceipts:
         self._traits: dict[int, list[Traits]] = {}  # of each answer, in order
 
     def note_traits(self, index: int, traits: Mapping[str, str]) -> None:
-        """Notes the traits of the workers that make the next tokens of an answer."""
+        """Notes the traits of the workers that make the next tokens of an answer: the model and the
+        arithmetic that they compute with."""
         found = self._traits.setdefault(index, [])
         sorted_traits = tuple(sorted(traits.items()))
         if sorted_traits not in found[-1:]:
@@ -121,11 +122,11 @@ class CallReceipts:
 
     def with_receipt(self, answer: Answer, last: Piece) -> Piece:
         """Returns the last piece of an answer with the receipt of the answer. Returns the piece as
-        it is if there can be no receipt and the client has not asked for one.
+        it is if no receipt can be made and the client has not asked for one.
 
         Raises:
             PoolFull: there is no memory for the receipt.
-            Unavailable: the client has asked for a receipt, and there can be none.
+            Unavailable: the client has asked for a receipt, but none can be made.
         """
         if why := self._obstacle(answer):
             if not self._is_optional:
@@ -137,9 +138,9 @@ class CallReceipts:
         return replace(last, receipt=self._of(answer, last))
 
     def _obstacle(self, answer: Answer) -> str:
-        """Returns why no receipt of an answer can be made: the workers that made the answer do not
-        report the traits that receipts need, or had different models. The result is empty if there
-        is no reason."""
+        """Returns the reason why no receipt of an answer can be made. Either some of its tokens
+        come from workers that do not report the traits that receipts need, or workers with
+        different models made them. The result is empty if a receipt can be made."""
         builds = self._traits.get(answer.index, [])
         has_computed = answer.n_tokens > len(self._answers.tokens_so_far(answer.index))
         if not all(map(tells_enough, builds)) or (has_computed and not builds):

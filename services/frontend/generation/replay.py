@@ -34,7 +34,7 @@ async def replay(
     stop string ended the answer, `ending` is None, since replaying finds the stop string.
 
     Raises:
-        InvalidRequest: a stop string would have ended the answer before these tokens.
+        InvalidRequest: a stop string would have ended the answer before the last of these tokens.
     """
     pause_at = time.perf_counter() + REPLAY_S
     for number, token_id in enumerate(token_ids, start=1):

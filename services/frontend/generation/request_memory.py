@@ -1,5 +1,5 @@
-"""The memory that a request takes in addition: for its vectors, and when its prompts have been
-encoded into tokens. The memory of the request itself was counted when the request arrived."""
+"""The memory that a request takes beyond the request itself, which was counted when it arrived: for
+its vectors, and for its prompts once they are encoded into tokens."""
 
 from array import array
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ VECTOR_BYTES = 512
 """Bytes of memory that a vector takes besides its numbers."""
 
 N_WRITTEN = 32
-"""Number of vectors in memory beside those of the call while one of them is written, as Python's
-numbers and as text."""
+"""Memory for writing one vector, in vectors: its numbers as Python objects and as text take about
+as much memory as this many vectors."""
 
 
 def vector_bytes(n_vectors: int, n_values: int) -> int:
-    """Returns the approximate memory, in bytes, of the vectors of a request, which are written one
-    after the other."""
+    """Returns the approximate memory, in bytes, of the vectors of a request, including the memory
+    for writing them one after the other."""
     number_bytes = array("f").itemsize * n_values
     return n_vectors * (VECTOR_BYTES + number_bytes) + N_WRITTEN * number_bytes
 

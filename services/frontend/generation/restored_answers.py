@@ -14,7 +14,8 @@ from services.frontend.text.message_reader import MessageReader
 
 
 class RestoredAnswers:
-    """The answers of one call that a resumption has restored; none for a new stream."""
+    """The answers of one call that have been restored because the call resumes a broken stream. A
+    new stream has none."""
 
     __slots__ = (
         "_answers",
@@ -44,7 +45,7 @@ class RestoredAnswers:
         self._readers: dict[int, MessageReader] = {}
         """Message readers of the restored answers, keyed by the index of the answer."""
         self.endings: list[Piece] = []
-        """Last pieces of the answers that have ended and whose last piece the client lacks."""
+        """Last pieces of the answers that had ended before the client received their last piece."""
 
     def is_new(self, index: int) -> bool:
         """Returns whether the client has received nothing of the answer `index` yet."""
@@ -63,7 +64,7 @@ class RestoredAnswers:
 
         Raises:
             InvalidRequest: the broken stream cannot have sent the tokens that the resumption names.
-            TimedOut: the deadline is over before all answers are restored.
+            TimedOut: the deadline has passed before all answers are restored.
         """
         if self._resumption is None:
             return

@@ -1,4 +1,4 @@
-"""Scores of pairs of texts, from a generation that is for vectors."""
+"""Scores of pairs of texts, from a generation whose result is vectors."""
 
 from services.frontend.generation.generation import Generation
 from services.frontend.generation.vectors import probability, vectors_of

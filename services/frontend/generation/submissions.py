@@ -118,8 +118,8 @@ class Submissions:
             self._submit_next(until=None)
 
     def _submit_next(self, *, until: float | None) -> None:
-        """Submits as many answers as the scheduler may have at a time. `until` is given for the
-        first answers, which `start` waits for."""
+        """Submits as many answers as the scheduler may have at a time. `until` is given only for
+        the first answers, which `start` waits for; it is None for later answers."""
         call = self._call
         while (
             call is not None

@@ -40,8 +40,8 @@ class TextScores:
             self._keep(-_n_bytes(self._held.popleft()))
 
     def take(self, words: Words) -> TokenScores:
-        """Returns the tokens that make a text, including a token that begins before the text and
-        ends in it. All earlier tokens are dropped."""
+        """Returns the tokens that make the text `words`, including a token that begins before the
+        text and ends in it. All earlier tokens are dropped."""
         before = self._take_up_to(words.end)
         begin, n_tokens = words.end - len(words.text), len(before.token_ids)
         first = bisect_left(before.offsets, begin)
@@ -50,7 +50,8 @@ class TextScores:
         return before.part(first, n_tokens)
 
     def _take_up_to(self, end: int) -> TokenScores:
-        """Removes the tokens that begin before a position, and returns them."""
+        """Removes the tokens that begin before the character `end` of the answer, and returns
+        them."""
         found = []
         while self._held and self._held[0].offsets[0] < end:
             scores = self._held.popleft()
@@ -65,8 +66,8 @@ class TextScores:
 
 
 def keep_nothing(n_bytes: int) -> None:
-    """Does nothing. Used as `keep` for an answer whose tokens all come at once, and are counted
-    elsewhere."""
+    """Does nothing. Used as `keep` for an answer whose tokens all come at once, and whose memory is
+    counted elsewhere."""
 
 
 def _n_bytes(scores: TokenScores) -> int:

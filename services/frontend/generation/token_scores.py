@@ -24,7 +24,7 @@ class TokenScores:
 
     @classmethod
     def joined(cls, parts: Sequence["TokenScores"]) -> "TokenScores":
-        """Joins consecutive tokens."""
+        """Joins `parts`, which are consecutive tokens of one answer."""
         logprobs = [part.logprobs for part in parts if part.logprobs is not None]
         return cls(
             tuple(token_id for part in parts for token_id in part.token_ids),
@@ -43,7 +43,8 @@ class TokenScores:
 
 
 class HeldScores:
-    """Tokens whose text is held back."""
+    """Tokens whose text is held back because it may become a stop string, with their
+    log-probabilities."""
 
     def __init__(self) -> None:
         self._held = TokenScores()

@@ -63,6 +63,7 @@ class TokenService:
             UnknownModel: `model` is not the model that is served.
             PoolFull: there are too many calls at once.
             TimedOut: the time limit of the call is over.
+            Unavailable: there has been no pipeline yet, or this process is stopping.
         """
         deadline = call_deadline(self._max_request_s)
         options = options or GenerationOptions()
@@ -91,6 +92,7 @@ class TokenService:
             UnknownModel: `model` is not the model that is served.
             PoolFull: there is no room for the call at the moment.
             TimedOut: the time limit of the call is over.
+            Unavailable: there has been no pipeline yet, or this process is stopping.
         """
         deadline = call_deadline(self._max_request_s)
         request = GenerationRequest(prompts=(prompt,))
@@ -114,6 +116,7 @@ class TokenService:
             UnknownModel: `model` is not the model that is served.
             PoolFull: there are too many calls at once.
             TimedOut: the time limit of the call is over.
+            Unavailable: there has been no pipeline yet, or this process is stopping.
         """
         deadline = call_deadline(self._max_request_s)
         limits = self._limits.current()

@@ -48,7 +48,7 @@ class ValueChecks:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Names of the keywords of JSON schemas that are not enforced."""
+        """Names of the keywords of JSON schemas that the grammar does not enforce."""
         names = () if self._schema is None else self._schema.unenforced_names
         found = dict.fromkeys(names)
         for prompt in self._prompts:
@@ -57,7 +57,7 @@ class ValueChecks:
         return tuple(found)
 
     def add(self, index: int, text: str) -> None:
-        """Takes new text of an answer."""
+        """Keeps new text of an answer for the check when the answer ends."""
         self._keep(KEPT_BYTES * len(text))
         self._texts.setdefault(index, []).append(text)
 
@@ -107,7 +107,8 @@ def checks_of(
 
 
 class RecordingReader:
-    """A message reader that passes each text to `checks` and then to another reader."""
+    """A message reader that passes each text to another reader, and also keeps the text for
+    `checks`."""
 
     def __init__(self, reader: MessageReader, checks: ValueChecks, index: int) -> None:
         self._reader = reader

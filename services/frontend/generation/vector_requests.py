@@ -1,4 +1,5 @@
-"""Requests for vectors and for scores of pairs, in the form that all protocols share."""
+"""Requests for vectors and for the scores of pairs of texts, in the form that all protocols
+share."""
 
 from collections.abc import Sequence
 
@@ -16,7 +17,7 @@ from services.frontend.request.vector_defaults import VectorDefaults
 from services.frontend.text.pair_format import PairFormat
 
 CUTS_TEMPLATE = "not with a model whose prompt goes on behind the document"
-"""The reason why prompts that are made by a template are not cut off."""
+"""Error text for a request to cut off long prompts, if a template makes the prompts."""
 
 
 def vector_options(
@@ -27,8 +28,8 @@ def vector_options(
     cache_salt: str | None = None,
     truncate_prompt_tokens: int | None = None,
 ) -> GenerationOptions:
-    """Returns the options of a request for vectors, which are scores of pairs of texts if
-    `wants_score`. None means the default."""
+    """Returns the options of a request for vectors. If `wants_score`, each vector is the score of a
+    pair of texts. For the other options, None means the default."""
     return GenerationOptions(
         wants_vector=True,
         wants_score=wants_score,
@@ -49,7 +50,7 @@ def embedding_request(
     field: TextsField,
 ) -> GenerationRequest:
     """Returns the request for the vectors of `inputs`, which are in `field` of the client's
-    request. The prompt `prompt_name` of the checkpoint goes before each text.
+    request. The prompt that the checkpoint calls `prompt_name` is put before each text.
 
     Raises:
         InvalidRequest: there are too many inputs, one is empty, or the prompt is not known.
@@ -80,12 +81,13 @@ def score_request(
     model: str,
     field: TextsField,
 ) -> GenerationRequest:
-    """Returns the request for the scores of pairs of texts, none of which may be empty. `field` is
-    the field of the client's request that has the pairs, or a text of each.
+    """Returns the request for the scores of pairs of texts. Call it only with texts that are not
+    empty. `field` is the field of the client's request that holds the pairs, or that holds one text
+    of each pair.
 
     Raises:
-        InvalidRequest: there are too many pairs, or prompts are to be cut off whose end belongs to
-        a template.
+        InvalidRequest: there are too many pairs, or the client wants long prompts cut off although
+        a template makes them.
     """
     if options.truncate_prompt_tokens is not None and not format.is_plain:
         raise errors.InvalidRequest("truncate_prompt_tokens", CUTS_TEMPLATE)
@@ -99,14 +101,14 @@ def score_request(
 
 
 def check_number(field: str, n_items: int) -> None:
-    """Raises InvalidRequest, which names the list `field`, if it has more items than a request may
-    have vectors. To be called before anything is made of each item."""
+    """Raises InvalidRequest, naming the field `field`, if the list in this field has more than
+    `MAX_ANSWERS` items. Call it before any item is processed."""
     if n_items > MAX_ANSWERS:
         raise errors.InvalidRequest(field, f"has {n_items} items; at most {MAX_ANSWERS} may be")
 
 
 def check_not_empty(field: TextsField, prompts: Sequence[Prompt]) -> None:
-    """Raises InvalidRequest, which names the prompt by its field, if a prompt is empty."""
+    """Raises InvalidRequest if a prompt is empty. The error names the field of this prompt."""
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise errors.InvalidRequest(field.item(index), "must not be empty")

@@ -1,4 +1,4 @@
-"""Runs a generation that is for vectors, and yields the vectors of its prompts in order."""
+"""Runs a generation whose result is vectors, and yields the vectors of its prompts in order."""
 
 import asyncio
 import math
@@ -13,15 +13,16 @@ from services.frontend.generation.generation import Generation
 from services.frontend.request.vector_defaults import VectorDefaults
 
 FLOAT_BYTES = 4
-"""Size of an element of a vector in messages."""
+"""Size of an element of a vector in messages, in bytes."""
 
 Vector: TypeAlias = "array[float]"
 """Type of a vector: an array of floats of 4 bytes."""
 
 
 async def vectors_of(generation: Generation) -> AsyncIterator[Vector]:
-    """Starts a generation, waits until it is complete and yields the vector of each prompt. Other
-    tasks run after each vector, since there may be a thousand of thousands of numbers.
+    """Starts a generation, waits until it is complete and yields the vector of each prompt. Lets
+    other tasks run after each vector, since there may be a thousand vectors with thousands of
+    elements each.
 
     Raises:
         OrcinusError: whatever `Generation.start` and `Generation.complete` raise.
@@ -38,8 +39,8 @@ async def vectors_of(generation: Generation) -> AsyncIterator[Vector]:
 async def embeddings_of(
     generation: Generation, defaults: VectorDefaults, *, n_values: int | None
 ) -> AsyncIterator[Vector]:
-    """Starts a generation, waits until it is complete and yields the embedding of each prompt: its
-    vector as clients get it, cut to `n_values` elements. None means whole vectors.
+    """Starts a generation, waits until it is complete and yields the embedding of each prompt: the
+    prompt's vector, cut to `n_values` elements. None means whole vectors.
 
     Raises:
         InvalidRequest: the model makes no embeddings of this length.
@@ -55,7 +56,7 @@ async def embeddings_of(
 
 def shortened(vector: Vector, n_values: int | None, *, is_normalised: bool) -> Vector:
     """Returns the first `n_values` elements of a vector. If `is_normalised`, they are divided by
-    their length; a vector of zeros stays as it is."""
+    their Euclidean norm; if all are 0, they are returned as they are."""
     values = vector[:n_values]
     length = math.hypot(*values) if is_normalised else 1.0
     return array("f", [value / length for value in values]) if length else values

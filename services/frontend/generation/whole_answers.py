@@ -25,8 +25,8 @@ class WholeAnswers:
         self._answers: list[list[Piece]] = [[] for _ in range(n_answers)]
 
     def add(self, piece: Piece) -> None:
-        """Takes the next piece of an answer. Raises PoolFull if the memory budget has no room for
-        it."""
+        """Takes the next piece of an answer. Whenever the answer has `MAX_PIECES` pieces, joins
+        them and counts their memory. Raises PoolFull if the memory budget has no room for them."""
         pieces = self._answers[piece.index]
         pieces.append(piece)
         if len(pieces) == MAX_PIECES:
@@ -37,8 +37,8 @@ class WholeAnswers:
     def best(self, sign: Callable[[Piece], Piece]) -> list[Piece]:
         """Returns the answers in order, each as one piece. If more answers were generated for a
         prompt (`best_of`) than the client requests (`n`), returns the `n` answers with the highest
-        mean log-probability, the highest first. `sign` then returns each of these answers with its
-        receipt; the other answers get none."""
+        mean log-probability, the highest first. In that case `sign` is called for each returned
+        answer, and returns the answer with its receipt."""
         answers = [self._joined(pieces) for pieces in self._answers]
         n, n_generated = self._options.n, self._options.n_generated
         if not self._options.is_ranked:

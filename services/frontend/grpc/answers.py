@@ -1,7 +1,7 @@
 """The answers of one call as messages of `inference.proto`: whole, or piece by piece in a stream.
 
-The text of an answer to a conversation is read as an assistant's message, by the same reader as
-over HTTP.
+The text of an answer to a conversation is split into content, reasoning and tool calls by the same
+reader as over HTTP.
 """
 
 from collections.abc import Sequence
@@ -117,8 +117,8 @@ class AnswerMessages:
         return choice
 
     def _scores_of_content(self, piece: Piece, delta: MessageDelta) -> TokenScores | None:
-        """Returns the log-probabilities of what a piece adds to the content. Returns None if the
-        client does not ask for log-probabilities."""
+        """Returns the log-probabilities of the tokens that a piece adds to the content. Returns
+        None if the client does not ask for log-probabilities."""
         if self._generation.options.n_logprobs is None:
             return None
         source = self._contents.get(piece.index)
@@ -135,8 +135,8 @@ class AnswerMessages:
     def _add_logprobs(
         self, piece: Piece, scores: TokenScores | None, choice: inference_pb2.Choice
     ) -> None:
-        """Adds log-probabilities to the message of a piece: those of `scores`, and those of the
-        prompt."""
+        """Adds the log-probabilities that the client asks for to the message of a piece: of the
+        tokens in `scores`, and of the prompt."""
         generation, options = self._generation, self._generation.options
         if (n_top := options.n_logprobs) is not None and scores is not None:
             choice.logprobs.extend(
@@ -159,9 +159,9 @@ class AnswerMessages:
         return reader
 
     def _end(self, reader: MessageReader, choice: inference_pb2.Choice) -> None:
-        """Sets the finish reason of an answer that ends with complete tool calls, as the HTTP API
-        does. If the client has named the tool that must be called, the reason is an ordinary
-        stop."""
+        """Changes the finish reason of an answer that ends with complete tool calls to
+        `FINISH_REASON_TOOL_CALLS`. If the client has named the tool that must be called, the reason
+        stays `FINISH_REASON_STOP`. The HTTP API does the same."""
         prompt = self._generation.prompt_of(choice.index).prompt
         is_named = isinstance(prompt, Conversation) and prompt.tool_choice.mode == "named"
         if (

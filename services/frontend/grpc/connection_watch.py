@@ -2,8 +2,8 @@
 call.
 
 gRPC limits the bytes of a call, but not the other bytes of a connection. If a client sends headers
-without end, gRPC keeps every byte, despite its limits of metadata: 3 GiB from 32 connections in ten
-seconds. gRPC does not report how many bytes a connection has sent, but the kernel does. So many
+without end, gRPC keeps every byte, although it limits metadata: 32 connections fill 3 GiB in ten
+seconds. gRPC does not report how many bytes a connection has sent, but the kernel does. So several
 times per second, the bytes that the kernel has received on each connection are compared with the
 bytes of the calls on that connection. The difference, bytes that belong to no call, is named the
 connection's debt. A relay in front of gRPC that reads the header of each frame would notice such
@@ -152,7 +152,7 @@ class ConnectionWatch:
 
     async def run(self, port: int) -> None:
         """Watches the connections to a port of this machine, until cancelled. Connections that are
-        accepted from now on get a small receive buffer."""
+        accepted from now on get a small receive buffer. Outside Linux, returns at once."""
         looked_at, wait_s, size = time.monotonic(), 0.0, resident_bytes()
         if not size:  # not Linux
             return
@@ -209,7 +209,10 @@ class ConnectionWatch:
                     server_sockets.cut(connection)
 
     def _ending(self, debts: Mapping[Address, float]) -> set[Address]:
-        """Returns the addresses of the connections that must end, given the debts by address."""
+        """Returns the addresses of the connections that must be ended. `debts` has the debt of each
+        connection, keyed by address. A connection must be ended if its debt exceeds MAX_DEBT_BYTES,
+        or if it has been held back for more than HELD_S. If the sum of the remaining debts exceeds
+        MAX_DEBTS_BYTES, the largest debts are ended first."""
         ending, n_bytes = set[Address](), sum(debts.values())
         for address in sorted(debts, key=debts.__getitem__, reverse=True):
             is_too_much = debts[address] > MAX_DEBT_BYTES or n_bytes > MAX_DEBTS_BYTES
@@ -220,8 +223,8 @@ class ConnectionWatch:
 
 
 def _by_address(counts: Counter[str]) -> Counter[Address]:
-    """Returns `counts` with other keys: the IP addresses of clients in place of gRPC's names of
-    clients."""
+    """Returns `counts` keyed by the address (host and port) of each client, instead of by gRPC's
+    name for it. Clients of Unix sockets are left out."""
     found: Counter[Address] = Counter()
     for peer, count in counts.items():
         if address := of_grpc_peer(peer):
@@ -239,7 +242,8 @@ def receive_bytes(min_rtt_us: int) -> int:
 
 def _note_counts(state: _WatchedConnection, counts: Counts, allowed: float) -> None:
     """Updates the debt of a connection: adds the bytes that the connection has sent since the last
-    inspection, and subtracts the `allowed` bytes."""
+    inspection, and subtracts the `allowed` bytes and half of the bytes that the client has
+    acknowledged meanwhile. A debt is never negative."""
     # A client that reads answers sends window updates and pings for them.
     allowed += (counts.n_acked - state.n_acked) / 2
     n_received = counts.n_received - state.n_received
@@ -259,8 +263,7 @@ def _hold(
     state: _WatchedConnection, connection: socket.socket, address: Address, for_s: float
 ) -> None:
     """Begins to hold back a connection. If the connection is held back already, adds `for_s`
-    seconds to the time for which it has been held. A connection that the kernel cannot hold back is
-    closed after an equal time."""
+    seconds to the time for which it has been held."""
     if state.is_held:
         state.held_for_s += for_s
     else:
@@ -269,7 +272,7 @@ def _hold(
 
 
 def _release(state: _WatchedConnection, connection: socket.socket, address: Address) -> None:
-    """Accepts packets of a connection again, if it was held back."""
+    """Makes the kernel accept packets of a connection again, if the connection was held back."""
     if state.is_held:
         server_sockets.release(connection, address)
         state.is_held, state.held_for_s = False, 0.0

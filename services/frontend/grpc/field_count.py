@@ -2,9 +2,9 @@
 
 Parsing can turn one byte of a message into a hundred bytes of memory: an empty message in a
 repeated field takes two bytes on the wire, an unknown field three. Real requests have few fields,
-since all numbers of a repeated field are packed into one field. The count is exact for bytes that a
-parser accepts. Of other bytes, only the fields that can be read are counted; the parser refuses
-such bytes afterwards.
+since all numbers of a repeated field are packed into one field. The count of a valid message is
+exact. In an invalid message, only the fields that can be read are counted, and the parser refuses
+the message afterwards.
 """
 
 from functools import cache

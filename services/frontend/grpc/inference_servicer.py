@@ -1,7 +1,7 @@
 """The gRPC API: `InferenceService`, its health service and its reflection service.
 
 `requests.py` reads the messages of clients, and `answers.py` writes the messages for them. Methods
-raise exceptions of the error tree, which `rpc_handlers.py` turns into statuses.
+raise the exceptions of `services.common.errors`, which `rpc_handlers.py` turns into gRPC statuses.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class InferenceServicer:
     async def Tokenize(
         self, message: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        """Returns the tokens that the prompt becomes when text is generated."""
+        """Returns the tokens of a prompt, as `Generate` makes them of the same prompt."""
         self._check_size(message)
         account = self._api_keys.account_of(_authorization(context))
         service = self._models.select(message.model, account).service
@@ -114,7 +114,7 @@ class InferenceServicer:
     async def Embed(
         self, message: inference_pb2.EmbedRequest, context: Context
     ) -> inference_pb2.EmbedResponse:
-        """Sends the vectors of prompts."""
+        """Returns the vector (embedding) of each prompt."""
         self._check_size(message)
         account = self._api_keys.account_of(_authorization(context))
         self._models.check_room(account)
@@ -141,7 +141,7 @@ class InferenceServicer:
     async def Score(
         self, message: inference_pb2.ScoreRequest, context: Context
     ) -> inference_pb2.ScoreResponse:
-        """Sends the scores of pairs of texts."""
+        """Returns the score of each pair of texts."""
         self._check_size(message)
         account = self._api_keys.account_of(_authorization(context))
         self._models.check_room(account)
@@ -173,14 +173,16 @@ class InferenceServicer:
         )
 
     def admit(self, context: Context) -> None:
-        """Counts a call against its API key, before the call's message is received. Raises
-        Unauthenticated if the key is missing or unknown, and PoolFull if its calls are used up."""
+        """Counts a call against the limit of its API key, before the call's message is received.
+        Raises Unauthenticated if the key is missing or unknown, and PoolFull if the key allows no
+        further call at the moment."""
         self._api_keys.admit(_authorization(context))
 
     def uploading(self, context: Context) -> AbstractContextManager[object]:
-        """Returns a context for the time in which the message of a call is being received. Within
-        the context the call counts as one answer of its API key. Entering the context raises
-        PoolFull if the key already has as many answers as it may have."""
+        """Counts a call as one answer in flight of its API key, until the returned context is
+        closed. The message of the call is received within this context. Raises PoolFull if the key
+        already has as many answers in flight as it may have, and Unauthenticated if the key is no
+        longer known."""
         return self._api_keys.account_of(_authorization(context)).receiving()
 
     def _to_request(
@@ -197,8 +199,9 @@ class InferenceServicer:
     def _check_n_tokens(
         self, service: GenerationService, field: str, token_ids: Sequence[int]
     ) -> None:
-        """Raises TooLarge if `token_ids` has more tokens than the model can read. Must be called
-        before the tokens become Python objects."""
+        """Raises TooLarge if `token_ids` has more tokens than the model can read. Accepts any
+        number while the limit of the model is not known. Must be called before the tokens become
+        Python objects."""
         n_tokens = len(token_ids)
         with suppress(errors.Unavailable):  # nothing is known of the model yet
             max_tokens = service.describe().max_model_len
@@ -210,8 +213,8 @@ class InferenceServicer:
                 )
 
     def _check_vectors(self, n_vectors: int, n_values: int) -> int:
-        """Returns the number of bytes of vectors in a message. Raises InvalidRequest if the message
-        would be larger than clients receive."""
+        """Returns the number of bytes that `n_vectors` vectors of `n_values` elements each take in
+        a message. Raises InvalidRequest if this is more than `max_body_bytes`."""
         n_bytes = n_vectors * vector_message_bytes(n_values)
         if n_bytes > self._max_body_bytes:
             raise errors.InvalidRequest(
@@ -237,8 +240,8 @@ def add_services(
     *,
     observe: rpc_handlers.Observe | None = None,
 ) -> None:
-    """Adds the gRPC services to a server. The messages of all calls are received and sent by
-    `transfers`. `observe` observes the calls of the inference service, and no others."""
+    """Adds the gRPC services to a server. `transfers` receives and sends the messages of all calls.
+    `observe` observes only the calls of the inference service."""
     services = (SERVICE, health_servicer.SERVICE, *reflection.SERVICES)
     reflecting = reflection.ReflectionServicer(
         tuple(service.full_name for service in services), transfers.exchange

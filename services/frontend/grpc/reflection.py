@@ -1,8 +1,9 @@
 """gRPC's reflection service, by which tools discover the API, with limits on its use.
 
-The library's own servicer does not limit the number of streams, the size of questions or the time
-of a stream. The library has only the version `v1alpha`. The version `v1` has equal messages in
-another package, which have equal bytes on the wire. So one servicer serves both versions.
+The servicer of the library `grpcio-reflection` does not limit the number of streams, the size of
+questions or the time of a stream. The library has only the version `v1alpha`. The version `v1` has
+equal messages in another package, which have equal bytes on the wire. So one servicer serves both
+versions.
 """
 
 from collections.abc import AsyncIterator
@@ -64,7 +65,8 @@ class ReflectionServicer:
         """Answers each request of a stream.
 
         Raises:
-            InvalidRequest: a message is not a reflection request.
+            InvalidRequest: a message is not a reflection request, or is larger than
+            MAX_QUESTION_BYTES.
             PoolFull: there are too many streams.
             TimedOut: the client did not send a request, or did not read a response, in time.
         """

@@ -1,4 +1,5 @@
-"""Turns messages of `inference.proto` into the requests that both protocols share.
+"""Turns messages of `inference.proto` into `GenerationRequest`, which the gRPC API shares with the
+HTTP API.
 
 Only the syntax is checked here. Errors name fields as the HTTP API does (`top_p`, not
 `options.sampling.top_p`), so that a client sees the same error in both protocols.
@@ -79,7 +80,8 @@ def to_resumed(
     at the point where the stream broke.
 
     Raises:
-        InvalidRequest: the seed of the resumption differs from the seed of the request.
+        InvalidRequest: the seed of the resumption differs from the seed of the request, or is out
+        of its range.
     """
     so_far, sampling = message.resumption, message.options.sampling
     resumption = Resumption(
@@ -104,8 +106,8 @@ def check_stream(options: GenerationOptions) -> None:
 
 
 def to_prompt(prompt: inference_pb2.Prompt) -> Prompt:
-    """Returns the prompt as a text, tokens or a conversation. Raises InvalidRequest if the message
-    has none."""
+    """Returns the prompt in a message: a text, tokens or a conversation. Raises InvalidRequest if
+    the message has none of these, or if the conversation is not valid."""
     match prompt.WhichOneof("prompt"):
         case "text":
             return prompt.text
@@ -261,8 +263,8 @@ def _to_format(message: inference_pb2.OutputFormat) -> OutputFormat:
 
 
 def check_known(field: str, message: Message) -> None:
-    """Raises InvalidRequest if a message has fields that this server does not know. Such fields
-    would change the tokens of the answer, so they must not be ignored."""
+    """Raises InvalidRequest if a message has fields that this server does not know. Such fields may
+    change the tokens of the answer, so they must not be ignored."""
     unknown = UnknownFieldSet(message)
     if len(unknown):
         numbers = sorted({unknown[i].field_number for i in range(len(unknown))})

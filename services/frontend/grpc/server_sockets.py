@@ -1,4 +1,5 @@
-"""Finds the sockets of a gRPC server among this process's file descriptors, and acts on them.
+"""Finds the sockets of a gRPC server among this process's file descriptors, reads their counters,
+and holds back or resets connections.
 
 gRPC does not reveal its sockets. The descriptors belong to gRPC and stay open, and this module does
 not change whether a socket blocks. ctypes calls two functions of the C library. One is
@@ -131,6 +132,6 @@ def _set_min_ttl(connection: socket.socket, address: Address, min_ttl: int) -> N
 
 def cut(connection: socket.socket) -> None:
     """Resets a connection and drops the bytes that its client has sent. `shutdown` would not
-    suffice: gRPC may not notice the end of a connection on which bytes keep coming. gRPC closes the
-    descriptor."""
+    suffice: gRPC may not notice the end of a connection on which bytes keep coming. gRPC itself
+    closes the descriptor afterwards."""
     LIBRARY.connect(connection.fileno(), NO_ADDRESS, len(NO_ADDRESS))

@@ -8,8 +8,8 @@ so their turns take almost no time. A call that has received for a second loses 
 waiting call; so a slow client with a large message is served as long as no other call waits.
 
 An answer that its client does not read cannot be taken back from gRPC. The bytes of the answer stay
-counted until the client disconnects, and a connection with several such answers gets no further
-calls.
+counted until the client reads it or disconnects, and a connection with several such answers gets no
+further calls.
 """
 
 import asyncio
@@ -94,9 +94,9 @@ class Transfers:
         *,
         uploading: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> "LimitedExchange":
-        """Begins a call, and returns the object that receives and sends its messages. The context
-        that `uploading` returns is open while the request is being received. The id of the call is
-        sent before the answers and again with the status."""
+        """Begins a call, and returns the object that receives and sends its messages. A request
+        that may hold a prompt or tokens is received within the context that `uploading` returns.
+        The id of the call is sent before the answers and again with the status."""
         # Read only once: gRPC decodes all metadata at each read, and a call may have megabytes.
         received = context.invocation_metadata() or ()
         self.watch.note_call(context.peer(), received)
@@ -134,8 +134,9 @@ class LimitedExchange(TimedExchange):
         hold a prompt or tokens is received, it counts as one answer in flight of its API key.
 
         Raises:
-            InvalidRequest: the request has too many fields.
-            PoolFull: too many messages are being received, or the client leaves answers unread.
+            InvalidRequest: the request has more than MAX_FIELDS fields.
+            PoolFull: too many messages are being received, the memory budget or the limit of the
+            API key is used up, or the client leaves answers unread.
             TimedOut: the request did not arrive within `receive_limit_s`.
         """
         transfers = self._transfers
@@ -168,8 +169,9 @@ class LimitedExchange(TimedExchange):
         await super().write(message)
 
     def hand_over(self, message: Any) -> None:
-        """Counts the memory of the response of a unary call. gRPC sends the response after the RPC
-        method has returned.
+        """Counts the memory of the response of a unary call, which gRPC sends after the RPC method
+        has returned. If gRPC cannot send the response within `send_limit_s`, the call counts as
+        unread.
 
         Raises:
             PoolFull: the memory budget has no room for the response.
@@ -197,7 +199,7 @@ class LimitedExchange(TimedExchange):
 
     def note_unread(self, message: Any) -> None:
         """Counts an answer that the client did not read within the time limit. gRPC keeps such an
-        answer until the client disconnects."""
+        answer until the client reads it or disconnects."""
         transfers = self._transfers
         transfers.refusals[Refusal.UNREAD] += 1
         self._unread_peer = self._context.peer()
@@ -212,7 +214,8 @@ def _n_bytes(message: Any) -> int:
 
 
 def _holds_prompt(request_class: type[Message]) -> bool:
-    """Returns whether requests of a class hold a prompt or tokens, and not only names."""
+    """Returns whether requests of the class `request_class` may hold a prompt or tokens, and not
+    only names."""
     return any(
         field.is_repeated or field.message_type is not None
         for field in request_class.DESCRIPTOR.fields

@@ -1,4 +1,5 @@
-"""Turns the messages of `Embed` and `Score` into the requests that both protocols share."""
+"""Turns the messages of `Embed` and `Score` into `GenerationRequest`, which the gRPC API shares
+with the HTTP API."""
 
 from orcinus.v1 import inference_pb2
 
@@ -17,14 +18,14 @@ from services.frontend.request.vector_defaults import VectorDefaults
 from services.frontend.text.pair_format import PairFormat
 
 FIELD_BYTES = 12
-"""Largest number of bytes of the tags and lengths of the fields around a vector."""
+"""Largest number of bytes that the tags and lengths around a vector take in a message."""
 
 
 def to_embedding_request(
     message: inference_pb2.EmbedRequest, defaults: VectorDefaults
 ) -> GenerationRequest:
-    """Returns the request for vectors that a message describes. `defaults` has the prompts that may
-    go before texts.
+    """Returns the request for vectors that a message describes. `defaults` has the checkpoint's
+    named prompts, one of which may be put before each text.
 
     Raises:
         InvalidRequest: a field is missing, unknown or wrong.
@@ -48,7 +49,8 @@ def to_embedding_request(
 
 
 def to_score_request(message: inference_pb2.ScoreRequest, format: PairFormat) -> GenerationRequest:
-    """Returns the request for scores that a message describes. `format` makes the prompts.
+    """Returns the request for scores that a message describes. `format` makes a prompt of each pair
+    of texts.
 
     Raises:
         InvalidRequest: a field is missing, unknown or wrong.

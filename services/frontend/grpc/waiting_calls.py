@@ -3,16 +3,17 @@ other clients out.
 
 Clients are compared by their number of waiting calls. A client with few calls gets the next turn
 before a client with many, and a client with many calls is refused first. All numbers below `FEW`
-count as equal, and so do all numbers between two powers of two times `FEW`. So one call less is no
-advantage. Among equal clients, the client that made the most recent call gets the next turn: it is
-the least likely to have gone. A client that got a turn becomes the last among its equals.
+count as equal. From there on, all numbers between `FEW` times a power of two and its double count
+as equal. So one waiting call less is no advantage. Among equal clients, the client that made the
+most recent call gets the next turn: it is the least likely to have gone. A client that got a turn
+becomes the last among its equals.
 """
 
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
 FEW = 16
-"""Two clients with fewer waiting calls than this number count as equal."""
+"""Clients with fewer waiting calls than this number count as equal."""
 
 Call = TypeVar("Call")
 

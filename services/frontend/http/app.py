@@ -34,7 +34,8 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(api: Api) -> "App":
-    """Returns the app that serves the API, and the page if the scheduler may be watched.
+    """Returns the app that serves the API and, if clients may watch the scheduler, the page that
+    shows the pipeline.
 
     Raises:
         OSError: a file of the page cannot be read.

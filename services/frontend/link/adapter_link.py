@@ -1,7 +1,9 @@
-"""The frontend's part in loading adapters: its list of them, and commands to the scheduler.
+"""The frontend's part in loading adapters: keeps the list of loaded adapters, and sends commands to
+the scheduler.
 
-The frontend gives its list to each scheduler to which it connects, before its requests, and takes
-over every change. So what clients have loaded outlives a scheduler.
+The frontend sends its list to each scheduler to which it connects, before it sends requests. It
+takes over every change of the list that the scheduler reports. So loaded adapters outlive a
+scheduler.
 """
 
 import asyncio
@@ -23,7 +25,7 @@ LOST = "the scheduler was lost; try again"
 
 
 class AdapterLink:
-    """The adapters that were loaded, and the commands that the scheduler has not answered."""
+    """The list of loaded adapters, and the commands that the scheduler has not answered yet."""
 
     def __init__(
         self,
@@ -32,8 +34,8 @@ class AdapterLink:
         *,
         limit_s: float = ANSWER_LIMIT_S,
     ) -> None:
-        """`send` sends a message to the scheduler. `on_change` is called with the digests of all
-        adapters that are loaded, by their names, when these change."""
+        """`send` sends a message to the scheduler. `on_change` is called when the list of loaded
+        adapters changes, with the digest of each adapter, keyed by the adapter's name."""
         self._send = send
         self._on_change = on_change
         self._limit_s = limit_s
@@ -43,21 +45,23 @@ class AdapterLink:
         self._has_leader = False
 
     def open(self) -> None:
-        """Gives the list to a scheduler that has been found. Must be called before any request is
-        sent to it."""
+        """Sends the list of adapters to a scheduler that has been found. Must be called before any
+        request is sent to this scheduler."""
         self._has_leader = True
         if entries := self._list.entries:
             self._send(scheduler_pb2.ConnectRequest(adapters=to_proto(entries)))
 
     def lose(self) -> None:
-        """Ends the commands that the scheduler has not answered, because it is gone."""
+        """Ends all unanswered commands with the error Unavailable, because the scheduler is
+        lost."""
         self._has_leader = False
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(errors.Unavailable(LOST))
 
     def take(self, response: scheduler_pb2.ConnectResponse) -> None:
-        """Takes over the changes and the answers in a message of the scheduler."""
+        """Takes over the changes of the list, and the answers to commands, from a message of the
+        scheduler."""
         if response.HasField("adapters") and self._list.merge(from_proto(response.adapters)):
             self._on_change(self._list.digests)
         for answer in response.adapter_answers:
@@ -71,22 +75,23 @@ class AdapterLink:
                 waiting.set_exception(error)
 
     async def load(self, name: str, source: str) -> None:
-        """Has an adapter loaded, and returns when requests may use it.
+        """Asks the scheduler to load an adapter, and returns when requests may use the adapter.
 
         Raises:
             InvalidRequest: the adapter cannot be loaded; the error names the field.
             PoolFull: there are too many adapters, or too many are being loaded.
-            Unavailable: there is no scheduler or pipeline that could load it in time.
+            Unavailable: there is no scheduler, or the adapter was not loaded in time.
         """
         await self._command(name, source)
 
     async def unload(self, name: str) -> None:
-        """Has an adapter unloaded. No later request can use it.
+        """Asks the scheduler to unload an adapter, and returns when no later request can use the
+        adapter.
 
         Raises:
             InvalidRequest: the adapter cannot be unloaded; the error names the field.
-            UnknownModel: there is no adapter of this name.
-            Unavailable: there is no scheduler.
+            UnknownAdapter: there is no adapter of this name.
+            Unavailable: there is no scheduler, or it did not answer in time.
         """
         await self._command(name, "")
 
@@ -108,7 +113,8 @@ class AdapterLink:
 
 
 def _error_of(answer: scheduler_pb2.AdapterAnswer) -> errors.OrcinusError | None:
-    """Returns the error that a client gets. Returns None if the command is done."""
+    """Returns the error that a client gets for the scheduler's answer to a command. Returns None if
+    the command was carried out."""
     if answer.outcome == AdapterOutcome.ADAPTER_OUTCOME_DONE:
         return None
     if answer.outcome == AdapterOutcome.ADAPTER_OUTCOME_INVALID:

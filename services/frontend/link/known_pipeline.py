@@ -103,7 +103,8 @@ class KnownPipeline:
         return replace(pipeline, loaded=self._loaded) == self._last
 
     def set_loaded(self, digests: Mapping[str, str]) -> None:
-        """Notes which adapters clients have loaded. `digests` has their digests, by names."""
+        """Notes which adapters clients have loaded. `digests` has the digest of each adapter, keyed
+        by the adapter's name."""
         self._loaded = tuple(sorted(digests.items()))
         if self._last is not None:
             self._last = replace(self._last, loaded=self._loaded)
@@ -111,13 +112,13 @@ class KnownPipeline:
             self.current = self._last
 
     def hold_deadline(self, hold_s: float) -> float:
-        """Returns the time until which clients should send requests to this frontend. The time
-        changes when a pipeline comes or is lost.
+        """Returns the time until which this frontend accepts new requests, although there may be no
+        pipeline. The time changes when a pipeline comes or is lost.
 
-        The time is infinite while there is a pipeline, and while the model is asleep or starts.
-        After the loss of a pipeline, or of the scheduler of a model that is asleep or starts,
-        requests may be held for `hold_s` seconds, whichever scheduler leads. Before the first
-        pipeline the time is in the past, since there may never be a pipeline.
+        The time is infinite while there is a pipeline. It is also infinite while the model is
+        asleep or starts, if the last pipeline is known. Otherwise, the time is `hold_s` seconds
+        after the loss of the pipeline, or of the scheduler of a model that was asleep or starting.
+        Before the first pipeline the time is in the past, since there may never be a pipeline.
         """
         is_taking = self.is_open or (self.is_sleeping and self._last is not None)
         return math.inf if is_taking else self._last_open + hold_s
@@ -149,7 +150,8 @@ class KnownPipeline:
         self.on_waiting()
 
     async def wait_change(self) -> None:
-        """Waits until a pipeline or a scheduler comes or is lost."""
+        """Waits until a pipeline or a scheduler comes or is lost, or the model falls asleep or
+        begins to start."""
         await self._changed.wait()
 
     def open(self, pipeline: ServedPipeline) -> None:
@@ -160,8 +162,8 @@ class KnownPipeline:
         self.note_change()
 
     def shut(self) -> None:
-        """Notes that no pipeline serves from now on, for a reason that the scheduler has not
-        reported yet."""
+        """Notes that no pipeline serves from now on. Until the scheduler reports it, the reason is
+        unknown, and so is whether the model is asleep."""
         if self.current is not None or self._sleeping is not None:
             self.current = self._sleeping = None
             self._last_open = asyncio.get_running_loop().time()

@@ -1,9 +1,9 @@
-"""Refuses new calls that the scheduler would refuse, before any work is done for the call.
+"""Refuses new calls that the scheduler would refuse, before any work is done for them.
 
-Each message of the scheduler says how many free places its pool has. The gate subtracts the
-submissions that the scheduler has not answered yet. The number is used for one second only, since a
-frontend without requests gets no newer number. If a request of another frontend takes the last
-place in that second, the scheduler itself refuses the call.
+The scheduler's messages say how many free places its pool has. The gate subtracts the submissions
+that the scheduler has not answered yet. The number is used for one second only, since a frontend
+without requests gets no newer number. If a request of another frontend takes the last place in that
+second, the scheduler itself refuses the call.
 
 The scheduler may also refuse a request because its first token would come too late. It then says
 for how long this applies to all requests of the same account with the same or a lower priority. The
@@ -36,8 +36,8 @@ class Lateness(NamedTuple):
 
 
 class PoolGate:
-    """Refuses calls by the scheduler's last reports: of the free places in its pool, and of the
-    accounts whose requests would get their first token too late."""
+    """Refuses calls according to the scheduler's last reports: about the free places in its pool,
+    and about accounts whose requests would get their first token too late."""
 
     def __init__(self, refusals: Refusals) -> None:
         self._refusals = refusals
@@ -63,8 +63,8 @@ class PoolGate:
         self._n_unanswered += 1
 
     def check(self, *, now: float) -> None:
-        """Checks that the pool has a free place for another request. Succeeds if the last report is
-        too old to be used.
+        """Checks that the pool has a free place for another request. Succeeds if there is no
+        report, or if the last one is too old to be used.
 
         Raises:
             PoolFull: by the last report, the pool has no free place.

@@ -5,7 +5,7 @@ message and are handed to the receivers of the requests concerned. The scheduler
 pipeline and when it has none; while there is none, new requests are held here. When a pipeline or a
 scheduler is lost, a request is submitted to the next one with the tokens that the request has
 (`submitted_request`), and generation goes on after these tokens. The client of the request notices
-only a pause, unless the time limit of the request is over before.
+only a pause, unless the request reaches its time limit first.
 
 When the stream ends, `SchedulerClient` begins another stream (`scheduler_stream`) to the scheduler
 that leads then.
@@ -64,8 +64,8 @@ class SchedulerClient:
         on_tokens: Callable[[], None] = lambda: None,
         refusals: Refusals | None = None,
     ) -> None:
-        """`on_tokens` is called after requests have received tokens or have ended. `refusals`
-        counts requests that the scheduler refuses because of a limit."""
+        """`on_tokens` is called for each message of the scheduler that has new tokens or ends of
+        requests. `refusals` counts requests that the scheduler refuses because of a limit."""
         self._address = address
         self._resume_s = resume_s
         self._expiry: asyncio.TimerHandle | None = None  # set while there is no pipeline
@@ -138,15 +138,16 @@ class SchedulerClient:
         """Sends a request for the model `model`. The inbox gets the events of the request until the
         request ends or is cancelled.
 
-        Until the time `until`, the request is held while it can't be sent, and sent again when it
-        fails as unavailable. If `until` is None, the limit is `resume_s` seconds from now. Once a
-        scheduler has accepted the request, the limit is `resume_s` seconds after that scheduler has
-        lost it. So a request may be accepted more than once. `generated_token_ids` of the
-        submission are the output tokens that the request has already; the events carry only later
-        tokens. A request that was held, here or before (`was_held`), is also sent again when the
-        pool is full, since all held requests come at once. `span` records each time that the
-        request is held or sent again. The scheduler drops a request that still waits in its pool at
-        the time `deadline`.
+        A request that cannot be sent is held, and a request that fails as unavailable is sent
+        again. Both are done until the time `until`, by default for `resume_s` seconds from now. If
+        a scheduler accepts the request and is then lost, the limit becomes `resume_s` seconds after
+        the loss. So a request may be accepted more than once.
+
+        `generated_token_ids` of the submission are the output tokens that the request has already;
+        the events carry only later tokens. A request that was held, here or before this call
+        (`was_held`), is also sent again when the pool is full, since all held requests come at
+        once. `span` records each time that the request is held or sent again. If the request still
+        waits in the scheduler's pool at the time `deadline`, the scheduler drops the request.
         """
         request = SubmittedRequest(
             submission=submission,
@@ -304,8 +305,8 @@ class SchedulerClient:
         request.inbox.put_nowait(event)
 
     def _note_build(self, request: SubmittedRequest, event: Built) -> None:
-        """Notes the build that makes the tokens of a request, and delivers its traits if the
-        request asked for them."""
+        """Notes the build of the workers that compute a request from now on. Delivers the event if
+        it has the workers' traits. Only requests that asked for traits get them."""
         request.submission.build = event.build
         if event.traits:
             request.inbox.put_nowait(event)
@@ -351,7 +352,8 @@ class SchedulerClient:
         self._end(request, error)
 
     def _attempt(self, request: SubmittedRequest) -> None:
-        """Sends a request, or holds the request if it cannot be sent now."""
+        """Sends a request, or holds the request if it cannot be sent now. Ends the request as
+        unavailable if another model is served now, or if this process is stopping."""
         request.release()
         pipeline = self.pipeline.current
         if self.pipeline.is_stopping:

@@ -1,7 +1,7 @@
 """Turns the scheduler's messages into events of single requests.
 
 One message of the stream carries all results of an iteration. The reason why a request ended
-becomes either a finish reason or an error of the error tree.
+becomes either a finish reason or an error of `services.common.errors`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,8 +69,8 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """Event: the vector of the prompt. `values` has its numbers, each as a little-endian float of 4
-    bytes."""
+    """Event: the vector (embedding or score) of the prompt. `values` has its numbers, each as a
+    little-endian float of 4 bytes."""
 
     request_id: str
     values: bytes
@@ -102,7 +102,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """Event: the request is complete."""
+    """Event: the output of the request is complete."""
 
     request_id: str
     reason: FinishReason
@@ -111,7 +111,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Event: the request ended without an answer."""
+    """Event: the request ended with an error, so its output is not complete."""
 
     request_id: str
     error: errors.OrcinusError
@@ -208,7 +208,7 @@ def _rejection_error(rejected: scheduler_pb2.Rejection) -> errors.OrcinusError:
 
 
 def _unavailable(message: str) -> errors.Unavailable:
-    """Returns the error for clients, whose message advises them to try again."""
+    """Returns the error Unavailable with `message` and the advice to try again."""
     return errors.Unavailable(f"{message}; try again")
 
 

@@ -19,9 +19,9 @@ from services.common import rpc
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
 
 MAX_UNSENT, MAX_UNSENT_BYTES = 4096, 16 * 2**20
-"""Largest number of messages, and of bytes of messages, that wait to be sent. Beyond either limit,
-requests are held instead of sent, so that a scheduler that does not read cannot fill the memory of
-this process."""
+"""Limits on the messages that wait to be sent: `MAX_UNSENT` on their number, `MAX_UNSENT_BYTES` on
+their size together. Beyond either limit, requests are held instead of sent, so that a scheduler
+that does not read cannot fill the memory of this process."""
 
 FIND_LEADER_S = 5.0
 """Seconds for which one channel looks for a leader. The next channel looks the name up again, since
@@ -44,8 +44,8 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.http2.ping_timeout_ms", rpc.KEEPALIVE_TIMEOUT_S * 1000),
 ]
 """gRPC options of the channel. Calls go only to schedulers whose health service says that they
-serve. The loss of a scheduler that does not end its connection is noticed within ten seconds, while
-requests are still held."""
+serve. The loss of a scheduler that does not end its connection is noticed within ten seconds, which
+is less than the default of `hold_s`."""
 
 
 AHEAD_BYTES = 4 * 2**10
@@ -109,8 +109,8 @@ class SchedulerStream:
                 call.cancel()
 
     async def _write(self, call: Any) -> None:
-        """Sends the queued messages until the stream breaks. `_read` returns the reason of the
-        break."""
+        """Sends the queued messages until the stream breaks. The reason of the break is returned by
+        `_read`."""
         try:
             while True:
                 data = await self._outbox.get()

@@ -39,9 +39,9 @@ class ServedModels:
 
     def select(self, name: str, account: Account) -> ServedModel:
         """Returns the model that a call is for. `name` is a name of the model or of one of its
-        adapters, and may be empty if the account may use only one model. The only model of a
-        frontend is returned whatever the name is. Its service checks the name later, since the name
-        of the model may be known only from the pipeline.
+        adapters, and may be empty if the account may use only one model. If the frontend has only
+        one model, that model is returned whatever the name is. The service of the model checks the
+        name later, since the model's name may be known only from the pipeline.
 
         Raises:
             InvalidRequest: the name is empty, and the account may use several models.
@@ -75,7 +75,8 @@ class ServedModels:
         return tuple(name for name in names if account.may_use((name,)))
 
     def _adapters_alone(self, account: Account) -> Iterator[tuple[ServedModel, str]]:
-        """Yields the adapters that an account may use without their models, with the models."""
+        """Yields each adapter that an account may use although it may not use the adapter's model,
+        together with that model. The model comes first."""
         for model in self._models:
             if not account.may_use(model.names):
                 for name in self.adapters(model, account):
@@ -100,8 +101,9 @@ class ServedModels:
         raise errors.UnknownModel(name, served=_names(allowed))
 
     def is_taken(self, name: str, model: ServedModel) -> bool:
-        """Returns whether a model of this frontend has a name, or a model other than `model` has an
-        adapter of this name. The scheduler of `model` checks the adapters of `model` itself."""
+        """Returns whether a model of this frontend has the name `name`, or a model other than
+        `model` has an adapter of this name. The scheduler of `model` checks the adapters of `model`
+        itself."""
         return any(
             name in one.names or (one is not model and name in one.service.adapters)
             for one in self._models
@@ -119,9 +121,9 @@ class ServedModels:
         raise errors.UnknownAdapter("lora_name", f"{errors.shortened(name)!r} is no adapter here")
 
     def check_room(self, account: Account) -> None:
-        """Checks that there may be room for a new call. Called before the call is read, so the
-        model that the call is for is known only if the frontend has just one model. Calls that
-        resume a broken stream need no check.
+        """Checks that there is room for a new call, as far as that is known before the call is
+        read. With several models, the model of the call is not known yet, so only the limits of the
+        whole frontend are checked. Calls that resume a broken stream need no check.
 
         Raises:
             PoolFull: there is no room for a new call at the moment.

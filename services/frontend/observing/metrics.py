@@ -207,7 +207,8 @@ class ModelFigures:
     is_up: bool
     """Whether a pipeline serves the model."""
     n_held: int
-    """Number of answers that wait for a pipeline."""
+    """Number of answers that wait to be sent to the scheduler, mostly because there is no
+    pipeline."""
     n_resubmitted: int
     """Number of times that an answer was sent to a scheduler again."""
     n_viewers: int
@@ -225,7 +226,8 @@ class FrontendState(Collector):
         reason_against_serving: Callable[[], str],
         refusals: Mapping[Refusal, int],
     ) -> None:
-        """The functions return the present values, and may be called from any thread."""
+        """The functions return the present values, and may be called from any thread. `refusals`
+        counts the refused clients by reason."""
         self._models = models
         self._n_in_flight = n_in_flight
         self._reason_against_serving = reason_against_serving

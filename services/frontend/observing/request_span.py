@@ -55,12 +55,13 @@ class RequestSpan:
             )
 
     def held(self, request_id: str, reason: str) -> None:
-        """Notes that an answer waits for a pipeline."""
+        """Notes that an answer waits to be sent to the scheduler. `reason` says why, for example
+        because there is no pipeline."""
         self._note(semconv.HELD, request_id, reason)
 
     def resubmitted(self, request_id: str, reason: str) -> None:
-        """Notes that an answer is sent to a scheduler again, after a scheduler had accepted it
-        before."""
+        """Notes that an answer is sent to a scheduler again. `reason` says why the attempt before
+        failed."""
         self._note(semconv.RESUBMITTED, request_id, reason)
 
     def suspended(self, request_id: str, n_losses: int) -> None:
@@ -110,7 +111,7 @@ def request_span(
     tracer: Tracer, request: GenerationRequest, *, model: str
 ) -> AbstractContextManager[RequestSpan]:
     """Returns a context manager that records the span of the call inside its block. The call is
-    recorded only if the protocol's span, which is the current span, is recorded.
+    recorded only if the current span, which is the span of the HTTP or gRPC request, is recorded.
 
     `model` is the name of the served model, or empty. The name in the client's request is not used,
     since clients could invent names.

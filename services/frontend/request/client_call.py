@@ -77,8 +77,8 @@ _current: ContextVar[ClientCall | None] = ContextVar("current", default=None)
 def begin_call(
     client_id: str | None, *, timeout: str | None = None, time_left_s: float | None = None
 ) -> ClientCall:
-    """Makes a call, sets it as the current call of this task, and returns it. A client's id is
-    ignored if its form could do harm in logs."""
+    """Creates the record of a client's call, sets it as the current call of this task, and returns
+    it. A client's id is ignored if its form could do harm in logs."""
     if client_id is not None and _CLIENT_ID.fullmatch(client_id) is None:
         client_id = None
     call = ClientCall(

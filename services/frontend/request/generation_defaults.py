@@ -72,7 +72,8 @@ class GenerationDefaults:
         return ", ".join(f"{name} {value:g}" for name, value in values.items())
 
     def apply(self, options: GenerationOptions) -> GenerationOptions:
-        """Returns the options, in which the defaults replace what the client has left out."""
+        """Returns the options, with the defaults in place of values that the client has left
+        out."""
         used = {name: v for name, v in self.sampling.items() if name in options.defaulted}
         if not used and self.max_tokens is None:
             return options

@@ -127,7 +127,8 @@ class GenerationOptions:
 
     @property
     def operation(self) -> str:
-        """Name of what is done with texts and tokens, in OpenTelemetry's words."""
+        """OpenTelemetry's name of the operation, for a request whose prompts are texts or
+        tokens."""
         return "embeddings" if self.wants_vector else "text_completion"
 
     @property
@@ -224,7 +225,7 @@ class GenerationRequest:
     the field follows from the prompt (`prompt_field`)."""
 
     def field_of(self, index: int) -> str:
-        """Returns the name of a prompt in the client's request."""
+        """Returns the name of the field of the client's request that has the prompt `index`."""
         if self.texts_field is not None:
             return self.texts_field.item(index)
         return prompt_field(self.prompts[index])
@@ -235,7 +236,8 @@ class GenerationRequest:
 
     @property
     def n_answers_field(self) -> str:
-        """Name of the field of the client's request that asks for so many answers."""
+        """Name of the field of the client's request that determines the number of answers, for
+        errors."""
         if self.texts_field is not None:
             return self.texts_field.name
         return "n" if len(self.prompts) == 1 else "prompt"

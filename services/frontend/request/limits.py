@@ -30,7 +30,7 @@ class ModelLimits:
     """Whether a prompt must leave room for an answer."""
 
     def of_prompts_alone(self) -> Self:
-        """Returns the limits of prompts that get no answer."""
+        """Returns the limits for prompts that get no answer, and so need leave no room for one."""
         return replace(self, needs_room=False)
 
     @property
@@ -45,13 +45,13 @@ class ModelLimits:
 
     @property
     def token_type_stride(self) -> int:
-        """Difference between the ids of a token in the second text of a pair and in a first text.
-        0 for models that do not distinguish them."""
+        """Number that is added to the id of each token in the second text of a pair, by which the
+        model distinguishes the two texts. 0 if the model does not distinguish them."""
         return 0 if self.pooling is None else self.pooling.token_type_stride
 
     def check_kind(self, options: GenerationOptions) -> None:
-        """Raises InvalidRequest if the model does not do what is asked for: it makes no vectors, or
-        only makes vectors, or these are no scores but embeddings, or the other way round."""
+        """Raises InvalidRequest if the model cannot make the kind of output that the request asks
+        for: generated tokens, embeddings, or scores of pairs."""
         pooling = self.pooling
         if options.wants_vector and pooling is None:
             raise errors.InvalidRequest(
@@ -86,8 +86,8 @@ class ModelLimits:
         return None if digest is None else scheduler_pb2.Adapter(name=model, digest=digest)
 
     def check_prompt(self, field: str, token_ids: Sequence[int]) -> None:
-        """Raises InvalidRequest if a prompt is empty, leaves no room for an answer, or has a token
-        that is not in the vocabulary."""
+        """Raises InvalidRequest if a prompt is empty or too long, leaves no room for an answer, or
+        has a token that is not in the vocabulary."""
         if not token_ids:
             raise errors.InvalidRequest(field, "must have at least one token")
         self.check_length(field, len(token_ids))
@@ -103,8 +103,9 @@ class ModelLimits:
         self.check_tokens(field, token_ids)
 
     def cut_to(self, options: GenerationOptions) -> int | None:
-        """Returns the number of tokens to which longer prompts are cut off. Returns None if they
-        are not. Raises InvalidRequest for a number that is more than the model takes, or none."""
+        """Returns the number of tokens to which longer prompts are cut off. Returns None if prompts
+        are not cut off. Raises InvalidRequest if the client's number is more than the model takes,
+        or not positive."""
         n_tokens, most = options.truncate_prompt_tokens, self.max_prompt_len
         if n_tokens is None or n_tokens == WHOLE:
             return None if n_tokens is None else most
@@ -115,11 +116,12 @@ class ModelLimits:
         return n_tokens
 
     def is_too_long(self, n_tokens: int) -> bool:
-        """Returns whether a prompt of `n_tokens` tokens is too long or leaves too little room."""
+        """Returns whether a prompt of `n_tokens` tokens is too long for the model, or is to get an
+        answer but leaves no room for it."""
         return n_tokens > self.max_prompt_len
 
     def check_length(self, field: str, n_tokens: int, *, is_least: bool = False) -> None:
-        """Raises ContextOverflow if a prompt of `n_tokens` tokens leaves no room for an answer.
+        """Raises ContextOverflow if `is_too_long` is true of a prompt with `n_tokens` tokens.
         `is_least` says that the prompt may have more tokens than `n_tokens`, which the message then
         mentions."""
         if self.is_too_long(n_tokens):
@@ -148,7 +150,7 @@ class ModelLimits:
     def max_new_tokens(self, options: GenerationOptions, *, n_prompt: int, is_chat: bool) -> int:
         """Returns the largest number of tokens that an answer may have: the client's `max_tokens`
         or, if it is not set, the default, lowered to the room that the prompt leaves in the model's
-        context.
+        context. Returns 0 if the request is for vectors.
 
         Raises:
             ContextOverflow: the client's `max_tokens` does not fit, and the limit is strict.

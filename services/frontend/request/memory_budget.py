@@ -57,7 +57,8 @@ class Share:
         """Bytes that this share takes."""
 
     def grow(self, n_bytes: int, *, leaving: int = 0) -> None:
-        """Takes `n_bytes` more bytes, if the budget then still has `leaving` bytes for others.
+        """Takes `n_bytes` more bytes, if the budget then still has `leaving` bytes for other
+        shares. Has no effect after the end of the `with` block of this share.
 
         Raises:
             PoolFull: the budget has fewer bytes left. The size of the share is not changed.

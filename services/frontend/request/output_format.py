@@ -169,8 +169,8 @@ def grammar(text: str, *, field: str = "grammar") -> str:
 
 
 def parts(grammar: str) -> list[dict[str, Any]]:
-    """Splits a valid grammar into its parts, which are to be put into a larger grammar. The larger
-    grammar refers to the first part as `@` and the name of the part."""
+    """Splits a valid grammar into its parts, for use inside a larger grammar. The larger grammar
+    refers to the first part by `@` and the part's name."""
     found: list[dict[str, Any]] = [{"lark_grammar": grammar}]
     if grammar.lstrip().startswith("{"):
         found = json.loads(grammar)["grammars"]
@@ -179,8 +179,8 @@ def parts(grammar: str) -> list[dict[str, Any]]:
 
 
 def check_length(field: str, n_characters: int, max_length: int = MAX_LENGTH) -> None:
-    """Raises InvalidRequest if a text is longer than `max_length`. Must be called before the text
-    is parsed."""
+    """Raises InvalidRequest if a text is longer than `max_length`. Call it before the text is
+    parsed."""
     if n_characters > max_length:
         raise errors.InvalidRequest(field, f"has {n_characters} characters, {max_length} at most")
 

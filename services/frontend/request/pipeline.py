@@ -1,4 +1,4 @@
-"""A frontend's description of the pipeline that serves."""
+"""A frontend's description of the pipeline that serves a model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,8 @@ from services.common.adapters import adapters_in, max_loaded_in
 from services.common.pooling import Pooling, pooling_in
 
 Traits = tuple[tuple[str, str], ...]
-"""Names and values of the traits of workers, sorted by name."""
+"""Type of the traits of workers: names and values that say what the workers compute with, such as
+digests of the weights, sorted by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +32,8 @@ class ServedPipeline:
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """Digest of each adapter that requests may use, by the adapter's name. Those that workers
-        have from the start come first."""
+        """Digest of each adapter that requests may use, by the adapter's name. Adapters that the
+        workers have from the start come before loaded adapters."""
         fixed = adapters_in(dict(self.traits))
         loaded = self.loaded if self.loads_adapters else ()
         return fixed | {name: digest for name, digest in loaded if name not in fixed}

@@ -1,12 +1,12 @@
-"""Two texts as one prompt, which the model compares."""
+"""A prompt that consists of two texts, which the model compares."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class TextPair:
-    """Two texts that are tokenized apart, with the special tokens that the checkpoint puts around
-    and between two texts."""
+    """Two texts that are tokenized separately, with the special tokens that the checkpoint puts
+    around and between two texts."""
 
     first: str
     second: str
@@ -18,5 +18,5 @@ class TextPair:
 
     @property
     def text(self) -> str:
-        """Both texts as one."""
+        """The two texts, one directly after the other."""
         return self.first + self.second

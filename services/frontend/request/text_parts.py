@@ -1,7 +1,7 @@
 """A text in parts, which are joined only when the text is tokenized.
 
 The prompts of a request may repeat a long part, such as the query that is compared with each of a
-thousand documents. In parts, all prompts share the memory of what they repeat.
+thousand documents. All prompts share the memory of such a part.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TextParts:
-    """A text in parts."""
+    """A text in parts, which other texts may share."""
 
     parts: tuple[str, ...]
 

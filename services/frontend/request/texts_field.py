@@ -12,5 +12,5 @@ class TextsField:
     """Whether the field has one text, and no list."""
 
     def item(self, index: int) -> str:
-        """Returns the name by which an error refers to the text with an index."""
+        """Returns the name by which an error refers to the text with the index `index`."""
         return self.name if self.is_single else f"{self.name}[{index}]"

@@ -7,7 +7,8 @@ WHOLE = -1
 
 
 class CutTooShort(ValueError):
-    """Raised if a prompt is to be cut to so few tokens that nothing of a text is left."""
+    """Raised if a prompt is to be cut to so few tokens that one of its texts would keep no
+    token."""
 
 
 def kept_lengths(lengths: Sequence[int], n_tokens: int) -> tuple[int, ...]:

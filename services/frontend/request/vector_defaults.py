@@ -1,9 +1,9 @@
-"""What a checkpoint's files say about the texts and the lengths of its vectors: the prompts that go
-before texts, from `config_sentence_transformers.json`, whether texts become lower-case, from
-`sentence_bert_config.json`, and the lengths to which vectors may be cut (Matryoshka), from
-`config.json`.
+"""What a checkpoint's files say about the texts and the lengths of its vectors.
 
-How hidden states become vectors is known from the workers (`services.common.pooling`).
+The prompts that go before texts are in `config_sentence_transformers.json`. Whether texts are
+converted to lower case is in `sentence_bert_config.json`. The lengths to which vectors may be cut
+(Matryoshka) are in `config.json`. How hidden states become vectors is known from the workers
+(`services.common.pooling`).
 """
 
 from collections.abc import Mapping
@@ -22,15 +22,15 @@ MAX_FILE_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorDefaults:
-    """The prompts that go before texts for vectors, the case of these texts, and the lengths that
-    vectors may have, as a checkpoint's files declare them."""
+    """A checkpoint's declarations about its vectors: the prompts that go before texts, the case of
+    the texts, and the lengths to which vectors may be cut."""
 
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Texts that go before the client's text, by their names."""
     default_prompt: str = ""
     """Name of the prompt that is used if the client names none; empty if none is."""
     lowers: bool = False
-    """Whether texts become lower-case before they are tokenized, as for BGE."""
+    """Whether texts are converted to lower case before they are tokenized, as for BGE."""
     lengths: tuple[int, ...] = ()
     """Lengths to which vectors may be cut."""
     has_any_length: bool = False
@@ -72,7 +72,8 @@ class VectorDefaults:
         )
 
     def text_before(self, name: str | None) -> str:
-        """Returns the text that goes before the client's text. With None, the default is used.
+        """Returns the text of the prompt `name`, which goes before the client's text. If `name` is
+        None, returns the text of the default prompt, which is empty if there is none.
 
         Raises:
             InvalidRequest: the checkpoint has no prompt of this name.
@@ -87,11 +88,12 @@ class VectorDefaults:
         return self.prompts[name]
 
     def lowered(self, text: str) -> str:
-        """Returns a text in the case in which it is tokenized."""
+        """Returns a text in lower case if the checkpoint demands lower case, else as it is."""
         return text.lower() if self.lowers else text
 
     def check_length(self, n_values: int, *, whole: int) -> None:
-        """Raises InvalidRequest if vectors of `whole` elements may not be cut to `n_values`."""
+        """Raises InvalidRequest if vectors of `whole` elements may not be cut to `n_values`
+        elements."""
         if n_values == whole or (n_values in self.lengths and n_values < whole):
             return
         if self.has_any_length and 0 < n_values < whole:

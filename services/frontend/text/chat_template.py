@@ -71,6 +71,7 @@ class ChatTemplate:
         """Returns the template in a checkpoint's directory. Returns None if there is none.
 
         Raises:
+            OSError: a file cannot be read.
             ValueError: the template, or the configuration that may contain it, is broken.
         """
         name = f"the chat template or tokenizer_config.json in {directory}"
@@ -127,7 +128,8 @@ class ChatTemplate:
         return self._for(conversation).render(conversation, meter)
 
     def left_out(self, conversation: Conversation) -> tuple[str, ...]:
-        """Returns the names of fields whose values the template leaves out of the prompt."""
+        """Returns the names of fields of the conversation whose values the template leaves out of
+        the prompt."""
         return self._for(conversation).form.left_out(conversation.messages)
 
     def _for(self, conversation: Conversation) -> "_FittedTemplate":
@@ -170,8 +172,8 @@ def _shows_tools(conversation: Conversation) -> bool:
 
 
 def _tagged(conversation: Conversation, tag: str) -> tuple[ChatMessage, ...]:
-    """Returns the messages, with a tag at the end of the last message's content. If that content is
-    blank, no tag is added."""
+    """Returns the messages, with `tag` added at the end of the last message's content. If that
+    content is blank, no tag is added."""
     *others, last = conversation.messages
     content = last.content or ""
     return (*others, replace(last, content=content + tag) if content.strip() else last)
@@ -183,8 +185,8 @@ def _broken(name: str, error: Exception) -> ValueError:
 
 
 def _new_tag() -> str:
-    """Returns a random text of digits with a space at its end. Templates do not change digits. The
-    space shows whether a template strips contents."""
+    """Returns a random text that marks where a content ends: digits, which templates do not change,
+    and then a space, which shows whether the template strips contents."""
     return f"{secrets.randbelow(10**18):018} "
 
 

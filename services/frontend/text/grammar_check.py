@@ -28,8 +28,8 @@ MAX_VERDICTS = 1024
 """Largest number of grammars whose verdicts are cached."""
 
 MAX_WAITING = 64
-"""Largest number of grammars that wait for the process. Each takes at most a tenth of a second of
-processor time (`grammar_checker.COMPILE_S`), very long ones more, and most take 5 ms."""
+"""Largest number of grammars that wait for the process. Most take 5 ms of processor time. The limit
+is a tenth of a second, and more for very long grammars (`grammar_checker.COMPILE_S`)."""
 
 MAX_VALUE_LENGTH = 2**20
 """Largest number of characters of a value; longer values are not checked."""

@@ -127,7 +127,7 @@ def reason_against(
 
 def is_valid(schema: str, value: str, *, value_s: float = VALUE_S) -> bool | None:
     """Returns whether a text is JSON that matches a schema. Returns None if the schema is wrong, or
-    the check takes too long. A child process does the check, in at most `value_s` seconds of
+    the check exceeds a limit. A child process does the check, in at most `value_s` seconds of
     processor time.
 
     Raises:

@@ -36,8 +36,8 @@ class IncrementalText:
     a whole run of bytes if any of it is invalid, including characters that were complete and have
     been delivered; here these characters stay.
 
-    `marks` maps special tokens whose text is wanted to their texts. After each such token the text
-    begins anew.
+    `marks` has the special tokens that are to have a text, each with its text. After each such
+    token the text begins anew.
     """
 
     __slots__ = (

@@ -206,8 +206,9 @@ class MessageFormat:
         is_thinking: bool,
         asked: str,
     ) -> str:
-        """Returns the grammar of answers: reasoning, and then calls of tools or a text of the
-        grammar `asked`. Keywords that the format cannot enforce are noted in `schemas`."""
+        """Returns the grammar of answers: reasoning, and then calls of tools, or a text that
+        follows the grammar `asked`. Keywords that the format cannot enforce are noted in
+        `schemas`."""
         markers = Markers(self._special)
         rules = (
             ""
@@ -242,7 +243,7 @@ class MessageFormat:
         """Returns the grammar rule `answer`. If the model may choose whether to call, and the
         client requests no other grammar (`has_other` is false), the rule allows text with calls in
         it. Otherwise the rule allows only calls. If the model may choose, only the arguments of
-        strict tools must match their schemas."""
+        tools with `is_strict` or `is_held` must match their schemas."""
         choice, markers = conversation.tool_choice, Markers(self._special)
         is_free = choice.mode == "auto"
         is_single = self._is_single(choice)

@@ -23,7 +23,7 @@ class CallDelta:
 
 @dataclass(slots=True)  # frozen, creation takes three times as long; each token creates one
 class Words:
-    """New text of a message: characters of its content or of its reasoning. An object is never
+    """New text of a message: characters of its content or of its reasoning. The object must not be
     changed."""
 
     text: str
@@ -45,8 +45,8 @@ class MessageDelta:
 
     @property
     def only_words(self) -> Words | None:
-        """The only part of the delta, if it has one part and this is content or reasoning.
-        Otherwise None."""
+        """The only part of this delta, if it has just one part and that part is content or
+        reasoning. None otherwise."""
         if len(self.parts) != 1:
             return None
         (part,) = self.parts
@@ -98,7 +98,7 @@ class MessageReader(Protocol):
         after the text that the reader has been given so far."""
 
     def feed(self, text: str) -> MessageDelta:
-        """Takes new text and returns what it adds to the message."""
+        """Takes new text and returns what the text adds to the message."""
 
     def flush(self) -> MessageDelta:
         """Ends the text, and returns the part of the message that was held back."""

@@ -1,7 +1,8 @@
-"""The prompt that a model which scores pairs gets for a query and a document.
+"""The prompt for a query and a document, for models that score pairs of texts.
 
-A checkpoint with a classification head gets both texts as a pair, as `sentence-transformers` gives
-them. All others get the prompt of Qwen3-Reranker. The setting `pair_template` replaces both.
+By default, a checkpoint with a classification head gets the two texts as a pair, as
+`sentence-transformers` gives them, and any other checkpoint gets the prompt of Qwen3-Reranker. If
+the setting `pair_template` is given, its prompt is used for either kind.
 """
 
 import re
@@ -10,7 +11,8 @@ from services.frontend.request.text_pair import TextPair
 from services.frontend.request.text_parts import TextParts
 
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""The instruction of Qwen3-Reranker where the client gives none."""
+"""Instruction in the prompt if the client gives none. It is the default instruction of
+Qwen3-Reranker."""
 
 QWEN3_RERANKER = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
@@ -21,28 +23,30 @@ QWEN3_RERANKER = (
 """The prompt of Qwen3-Reranker, from its model card."""
 
 _PLACE = re.compile(r"\{(instruction|query|document)\}")
-"""Pattern of a place. A template that is split at its places has their names between the texts."""
+"""Matches a placeholder of a template. `split` with this pattern returns the texts of a template,
+with the names of its placeholders between them."""
 
 
 class PairFormat:
-    """Makes the prompts of one model."""
+    """Makes the prompts in which one model compares a query and a document."""
 
     def __init__(self, template: str = "", *, has_classifier: bool = False) -> None:
-        """`template` has `{query}`, `{document}` and perhaps `{instruction}`. When it is empty,
-        `has_classifier` says whether the checkpoint has a classification head."""
+        """`template` is the prompt, with the placeholders `{query}`, `{document}` and perhaps
+        `{instruction}`. If `template` is empty, the prompt depends on `has_classifier`: whether the
+        checkpoint has a classification head."""
         template = template or ("" if has_classifier else QWEN3_RERANKER)
         self._pieces = _PLACE.split(template) if template else ()
 
     @property
     def is_plain(self) -> bool:
-        """Whether the prompt of a pair is both texts, and no template around them."""
+        """Whether the prompt consists only of the two texts, without a template around them."""
         return not self._pieces
 
     def prompt(
         self, query: str, document: str, instruction: str | None = None
     ) -> TextPair | TextParts:
-        """Returns the prompt for a query and a document. The prompts of one query share its
-        memory."""
+        """Returns the prompt for a query and a document. All prompts with the same query share the
+        memory of the query."""
         if not self._pieces:
             return TextPair(query, document)
         given = {

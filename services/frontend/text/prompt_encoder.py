@@ -131,11 +131,11 @@ class PromptEncoder:
         field: str = "",
         cut_to: int | None = None,
     ) -> Sequence[int]:
-        """Returns the tokens of a prompt, and checks that they leave room for an answer if they
-        must. `field` is the name of the prompt in the client's request. With `cut_to`, the end of a
-        prompt with more tokens is cut off. The memory of the work is
-        added to the call's share of the budget while the work lasts. By default, special tokens are
-        put around texts, but not around conversations.
+        """Returns the tokens of a prompt, and checks that there are not too many for the model.
+        `field` is the name of the prompt in the client's request. With `cut_to`, the end of a
+        prompt with more tokens is cut off. The memory of the work is added to the call's share of
+        the budget while the work lasts. By default, special tokens are put around texts, but not
+        around conversations.
 
         Raises:
             InvalidRequest: the prompt is too long, its tokens are not in the vocabulary, or a
@@ -250,12 +250,12 @@ class PromptEncoder:
         cut_to: int | None,
     ) -> Sequence[int]:
         """Returns the tokens of a text. The tokens of a long text are counted first, piece by
-        piece, since the memory for tokenizing grows with the number of tokens. Of a long text that
-        is cut off, only the first piece becomes tokens.
+        piece, since the memory for tokenizing grows with the number of tokens. If a long text is to
+        be cut off, only its first piece becomes tokens.
 
         Raises:
-            TooManyTokens: the text has more than `max_tokens` tokens, or its first piece has fewer
-                than are wanted.
+            TooManyTokens: the text has more than `max_tokens` tokens. With `cut_to`, raised only if
+            the first piece has fewer than `cut_to` tokens.
             InvalidRequest: `cut_to` is too small.
         """
         plain = text.text if isinstance(text, TextPair) else text
@@ -378,7 +378,8 @@ def _first_piece(text: str | TextPair) -> str | TextPair:
 def _checked_cut(
     to_tokens: Callable[[str | TextPair], Sequence[int]], text: str | TextPair
 ) -> Sequence[int]:
-    """Returns the tokens of a text. Raises InvalidRequest if it is to be cut to too few tokens."""
+    """Returns the tokens of a text. Raises InvalidRequest if the client wants the text cut to too
+    few tokens."""
     try:
         return to_tokens(text)
     except CutTooShort as error:

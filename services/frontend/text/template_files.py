@@ -81,8 +81,9 @@ class TemplateFiles:
 
 
 def template_source(model: Path) -> str:
-    """Returns the name of the file, or of the file and the key in it, that holds a checkpoint's
-    template. Looks for templates in the same order as `TemplateFiles`."""
+    """Returns the name of the file that holds a checkpoint's template, and the template's key if
+    the file holds more than the template. A template from elsewhere is reported as that of
+    `tokenizer_config.json`."""
     if is_gguf(model):
         return f"{model.name}: {GGUF_TEMPLATE}"
     if (model / "chat_template.jinja").is_file():

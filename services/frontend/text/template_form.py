@@ -80,7 +80,8 @@ class TemplateForm:
         self, messages: Sequence[ChatMessage], *, continues_last: bool = False
     ) -> list[dict[str, Any]]:
         """Returns the turns of a conversation as the template takes them. Missing fields are left
-        out. With `continues_last` the last message stays the last one.
+        out. With `continues_last` the last message is neither joined with others nor split, so that
+        it stays the last one.
 
         Raises:
             InvalidRequest: the template would leave out a message.

@@ -1,8 +1,9 @@
 """The special tokens that a tokenizer puts around a text, or around and between two texts.
 
-The library would put them around encodings that are cut off, too. But it keeps what was cut off,
-and makes a further encoding of each combination of its pieces: from two texts of a few KB it makes
-millions. So the places of special tokens are read once, from two short texts.
+The tokenizers library can also cut texts off and put special tokens around what is left. But it
+keeps what it cuts off, and makes a further encoding of each combination of the pieces: for two
+texts of a few KB it makes millions. So this module reads the places of special tokens once, from
+two short texts, and puts them around texts itself.
 """
 
 from collections.abc import Sequence
@@ -23,22 +24,22 @@ class _Special:
 
     token_id: int
     kind: int
-    """Type of the token, which tells apart the texts of a pair."""
+    """Token type, by which the model tells the two texts of a pair apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place among special tokens at which all tokens of one text stand."""
+    """The place among special tokens where the tokens of one text stand."""
 
     index: int
     """Index of the text."""
     kind: int
-    """Type of its tokens."""
+    """Token type of the tokens of this text."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextFrame:
-    """The places of one or two texts among special tokens."""
+    """The places of special tokens around one text, or around and between two texts."""
 
     _parts: tuple[_Special | _Place, ...]
 
@@ -68,8 +69,8 @@ class TextFrame:
         return sum(isinstance(part, _Special) for part in self._parts)
 
     def around(self, texts: Sequence[Sequence[int]], *, type_stride: int = 0) -> tuple[int, ...]:
-        """Returns the tokens of texts with the special tokens. For each token, its type times
-        `type_stride` is added to its id."""
+        """Returns the tokens of texts together with the special tokens. To the id of each token,
+        `type_stride` times its token type is added."""
         token_ids: list[int] = []
         for part in self._parts:
             given = [part.token_id] if isinstance(part, _Special) else texts[part.index]

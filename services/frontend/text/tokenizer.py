@@ -33,7 +33,7 @@ The largest vocabularies have a fiftieth of this number of tokens."""
 
 class TooManyTokens(ValueError):
     """Raised if a text has more tokens than the caller allows. `n_tokens` is the number of its
-    tokens."""
+    tokens, or the number that was counted before counting stopped."""
 
     def __init__(self, n_tokens: int) -> None:
         super().__init__(f"{n_tokens} tokens")
@@ -121,9 +121,9 @@ class Tokenizer:
         cut_to: int | None = None,
     ) -> tuple[int, ...]:
         """Returns the tokens of a text, or of two texts. With `add_special_tokens`, the special
-        tokens that the checkpoint puts around texts are included. For each token, its type, 1 in
-        the second text, times `type_stride` is added to its id. With `cut_to`, the end of the text
-        is cut off, and the result has at most that many tokens.
+        tokens that the checkpoint puts around texts are included. To the id of each token,
+        `type_stride` times its token type is added; the type is 1 in the second text. With
+        `cut_to`, the end of the text is cut off, and the result has at most that many tokens.
 
         The library's methods for batches are used, since only these release Python's global lock,
         so that other threads run meanwhile. While tokens become Python numbers the lock is held, so
@@ -173,8 +173,9 @@ class Tokenizer:
             ) from error
 
     def _cut(self, text: str | TextPair, n_tokens: int, frame: TextFrame) -> list[list[int]]:
-        """Returns the first tokens of a text or of two, so that there are at most `n_tokens` with
-        the special tokens of `frame`. Raises CutTooShort if no token of a text is left."""
+        """Returns the first tokens of a text, or of each of two texts. Together with the special
+        tokens of `frame` they are at most `n_tokens` tokens. Raises CutTooShort if a text would
+        keep no token."""
         texts = [text.first, text.second] if isinstance(text, TextPair) else [text]
         n_least = frame.n_special + len(texts)
         if n_tokens < n_least:

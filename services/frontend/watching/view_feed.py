@@ -90,7 +90,7 @@ class Viewer:
         self._arrival.set()
 
     def put(self, events: Sequence[bytes], n_bytes: int) -> None:
-        """Adds new changes, which have `n_bytes` bytes together, to the queue. If the queue becomes
+        """Adds new changes to the queue. Together they have `n_bytes` bytes. If the queue becomes
         too long, drops all queued changes; the next call of `next` then begins with a `gap`."""
         if self._is_behind or not events:
             return
@@ -170,7 +170,7 @@ class ViewFeed:
 
     @contextmanager
     def viewer(self, *, wants_decisions: bool = False) -> Iterator[Viewer]:
-        """Adds a viewer, and removes it at the end of the context.
+        """Adds a viewer and yields it. Removes the viewer at the end of the context.
 
         Raises:
             PoolFull: there are too many viewers.
@@ -240,7 +240,7 @@ class ViewFeed:
             viewer.is_here = True
 
     def received(self, events: Sequence[watch_pb2.WatchEvent]) -> None:
-        """Updates the view by events, and sends the resulting changes to the viewers."""
+        """Updates the view with new events, and sends the resulting changes to the viewers."""
         known = [event for event in events if event.WhichOneof("event")]  # none of later versions
         self._tell(change for event in known for change in self._view.take(event))
         for event in known[-1:]:
@@ -278,7 +278,8 @@ class ViewFeed:
             viewer.is_here = False
 
     async def _keep_time(self) -> NoReturn:
-        """Sends figures to the viewers while the scheduler sends no events, until cancelled."""
+        """Sends figures (totals and rates of the last minute) to the viewers while the scheduler
+        sends no events, until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             if self._state is not None and self._ahead_s is not None:
@@ -290,8 +291,8 @@ class ViewFeed:
         return any(viewer.wants_decisions for viewer in self._viewers)
 
     async def _wait_unwanted(self) -> None:
-        """Waits until there have been no viewers for `LINGER_S` seconds, or until a subscription
-        with decisions must replace one without, or the reverse."""
+        """Waits until there have been no viewers for `LINGER_S` seconds, or until the subscription
+        must be replaced by one with decisions, or by one without decisions."""
         while not self._is_stale:
             if self._viewers:
                 await self._wait_change()

@@ -1,9 +1,9 @@
-"""Keeps the changes that a new viewer must get before any newer change.
+"""Keeps the recent changes, which a new viewer must get before any newer change.
 
-Changes are kept as the JSON that was sent to earlier viewers: epochs, marks and figures of the last
-minutes, requests that have not ended or have just ended, the last iterations, and the pool. Each
-kind is bounded in number and in bytes, and epochs, marks, figures and iterations also in age. Times
-are readings of the scheduler's clock.
+Changes are kept as the JSON that was sent to earlier viewers: the last iterations, requests that
+have not ended or have just ended, the pool, and the epochs, marks (events such as the loss of a
+pipeline) and figures of the last minutes. Each kind is bounded in number and in bytes, and epochs,
+marks, figures and iterations also in age. Times are readings of the scheduler's clock.
 """
 
 from collections import deque
@@ -78,8 +78,8 @@ class KnownRequests:
             yield from turns
 
     def add(self, change: Json, data: bytes) -> None:
-        """Adds a turn of a request. If a limit is exceeded, drops the oldest requests, first those
-        that have ended."""
+        """Adds a turn of a request. A request with more than MAX_TURNS turns loses its second turn.
+        If another limit is exceeded, drops the oldest requests, first those that have ended."""
         at, number = change["t"], change["number"]
         turns = self._live.setdefault(number, [])
         turns.append(data)
@@ -115,7 +115,7 @@ class KnownEpochs:
 
     def add(self, change: Json, data: bytes) -> None:
         """Adds an epoch. The epoch replaces the current epoch of its pipeline, and all current
-        epochs of an earlier term. Replaced epochs are kept as earlier epochs."""
+        epochs of other terms. Replaced epochs are kept as earlier epochs."""
         for pipeline, (epoch, _) in list(self._serving.items()):
             if pipeline == change["pipeline"] or _term_of(epoch) != _term_of(change):
                 replaced, its_data = self._serving.pop(pipeline)
@@ -136,8 +136,8 @@ def _term_of(epoch: Json) -> int:
 
 
 class ViewState:
-    """The changes of one watch that are kept, so that a viewer which connects later can draw the
-    present state. The object is empty when the watch begins."""
+    """The changes since a scheduler is watched, as far as they are kept. With them, a viewer that
+    connects later can draw the present state. A new object is empty."""
 
     def __init__(self) -> None:
         self._epochs = KnownEpochs()
@@ -168,7 +168,7 @@ class ViewState:
                 self._pool = data
 
     def told(self) -> Iterator[bytes]:
-        """Yields the kept changes for a new viewer, each as JSON. The first change is an epoch."""
+        """Yields the kept changes for a new viewer, each as JSON. The epochs come first."""
         yield from self._epochs
         yield from self._marks
         yield from self._requests

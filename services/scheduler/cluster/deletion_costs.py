@@ -20,7 +20,8 @@ RETRY_S = 30.0
 
 
 class DeletionCosts:
-    """The deletion costs of the workers' pods, which are written when they change."""
+    """Keeps the deletion costs of the workers' pods up to date: writes each cost that has
+    changed."""
 
     def __init__(
         self,
@@ -29,8 +30,8 @@ class DeletionCosts:
         *,
         retry_s: float = RETRY_S,
     ) -> None:
-        """`pods` returns the known pods by their workers' addresses. `write` sets the cost of the
-        pod with a name, and raises `PodsUnavailable` or `PodsRefused`."""
+        """`pods` returns the known pods by their workers' addresses. `write` sets the cost of a
+        pod, by its name, and raises `PodsUnavailable` or `PodsRefused`."""
         self._pods = pods
         self._write = write
         self._retry_s = retry_s

@@ -10,7 +10,7 @@ from kubernetes.aio import client
 
 
 async def checked(response: aiohttp.ClientResponse) -> Any:
-    """Returns the JSON of an answer.
+    """Returns the parsed JSON of an answer.
 
     Raises:
         ApiException: the answer reports an error.

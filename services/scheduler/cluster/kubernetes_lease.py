@@ -49,9 +49,9 @@ class KubernetesLeaseStore:
     async def write(self, record: LeaseRecord) -> LeaseRecord:
         """Replaces or creates the lease. Raises as `LeaseStore.write`.
 
-        Both calls are a PUT: the API creates a Lease that is not there, and refuses to replace a
-        Lease without its version. The right to create by a PUT can be limited to one name, unlike
-        the right to create by a POST.
+        The lease is replaced and created by a PUT: the API creates a Lease that is not there, and
+        refuses to replace a Lease without its version. The right to create by a PUT can be limited
+        to one name, unlike the right to create by a POST.
         """
         # Labels, owners and annotations of other programs are written back as they were read. The
         # server refuses the write if the lease has changed since.
@@ -126,8 +126,8 @@ def _is_conflict(error: Exception, record: LeaseRecord) -> bool:
     """Returns whether a write of a lease failed because the stored lease is not the one from which
     `record` was made.
 
-    Another process has written the lease (409), the lease was deleted (404), or it exists although
-    the record has no version (422 for the missing version).
+    This is so if another process has written the lease (409), if the lease was deleted (404), or if
+    it exists although the record has no version (422 for the missing version).
     """
     if not isinstance(error, client.ApiException):
         return False

@@ -7,8 +7,8 @@ not answer says nothing about the holder. The holder is certainly dead when it r
 in which this process runs now, or when the leader watch says so (`leader_watch.py`).
 
 A lease that an operator has deleted or emptied still belongs to the leader, which writes it again
-at its next renewal. A candidate takes such a lease only after it has seen no renewal for `RENEWAL`,
-also in a new deployment, where it cannot know that there is no leader.
+at its next renewal. A candidate takes such a lease only after it has seen no renewal for `RENEWAL`
+retry periods, also in a new deployment, where it cannot know that there is no leader.
 
 A leader leads until it learns that another process holds the lease, or that the stages have seen a
 later term. A failed renewal is no reason to stop. A standby that can read the lease takes over when
@@ -197,7 +197,8 @@ class LeaderElector:
 
     async def advance(self, beyond: int) -> int:
         """Moves this leader's term past the term `beyond`, which the stages have seen, and returns
-        the new term. After the lease was deleted, terms start at 1 again and must be moved so.
+        the new term. After the lease was deleted, terms start at 1 again and must be moved past the
+        terms that the stages know.
 
         Raises:
             LeadershipLost: another process holds the lease or has held it, or the store does not
@@ -348,7 +349,8 @@ class LeaderElector:
         return self._retry_period_s / (1 + (JITTER - 1) * self._jitter())
 
     def _report(self, trouble: str) -> None:
-        """Logs a change of the problem with the lease. An empty text means that there is none."""
+        """Logs `trouble`, the problem with the lease, if it differs from the last one. An empty
+        text means that there is none."""
         if trouble and trouble != self._trouble:
             log.warning("the lease cannot be kept: %s", trouble)
         elif self._trouble and not trouble:

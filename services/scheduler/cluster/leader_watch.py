@@ -60,7 +60,8 @@ class Election(Protocol):
 
 
 async def ask(address: str) -> ProbeResult:
-    """Connects to `host:port`, disconnects, and returns whether a process listened there."""
+    """Connects to `host:port` and disconnects. Returns whether a process listened there, refused
+    the connection, or gave no answer."""
     try:
         host, port = addresses.parse(address)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):

@@ -62,17 +62,17 @@ class ObservedLease:
 
     @property
     def may_soon_be_taken(self) -> bool:
-        """Whether this process could take the lease when its holder loses it. For this, the last
-        answer of the store must be less than the duration of the lease ago. In addition, the lease
-        must not have been free for longer than the timeout of a call, since this process should
-        have taken it by then."""
+        """Whether this process could take the lease when its holder loses it. For this, the time
+        since the last answer of the store must be shorter than the lease's duration. In addition,
+        the lease must not have been free for longer than the timeout of a call, since this process
+        should have taken it by then."""
         now = self._clock()
         has_waited = self._free_since is not None and now - self._free_since > self.call_timeout_s
         return now - self._contact_at < self._duration_s and not has_waited
 
     def note_death(self, holder: str) -> None:
-        """Records that the process with the identity `holder` has ended, so that a lease that it
-        holds is free."""
+        """Records that the process with the identity `holder` has ended. From now on, this process
+        may take a lease that names the ended process as its holder."""
         self._dead_holder = holder
 
     async def read(self) -> LeaseRecord:

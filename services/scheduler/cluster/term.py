@@ -20,10 +20,10 @@ class Term(Protocol):
     async def next_epoch(self, seen: int) -> int:
         """Returns an epoch newer than `seen`, the newest that any stage has been in.
 
-        No leader can have reached a `seen` above `MAX_REACHED_EPOCH` (`services/common/epochs.py`).
-        For such a value, the returned epoch is only newer than all epochs that this term has given
-        out. The stage that reported the value ends when it gets the returned epoch, and is started
-        again without the value.
+        No leader can have reached an epoch above `MAX_REACHED_EPOCH` (`services/common/epochs.py`),
+        so a higher `seen` is an error of a stage. For such a value, the returned epoch is only
+        newer than all epochs that this term has given out. The stage that reported the value ends
+        when it gets the returned epoch, and is started again without the value.
 
         Raises:
             LeadershipLost: another scheduler leads.

@@ -11,7 +11,7 @@ plain calls.
     request_pool   all requests in the system
     placement      chooses the pipeline that admits a waiting request
     room           the pipelines that may run a request
-    admission/     deadlines, refusals, turns: other reasons that keep a request waiting
+    admission/     deadlines, refusals, grammars, adapters: what else keeps a request waiting
     order/         decides which request comes next
     request        a request, its tokens and its state
     memory/        the accounts of K/V memory

@@ -2,12 +2,12 @@
 
 A batch that has returned has written its keys and values on all ranks of all stages: the last stage
 samples its tokens after every rank has computed every layer. A batch in flight may have written
-all, some or none of them. It writes only slots from the first position of each span on, and into no
-block that the prefix cache had when the batch was selected. So the complete keys and values are
-those of the returned batches. Here they become entries of the prefix cache, and all other blocks
-become free. If the ranks still have their memory in the next epoch, that epoch takes the cache
-over, and the requests go on where they were: what was in flight is computed again and writes the
-same bits.
+all, some or none of its keys and values. It writes only slots from the first position of each span
+on, and into no block that the prefix cache had when the batch was selected. So the keys and values
+of the returned batches are complete. Here they become entries of the prefix cache, and all other
+blocks become free. If the ranks still have their memory in the next epoch, that epoch takes the
+cache over, and the requests go on where they were: what was in flight is computed again and writes
+the same bits.
 """
 
 from collections.abc import Collection
@@ -21,8 +21,8 @@ def retire_all(
     running: Collection[Request], in_flight: Collection[Batch], kv_manager: KVManager
 ) -> None:
     """Releases the reservations of all requests of a pipeline that is lost. The prefix cache keeps
-    the tokens of requests whose keys and values are complete. `running` are the admitted requests,
-    and `in_flight` the batches that have not returned, the oldest first."""
+    the tokens whose keys and values are complete. `running` are the admitted requests, and
+    `in_flight` the batches that have not returned, the oldest first."""
     starts: dict[Request, int] = {}
     for batch in in_flight:
         for request, start in zip(

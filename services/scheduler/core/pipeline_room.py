@@ -1,4 +1,4 @@
-"""The room of one pipeline for further requests, as placement sees it."""
+"""The load of one pipeline, and its room for further requests, for placement (`placement.py`)."""
 
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.request import Request
@@ -6,7 +6,7 @@ from services.scheduler.core.request_pool import RequestPool
 
 
 class PipelineRoom:
-    """The requests and the memory of one pipeline."""
+    """A `Room` that is computed from the requests and the memory of one pipeline."""
 
     def __init__(self, pool: RequestPool, kv_manager: KVManager, max_running: int) -> None:
         """`max_running` is the largest number of requests that may be in the batches in flight."""
@@ -21,7 +21,7 @@ class PipelineRoom:
 
     @property
     def n_prompt_tokens_left(self) -> int:
-        """Number of prompt tokens of admitted requests that the pipeline has not selected yet."""
+        """Number of prompt tokens of admitted requests that were in no batch yet."""
         return self._pool.prefills.n_tokens
 
     @property
@@ -43,10 +43,11 @@ class PipelineRoom:
         return max(0, self._max_running - self._pool.n_running)
 
     def takes(self, request: Request, *, n_more_blocks: int = 0) -> bool:
-        """Returns whether the pipeline, which has a place, could admit a request in addition to
-        other requests, which need `n_more_blocks` blocks. Whether the clients of the other requests
-        have room is not checked. Cached blocks that running requests use are not counted, so the
-        result may be False too often."""
+        """Returns whether the pipeline could admit a request in addition to other requests that
+        need `n_more_blocks` blocks. Call this only if `n_places` is larger than the number of the
+        other requests. The order checks the limits of the request's client as if the other requests
+        did not run. The result may be False too often: it counts all blocks of the request, even if
+        the request could share cached blocks that running requests use."""
         kv_manager = self._kv_manager
         if not self._pool.gates.passes(request):
             return False
@@ -58,8 +59,8 @@ class PipelineRoom:
         return self._pool.order.may_begin(request, self._pool.running)
 
     def n_blocks_for(self, request: Request) -> int:
-        """Returns how many blocks the pipeline would reserve for a request of which its prefix
-        cache has nothing."""
+        """Returns how many blocks the pipeline would reserve for a request if its prefix cache had
+        no tokens of the request."""
         return self._kv_manager.n_blocks_to_admit(request)
 
     def n_uncached_tokens(self, request: Request) -> int:

@@ -156,8 +156,8 @@ class Placement:
 
 
 class _Choice:
-    """The choices of one selection, for one waiting request after the other. Each choice counts the
-    requests before it as if their pipelines had admitted them."""
+    """Chooses a pipeline for one waiting request after the other, during one selection. Each choice
+    counts the requests before it as if their pipelines had admitted them."""
 
     def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms

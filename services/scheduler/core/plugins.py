@@ -20,8 +20,8 @@ Kind = TypeVar("Kind", bound=Named)
 
 
 class Registry(Generic[Kind]):
-    """The classes of one kind, by name. As a collection it has the names of this project's
-    classes."""
+    """The classes of one kind, by name. Iteration, `len` and `in` see only the names of this
+    project's classes."""
 
     def __init__(
         self, kind: type[Kind], what: str, *, group: str, api: int, built_in: Sequence[type[Kind]]

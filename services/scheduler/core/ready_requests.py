@@ -1,4 +1,5 @@
-"""The admitted requests that can be in the next iteration of a pipeline, sorted by their places."""
+"""The admitted requests that can be in the next iteration of a pipeline, sorted by
+`Request.place`."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator

@@ -74,10 +74,10 @@ class Request:
     max_new_tokens: int
     """Largest number of tokens to generate. With 0 the request gets a vector instead."""
     sampling: bytes = b""
-    """A serialised `SamplingParams` of `sampling.proto`, without the grammar; only the ranks read
-    it."""
+    """A serialised `SamplingParams` of `sampling.proto`, without the grammar; the core does not
+    read it."""
     grammar: bytes = b""
-    """The grammar that the output follows, as UTF-8; only the ranks read it."""
+    """The grammar that the output follows, as UTF-8; the core does not read it."""
     grammar_digest: bytes | None = None
     """Digest of the grammar; None where the output follows no grammar."""
     adapter: str = ""
@@ -168,7 +168,7 @@ class Request:
 
     @property
     def wants_vector(self) -> bool:
-        """Whether the request ends with its prompt, of which it gets a vector instead of tokens."""
+        """Whether the request gets a vector (embedding, scores) of its prompt instead of tokens."""
         return not self.max_new_tokens
 
     @property

@@ -51,7 +51,7 @@ class RequestPool:
     ) -> None:
         """`order` decides which request comes first; None means first come, first served, as in the
         paper. `control` is notified of requests that start or stop waiting. `shared` is the state
-        of the pool that other pipelines use; None for the first pipeline, for which `order` and
+        that other pipelines use, too. Without it, this is the first pipeline, and `order` and
         `control` count."""
         self.max_requests = max_requests
         self.max_tokens = max_tokens
@@ -86,7 +86,7 @@ class RequestPool:
         self.shared.pools.append(self)
 
     def beside(self) -> "RequestPool":
-        """Returns the pool as a further pipeline sees it."""
+        """Returns the `RequestPool` of a further pipeline, which shares the waiting requests."""
         return RequestPool(
             max_requests=self.max_requests, max_tokens=self.max_tokens, shared=self.shared
         )
@@ -116,7 +116,7 @@ class RequestPool:
 
     @property
     def n_waiting_answers(self) -> int:
-        """Number of the waiting requests that do not want vectors."""
+        """Number of the waiting requests that generate tokens: all but the requests for vectors."""
         return len(self.order) - self.shared.n_waiting_vectors
 
     @property
@@ -195,11 +195,11 @@ class RequestPool:
         return self.grammars.next_due(self.line())
 
     def line(self) -> Iterator[Request]:
-        """Yields the waiting requests in order. Leaves out those that wait for suspects."""
+        """Yields the waiting requests in order. Leaves out requests that wait for suspects."""
         return self.order.line_up((), self._suspects.may_be_admitted(self._admitted))
 
     def batch_limits(self, vector_tokens: int | None = None) -> BatchLimits | None:
-        """Returns the limits on the tokens of clients, and of all vectors together, in the next
+        """Returns the limits on the tokens of clients, and of all requests for vectors, in the next
         batch. Returns None if neither is limited. The order limits no client while a suspect waits
         for its trial or is on trial."""
         ready, of_order = self._ready.by_place, None

@@ -1,7 +1,7 @@
-"""A pipeline as placement sees it, and the pipelines that may run a request.
+"""What placement (`placement.py`) knows of each pipeline, and which pipelines may run a request.
 
-Two rules limit the choice of a pipeline, whatever room there is. A request stays on the build of
-workers that made its tokens, as long as a pipeline of this build could run it: another build may
+Two rules limit the choice of a pipeline, even where others have room. A request stays on the build
+of workers that made its tokens, as long as a pipeline of this build could run it: another build may
 continue with other tokens. And a pipeline that drains admits a request only if no other pipeline
 may run it.
 """
@@ -23,7 +23,7 @@ class Room(Protocol):
 
     @property
     def n_prompt_tokens_left(self) -> int:
-        """Number of prompt tokens of admitted requests that the pipeline has not selected yet."""
+        """Number of prompt tokens of admitted requests that were in no batch yet."""
         ...
 
     @property
@@ -42,13 +42,14 @@ class Room(Protocol):
         ...
 
     def takes(self, request: Request, *, n_more_blocks: int = 0) -> bool:
-        """Returns whether the pipeline, which has a place, could admit a request in addition to
-        other requests, which need `n_more_blocks` blocks."""
+        """Returns whether the pipeline could admit a request in addition to other requests that
+        need `n_more_blocks` blocks. Call this only if `n_places` is larger than the number of the
+        other requests."""
         ...
 
     def n_blocks_for(self, request: Request) -> int:
-        """Returns how many blocks the pipeline would reserve for a request of which its prefix
-        cache has nothing."""
+        """Returns how many blocks the pipeline would reserve for a request if its prefix cache had
+        no tokens of the request."""
         ...
 
     def n_uncached_tokens(self, request: Request) -> int:
@@ -61,7 +62,7 @@ class Room(Protocol):
 
 
 class Rooms:
-    """The rooms of all pipelines that serve, by pipeline."""
+    """All pipelines that serve, each with its `Room`."""
 
     def __init__(self) -> None:
         self._rooms: dict[Hashable, Room] = {}
@@ -79,7 +80,7 @@ class Rooms:
 
     @property
     def all(self) -> Mapping[Hashable, Room]:
-        """The rooms of all pipelines, by pipeline."""
+        """The `Room` of each pipeline, by pipeline."""
         return self._rooms
 
     @property
@@ -110,8 +111,8 @@ class Rooms:
         return pipeline in self._draining
 
     def eligible(self, request: Request) -> Mapping[Hashable, Room]:
-        """Returns the rooms of the pipelines that may run a request, whether they have room now or
-        not."""
+        """Returns the pipelines that may run a request, each with its `Room`. A pipeline that is
+        full, or whose memory is too small, may be among them."""
         if self._are_alike:
             return self._rooms
         fitting = {
@@ -127,7 +128,7 @@ class Rooms:
 
     def is_needed(self, pipeline: Hashable, waiting: Collection[Request]) -> bool:
         """Returns whether a pipeline that drains must go on: no other pipeline stays, or a waiting
-        request may run in this pipeline only."""
+        request may run in this pipeline only. Returns False if it was drained with `is_last`."""
         if self._draining.get(pipeline):
             return False
         if all(one in self._draining for one in self._rooms):

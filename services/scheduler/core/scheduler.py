@@ -206,14 +206,14 @@ class Scheduler:
         return [self._finish(request, FinishReason.FAILED, message=message)]
 
     def next_grammar(self) -> DueGrammar | None:
-        """Returns a grammar that the ranks must compile now, beside their iterations, or None. Once
+        """Returns a grammar that the ranks must compile now, while iterations go on, or None. Once
         the ranks have compiled the grammar, `note_grammar` must be called."""
         return self.pool.next_grammar()
 
     def note_grammar(self, digest: bytes, failure: str = "") -> list[Update]:
-        """Notes that the ranks have tried to compile the grammar with a digest. `failure` is the
-        reason why the grammar cannot be compiled, or empty. After a failure, the requests that wait
-        for the grammar fail. Returns the updates that end these requests."""
+        """Notes that the ranks have tried to compile the grammar with the digest `digest`.
+        `failure` is the reason why the grammar cannot be compiled, or empty. After a failure, the
+        requests that wait for the grammar fail. Returns the updates that end these requests."""
         if not failure:
             self.pool.grammars.note_compiled(digest)
             return []
@@ -295,8 +295,8 @@ class Scheduler:
         return begun, ends
 
     def resume(self, earlier: "Scheduler") -> None:
-        """Takes over the prefix cache of an earlier epoch of the pipeline, which is suspended,
-        since the ranks still have its keys and values. Must be called before `adopt`.
+        """Takes over the prefix cache of a suspended core, because the ranks still have the keys
+        and values of its epoch. Must be called before `adopt`.
 
         Raises:
             ValueError: the K/V memory of the earlier epoch is of another kind.
@@ -304,8 +304,8 @@ class Scheduler:
         self.kv_manager.take_over(earlier.kv_manager)
 
     def learn_overhead(self, n_tokens: int) -> bool:
-        """Sets the overhead of an iteration that the policy assumes to `n_tokens` prompt tokens.
-        Returns whether the value has changed."""
+        """Sets the fixed time of an iteration that the policy assumes: the time of `n_tokens`
+        prompt tokens. Returns whether the value has changed."""
         return self.policy.prompt_groups.learn_overhead(n_tokens)
 
     def take_preempted(self) -> list[Request]:

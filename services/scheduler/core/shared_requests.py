@@ -29,7 +29,7 @@ RETRY_AFTER_S = 1.0
 
 
 class PoolView(Protocol):
-    """The pool as one pipeline sees it."""
+    """The parts of a pipeline's `RequestPool` that the shared state needs."""
 
     @property
     def running(self) -> Collection[Request]:
@@ -70,12 +70,12 @@ class SharedRequests:
         self.grammars: Counter[bytes] = Counter()
         """The number of waiting requests of each grammar, by the grammar's digest."""
         self.adapters = SharedAdapters()
-        """The adapters that requests may use, and those that clients ask to load."""
+        """The adapters that requests may use, and the adapters that clients ask to load."""
         self.placement = Placement()
         """The choice of the pipeline that admits a waiting request."""
         self._cache_room = CacheRoom()
         self.pools: list[PoolView] = []
-        """The pool as each pipeline sees it."""
+        """The pools of all pipelines, by the pipelines' numbers."""
         self.n_requests = 0
         """Number of requests in the pool."""
         self.n_vectors = 0
@@ -103,15 +103,15 @@ class SharedRequests:
         self._cache_room.close(pool)
 
     def stranded_by(self, digest: bytes) -> list[Request]:
-        """Returns the waiting requests whose grammar has a digest, unless the ranks of a pipeline
-        have compiled this grammar."""
+        """Returns the waiting requests whose grammar has the digest `digest`, unless the ranks of a
+        pipeline have compiled this grammar."""
         if any(pool.grammars.has_compiled(digest) for pool in self.pools):
             return []
         return [request for request in self.order if request.grammar_digest == digest]
 
     def stranded_without(self, adapter: str) -> list[Request]:
-        """Returns the waiting requests that use the adapter with a digest, unless the ranks of a
-        pipeline hold or load this adapter."""
+        """Returns the waiting requests that use the adapter with the digest `adapter`, unless the
+        ranks of a pipeline hold or load this adapter."""
         if any(
             pool.adapters.holds(adapter) or pool.adapters.is_loading(adapter) for pool in self.pools
         ):

@@ -14,8 +14,8 @@ from services.scheduler.core.span_logprobs import NO_LOGPROBS, SpanLogprobs
 
 
 class WholeBatchScheduler(Scheduler):
-    """A scheduler that withholds updates until all requests are complete that the policy answers
-    together (`Policy.answered_with`)."""
+    """A scheduler that withholds updates until all requests that the policy answers together
+    (`Policy.answered_with`) are complete."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """Takes the arguments of `Scheduler`."""

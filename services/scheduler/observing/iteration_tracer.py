@@ -1,4 +1,4 @@
-"""Traces of iterations: one span for each iteration that is recorded, a trace of its own.
+"""Traces of iterations: each recorded iteration is one span, in a trace of its own.
 
 An iteration serves many requests, so the span of an iteration has no parent. The span has a link to
 each recorded request of the batch, and the spans of these requests have links back.

@@ -1,5 +1,5 @@
-"""The observer of pace: it measures how fast the pipeline is for the admission control, and the
-fixed cost of an iteration, which does not depend on its tokens, for the scheduling core."""
+"""Observers that measure how fast each pipeline is, for the admission control. The scheduling core
+gets the fixed cost of an iteration, as a number of prompt tokens."""
 
 import logging
 import time

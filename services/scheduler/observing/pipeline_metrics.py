@@ -1,8 +1,8 @@
 """Metrics of the pipelines: their epochs, and gauges of the pool and of the K/V memory.
 
-The gauges are computed when Prometheus reads them. Each describes all serving pipelines together.
-Without a pipeline all gauges are 0, except the gauges of waiting requests. The inference extension
-of the Gateway API reads these gauges.
+The gauges of the pool and of the K/V memory are computed when Prometheus reads them. Each describes
+all serving pipelines together. Without a pipeline they are 0, except the gauges of waiting
+requests. The inference extension of the Gateway API reads these gauges.
 """
 
 from collections.abc import Callable, Sequence

@@ -13,7 +13,7 @@ from services.scheduler.pipeline.membership import Pipeline
 
 
 class IterationProgress:
-    """An iteration observer of all epochs, which reports progress."""
+    """Makes an iteration observer for each epoch, and knows the number of requests in the pool."""
 
     def __init__(self, *, on_iteration: Callable[[], None]) -> None:
         self._on_iteration = on_iteration

@@ -34,8 +34,8 @@ class RequestObserver(Protocol):
         """Notes that a request waits for another pipeline, since its own was lost or is late."""
 
     def preempted(self, request: Request) -> None:
-        """Notes that a request was preempted. Other requests get its memory, or its pipeline is to
-        end, and it waits to be admitted again."""
+        """Notes that a request was preempted, because other requests get its memory or its pipeline
+        is to end. The request waits to be admitted again."""
 
     def ended(self, request: Request, reason: FinishReason) -> None:
         """Notes that a request has finished, was cancelled, or can't be served."""

@@ -62,7 +62,7 @@ class RequestTrace:
         self.phases[-1].attributes.update(place)
 
     def ride(self, iteration: SpanContext, *, is_prefill: bool) -> None:
-        """Adds a link to the span of a recorded iteration in whose batch the request is."""
+        """Adds a link to the span of a recorded iteration whose batch has the request."""
         name = semconv.PREFILL if is_prefill else semconv.DECODE
         phase = next((phase for phase in self.phases[:-3:-1] if phase.name == name), None)
         if phase is not None:

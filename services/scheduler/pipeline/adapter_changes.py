@@ -1,8 +1,8 @@
-"""Keeps the adapters of a pipeline as its requests need them, beside its iterations.
+"""Loads and drops the adapters of a pipeline, while its iterations go on.
 
-The gate of the pool decides what is loaded and dropped (`core/admission/adapter_gate.py`), and the
-ranks carry it out (`adapter_orders.py`). Requests whose adapter cannot be loaded, or was unloaded
-before they were admitted, end here.
+The adapter gate of the pool decides what is loaded and dropped (`core/admission/adapter_gate.py`),
+and the ranks carry out its decisions (`adapter_orders.py`). A waiting request whose adapter cannot
+be loaded, or was unloaded before the request was admitted, is ended here.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,13 @@ class AdapterChanges:
     """The loads and drops of adapters of one pipeline."""
 
     def __init__(self, pool: RequestPool, orders: AdapterOrders) -> None:
-        """`pool` is the pool as the pipeline sees it."""
+        """`pool` is the pipeline's own `RequestPool`."""
         self._pool = pool
         self._orders = orders
 
     async def step(self, give_up: GiveUp) -> None:
-        """Takes in what the ranks have done, and orders what they must do now.
+        """Notes the loads that have ended on the ranks, and orders the next changes of their
+        adapters. Ends waiting requests whose adapter will never be loaded, with `give_up`.
 
         Raises:
             PipelineLost: the epoch is over.
@@ -44,8 +45,8 @@ class AdapterChanges:
             await self._orders.order(change)
 
     def _fail(self, adapter: str, failure: str, give_up: GiveUp) -> None:
-        """Ends the requests that wait for an adapter which could not be loaded, if there are any,
-        unless another pipeline holds or loads it."""
+        """Ends the requests that wait for the adapter with the digest `adapter`, which could not be
+        loaded, unless another pipeline holds or loads it. Does nothing if `adapter` is empty."""
         for request in self._pool.shared.stranded_without(adapter) if adapter else ():
             give_up(request, f"model: its adapter cannot be loaded: {failure}")
 

@@ -1,8 +1,9 @@
 """Has all ranks of an epoch load and drop adapters, by orders in the stream of plans.
 
 The adapter gate chooses one load at a time (`core/admission/adapter_gate.py`). The load has ended
-when all ranks of all stages have reported it, when one of them has reported a failure, or when the
-time is over. All ranks must have read the same bytes: their digests are compared.
+when all ranks of all stages have reported that they have the adapter, when one of them has reported
+a failure, or after a time limit. All ranks must have read the same bytes: their digests are
+compared.
 """
 
 import asyncio
@@ -20,17 +21,18 @@ LOAD_LIMIT_S = 60.0
 
 
 class LoadOutcome(NamedTuple):
-    """The end of the loading of an adapter."""
+    """The outcome of one load of an adapter."""
 
     load_id: int
     digest: str
     """Digest of the adapter; empty if it is not loaded."""
     failure: str
-    """The reason why it is not loaded, for clients."""
+    """The reason why the adapter is not loaded, for clients; empty if it is loaded."""
 
 
 class AdapterOrders:
-    """The load that the ranks of one epoch carry out, or none."""
+    """Sends orders to the ranks of one epoch, and waits for the load that the ranks carry out, if
+    there is one."""
 
     def __init__(
         self,
@@ -41,7 +43,7 @@ class AdapterOrders:
         limit_s: float = LOAD_LIMIT_S,
     ) -> None:
         """`write` sends a message in the stream of plans. `wake` is called when `take` has
-        something to return. `limit_s` is the time for a load in seconds."""
+        something to return. `limit_s` is the time limit of a load in seconds."""
         self._pipeline = pipeline
         self._write = write
         self._wake = wake
@@ -99,7 +101,7 @@ class AdapterOrders:
         return ended
 
     def close(self) -> None:
-        """Stops waiting."""
+        """Stops waiting for the load."""
         if self._timer is not None:
             self._timer.cancel()
 

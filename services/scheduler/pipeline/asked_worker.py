@@ -31,8 +31,8 @@ MOMENT_S = 2.0
 """Seconds after an assignment during which the worker is asked every `SOON_S`."""
 
 RETURN_S = 1.0
-"""If a worker that was taken for lost answers within so many seconds after the loss of its
-pipeline, it was taken for lost too soon: a new epoch takes about as long."""
+"""Seconds after the loss of a pipeline within which a worker that was taken for lost may answer. A
+worker that does was taken for lost too soon: a new epoch takes about as long."""
 
 DESCRIBE_TIMEOUT_S = 3.0
 """Seconds after which a worker that does not answer counts as absent, so that a stage that no other

@@ -81,9 +81,9 @@ class EngineMaster:
         self.grammars = GrammarPreparation(
             self._stubs[-1], pipeline.epoch, wake=wake, on_lost=self._lose
         )
-        """The grammar that the last stage compiles."""
+        """The compilation of grammars by the last stage."""
         self.adapters = AdapterOrders(pipeline, write=self._write, wake=wake)
-        """The adapter that the ranks load."""
+        """The loads of adapters by the ranks."""
         self.joined: Answers = ()
         """The answers of the stages that have joined, about the keys and values that they have."""
         self._results: list[worker_pb2.IterationResult] = []

@@ -64,7 +64,8 @@ def differences(traits: Mapping[str, Traits], fitting: Collection[Traits]) -> di
     """Returns the difference of each worker that does not fit, as text: `block_size 16, not 32`.
 
     `traits` are the traits of each worker, by the worker's address. A worker fits if its traits are
-    among the `fitting` ones. If there are none, every worker is compared with all other workers.
+    among the `fitting` ones. If `fitting` is empty, every worker is compared with all other
+    workers.
     """
     kinds = sorted(set(fitting) or set(traits.values()))
     return {

@@ -133,7 +133,7 @@ class Former:
 
     async def next(self) -> Pipeline:
         """Waits until there are enough free workers for another pipeline, and returns it. Its
-        members are not free until `note_end` is called.
+        members are not free until `note_end` or `note_left` is called.
 
         Raises:
             Unavailable: no pipeline has served for `limit_s`. The error says what was missing.
@@ -228,7 +228,8 @@ class Former:
         return self._free.n_staying < n_wanted
 
     def _n_wanted(self) -> int:
-        """Returns the number of pipelines that the known workers allow, but at least 1."""
+        """Returns the number of pipelines that the known workers and `max_pipelines` allow, but at
+        least 1."""
         n_more = self._free.n_free // self._free.n_stages
         n_pipelines = max(1, self._free.n_staying + n_more)
         return n_pipelines if self._max_pipelines is None else min(n_pipelines, self._max_pipelines)

@@ -1,4 +1,4 @@
-"""Lets the last stage of an epoch compile a grammar, beside its iterations.
+"""Lets the last stage of an epoch compile a grammar, while its iterations go on.
 
 The scheduler chooses one grammar at a time (`core/admission/grammar_gate.py`). A call to the last
 stage compiles the grammar, and returns when all ranks of the stage have it. If the ranks do not
@@ -18,8 +18,8 @@ from services.common import rpc
 from services.scheduler.core.admission.grammar_gate import DueGrammar
 
 PREPARE_LIMIT_S = 30.0
-"""Seconds in which the ranks must compile a grammar. The longest takes 1.6 s of processor time, and
-more where iterations leave the processor little time."""
+"""Seconds in which the ranks must compile a grammar. The longest grammar takes 1.6 s of processor
+time, and more where iterations leave the processor little time."""
 
 _LOSSES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.CANCELLED)
 """Statuses of a call whose stage is gone or whose epoch is over."""
@@ -48,7 +48,7 @@ class LastStage(Protocol):
 
 
 class GrammarPreparation:
-    """The grammar that the ranks of one epoch compile, or none."""
+    """Lets the last stage of one epoch compile grammars, one at a time."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class GrammarPreparation:
         limit_s: float = PREPARE_LIMIT_S,
     ) -> None:
         """`wake` is called when `take` has something to return, and `on_lost` with the reason when
-        the stage is gone. `limit_s` is the time for a grammar in seconds."""
+        the stage is gone. `limit_s` is the time limit for one grammar in seconds."""
         self._last_stage = last_stage
         self._epoch = epoch
         self._wake = wake

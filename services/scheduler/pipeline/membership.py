@@ -107,7 +107,7 @@ class LastPipeline:
         return next(found, None)
 
     def is_gone(self, address: str) -> bool:
-        """Returns whether the worker at an address is that of the stage `gone`."""
+        """Returns whether the worker at an address held the stage `gone`."""
         return self.gone is not None and self.members[self.gone].address == address
 
 
@@ -139,7 +139,7 @@ class RollCall:
         `may_use_leaving` returns whether workers that are leaving may be members if the others do
         not complete a pipeline. `is_terminating` returns whether the worker at an address is
         leaving, even if its description does not say so. `AskedWorker` describes `on_return`.
-        `settle_s` is the time after which a surplus worker is recalled."""
+        `settle_s` is the time after which a spare is recalled from its stage (`surplus.py`)."""
         self.trouble = ""
         """The latest reason why the workers do not make a pipeline; empty before the first
         attempt."""
@@ -194,14 +194,15 @@ class RollCall:
         return max((answer.epoch for answer in self._answers.values()), default=0)
 
     async def refresh(self) -> None:
-        """Asks exactly the workers that are in the directory now."""
+        """Begins to ask the workers that are new in the directory, and stops asking workers that
+        are no longer in it."""
         await self._call(self._stages.addresses())
 
     async def recall_surplus(self) -> None:
-        """Recalls a spare worker from its stage if no spare could take over another stage
-        (`surplus.py`), and if that has been so for a while. The process of the worker ends, and
-        starts again without a stage. Must be called again and again while no further pipeline is to
-        be formed, and only then.
+        """Recalls a spare worker from its stage if there is a stage that no spare could take over
+        (`surplus.py`), and if that has been so for a while. The process of the recalled worker
+        ends, and starts again without a stage. Must be called again and again while no further
+        pipeline is to be formed, and only then.
 
         Raises:
             LeadershipLost: another scheduler leads.

@@ -54,7 +54,7 @@ class Offer:
     answer: worker_pb2.DescribeResponse
     presence: Presence = Presence.HERE
     is_serving: bool = False
-    """Whether the worker is in a pipeline, which drains. Such a worker keeps its stage."""
+    """Whether the worker is in a pipeline that drains. Such a worker keeps its stage."""
 
     is_leaving: bool = False
     """Whether the worker is about to end."""
@@ -62,7 +62,8 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Muster:
-    """The members of a pipeline, if one is complete, and the assignments that complete others."""
+    """The result of `muster`: the members of a pipeline, if one is complete, and the assignments
+    that complete others."""
 
     members: tuple[str, ...] = ()
     """Address of one ready worker for each stage, in the order of stages; empty while a stage has
@@ -97,13 +98,14 @@ def muster(
 ) -> Muster:
     """Returns the members of a pipeline, or the assignments that lead to one.
 
-    `offers` are the workers that are in no pipeline, older pods first. `n_pipelines` is the largest
-    number of pipelines to make of them. Beyond the first, stages are assigned only for pipelines
-    that can be completed. `n_assigned` is the number of earlier assignments to each worker. Free
-    workers with fewer assignments come first, since a worker that cannot load its weights becomes
-    free again and again. `serving` are the traits of the workers in the pipelines that serve
-    already; workers of another model stay out. `taken` are the processes of the workers that
-    pipelines keep, since a worker that is known by two addresses is used once.
+    `offers` are the workers that are in no pipeline, or in a pipeline that drains, older pods
+    first. `n_pipelines` is the largest number of pipelines to make of them. Beyond the first,
+    stages are assigned only for pipelines that can be completed. `n_assigned` is the number of
+    earlier assignments to each worker. Free workers with fewer assignments come first, since a
+    worker that cannot load its weights becomes free again and again. `serving` are the traits of
+    the workers in the pipelines that serve already; workers of another model stay out. `taken` are
+    the processes of the workers that pipelines keep, since a worker that is known by two addresses
+    is used once.
     """
     faults = faults_of(offers, n_stages, taken)
     sound = [offer for offer in offers if offer.address not in faults]
@@ -193,9 +195,12 @@ def _unfit(
 
 
 class _Group:
-    """Workers with equal traits, and the choice among workers of one stage. A ready worker is
-    better than a worker that loads; then a worker that is not leaving; then a worker that keeps its
-    stage; then a worker that has seen a newer epoch; then a newer pod."""
+    """Workers with equal traits: decides which of them become members, and which get a stage.
+
+    Of the workers that hold one stage, the best is chosen. A ready worker is better than a worker
+    that still loads. Among equals, a worker that is leaving is worse. Then a worker that has to
+    keep its stage is better, then a worker that has seen a newer epoch, and then a newer pod.
+    """
 
     def __init__(
         self,
@@ -207,8 +212,9 @@ class _Group:
         places: Mapping[str, int],
         n_assigned: Mapping[str, int],
     ) -> None:
-        """`starting` is the number of workers, by their stage, whose traits are not known yet.
-        Their settings name the stages. `places` are higher for newer pods."""
+        """`starting` counts, for each stage, the workers whose traits are not known yet and whose
+        settings name this stage. `places` has a number for each worker, which is higher for newer
+        pods."""
         self._starting = starting
         self._places = places
         self._size = len(offers)
@@ -304,7 +310,8 @@ class _Group:
 
     def _surplus(self, n_pipelines: int) -> list[str]:
         """Returns the workers whose stage is not needed, because enough other workers hold it, or
-        because the pipelines have another number of stages. The least suitable come first."""
+        because it is a stage of pipelines with another number of stages. The least suitable come
+        first."""
         beyond = [address for holders in self._holders for address in holders[n_pipelines:]]
         movable = [address for address in beyond if address not in self._kept]
         return [*self._useless, *sorted(movable, key=self._merit)]

@@ -19,7 +19,7 @@ from services.scheduler.pipeline.muster import Offer, unfit_beside
 from services.scheduler.pipeline.shortfall import UnfitWorker, log_new
 
 PERIOD_S = 10.0
-"""Seconds between two questions to the workers beside a pipeline."""
+"""Seconds between two rounds of questions to the workers that are in no pipeline."""
 
 
 class SpareWatch:

@@ -1,15 +1,16 @@
-"""The rule by which a spare worker gives up its stage, so that a spare can take over any stage.
+"""The rule by which a spare gives up its stage, so that the spares can take over any stage.
 
-A worker that did not answer for a while, and was replaced, still holds its stage when it answers
-again. It is a spare then, but only for this stage: its process would have to start again before it
-could load another one, and clients would wait for that. So while pipelines serve, such a worker is
-recalled from its stage in time, unless a worker without a stage is left over, or the workers that
-are left over hold all stages. A worker without a stage has started its processes, and only needs to
-load weights.
+A spare is a worker that is in no pipeline while pipelines serve. A worker that did not answer for a
+while, and was replaced, still holds its stage when it answers again. Then it is a spare for this
+stage only: before it could load another one, its process would have to start again, and clients
+would wait for that. So such a spare is recalled from its stage in time: its process ends, and
+starts again without a stage. No spare is recalled if a spare holds no stage, or if the spares
+together hold all stages. A spare without a stage has started its processes, and only needs to load
+weights.
 
-There is no hurry. When a pipeline has just lost a worker, its other members are left over, and they
-are needed with their stages as soon as the lost worker is back. So a worker is recalled only if it
-has been surplus for `SETTLE_S`.
+There is no hurry. When a pipeline has just lost a worker, its other members are spares, and they
+are needed with their stages as soon as the lost worker is back. So a spare is recalled only if this
+rule has named it for `SETTLE_S` without interruption.
 """
 
 from collections import Counter
@@ -21,12 +22,13 @@ from services.scheduler.pipeline.fit import Traits, traits_of
 from services.scheduler.pipeline.muster import Offer, Presence, faults_of
 
 SETTLE_S = 60.0
-"""Seconds for which a worker must be surplus without interruption before it is recalled. A pod that
-takes the place of a lost one, or a worker that was recalled, is usually there again by then."""
+"""Seconds for which the rule must name the same spare, without interruption, before it is recalled.
+A pod that takes the place of a lost one, or a worker that was recalled, is usually there again by
+then."""
 
 
 class SurplusWatch:
-    """Measures how long the same worker has been surplus."""
+    """Measures for how long the rule has named the same spare."""
 
     def __init__(self, clock: Callable[[], float], settle_s: float = SETTLE_S) -> None:
         self._clock = clock
@@ -35,11 +37,11 @@ class SurplusWatch:
         self._since = 0.0
 
     def begin_anew(self) -> None:
-        """Notes that a pipeline was lost, so that no worker counts as surplus for long."""
+        """Notes that a pipeline was lost. The time of the named spare begins anew."""
         self._found = None
 
     def settled(self, surplus: Offer | None) -> Offer | None:
-        """Returns `surplus`, the present result of `to_recall`, if it has been the same worker in
+        """Returns `surplus`, the present result of `to_recall`, if it has been the same spare in
         all calls for at least `settle_s` seconds. Returns None otherwise."""
         found = None if surplus is None else (surplus.address, surplus.answer.process)
         if found != self._found:
@@ -54,9 +56,9 @@ def to_recall(
     serving: Collection[Traits],
     taken: Collection[str] = (),
 ) -> Offer | None:
-    """Returns a worker that must give up its stage. Returns None if there is no need, or if it is
-    not certain yet: a worker that loads, does not answer or starts again may soon be a spare. A
-    worker that answers without traits is starting its ranks.
+    """Returns the spare that must give up its stage. Returns None if there is no need, or if it is
+    not certain yet, because a spare loads, does not answer or starts its ranks. A worker that
+    starts its ranks answers without traits.
 
     `offers` are the workers that are in no pipeline. `serving` are the traits of the workers in
     pipelines: a spare can only take over a stage of a pipeline with its own traits. `taken` are the

@@ -13,8 +13,8 @@ longer than the time that the suspicion costs.
 import asyncio
 
 SUSPICION_S = 0.5
-"""Fixed seconds beyond a multiple of the expected time after which an iteration is suspiciously
-late, as long as no suspicion was wrong."""
+"""Fixed number of seconds that is added to a multiple of the expected time; their sum is the time
+after which an iteration is suspiciously late. The number grows after a wrong suspicion."""
 
 MULTIPLE = 3.0
 """An iteration is not suspected before this multiple of its expected time, plus some fixed seconds.
@@ -46,8 +46,8 @@ class Suspicion:
         self._noted_at = 0.0
 
     def limit_s(self, expected_s: float) -> float:
-        """Returns the seconds after which an iteration is suspicious that is expected to take
-        `expected_s` seconds."""
+        """Returns the seconds after which an iteration that is expected to take `expected_s`
+        seconds is suspicious."""
         return self._present_s + MULTIPLE * expected_s
 
     def note_wrong(self) -> None:

@@ -137,7 +137,8 @@ class Autoscaler:
         self._outage.worked()
 
     def _note_failure(self, error: ReplicasUnavailable, now: float) -> None:
-        """Notes a call that failed. It may have had an effect, so the number is read again."""
+        """Notes that a call has failed. The call may have had an effect, so the number is read
+        again."""
         self._n_workers = None
         self._call_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)

@@ -60,7 +60,8 @@ class Size:
     idle_since: float | None = None
     """Time since which there are no requests; None if there are some."""
     enough_since: float | None = None
-    """Time since which fewer pipelines would have been enough; None if they would not be now."""
+    """Time since which fewer pipelines would have been enough; None if fewer would not be enough
+    now."""
     n_enough: int = 0
     """Largest number of pipelines that was needed since `enough_since`."""
 

@@ -26,8 +26,8 @@ send."""
 
 
 def tell_calls(core: Scheduler, decisions: Decisions, *, pipeline: int) -> None:
-    """Wraps the methods of a new scheduling core of the pipeline with the number `pipeline`. From
-    then on, watchers that have asked for decisions get an event about each call."""
+    """Wraps the methods of a new scheduling core. From then on, watchers that have asked for
+    decisions get an event about each call. `pipeline` is the number of the core's pipeline."""
     number = decisions.n_cores
     decisions.n_cores += 1
     decisions.core_numbers[core] = number

@@ -36,7 +36,7 @@ class CoreFacts(BaseModel):
     request."""
     pipeline: int = 0
     """Number of the core's pipeline. Cores with the same number, one after the other, use the same
-    view of the pool."""
+    `RequestPool`."""
     policy: PolicyName
     max_batch_size: int
     max_batch_tokens: int | None

@@ -90,8 +90,8 @@ class Decisions:
         self.clock.forget_readings()
 
     def tell(self, core_number: int, **decision: Any) -> None:
-        """Sends watchers the decision of a call that has ended. The keyword argument is the field
-        of `DecisionEvent` and its value."""
+        """Sends watchers the decision of a call that has ended. The keyword argument has the name
+        of a field of `DecisionEvent`, and its value."""
         event = watch_pb2.DecisionEvent(
             core_number=core_number, clock_s=self.clock.take_readings(), **decision
         )
@@ -110,7 +110,7 @@ class Decisions:
         return self._tokens.of_all(token_ids)
 
     def grammar(self, digest: bytes) -> int:
-        """Returns the number by which events name the grammar with a digest."""
+        """Returns the number by which events name the grammar with the digest `digest`."""
         return self._grammars.of(digest)
 
     def submission(self, request: Request) -> watch_pb2.SubmissionDecision:

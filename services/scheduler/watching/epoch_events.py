@@ -105,9 +105,8 @@ class EpochTeller:
             self.mark(watch_pb2.MARK_KIND_LATE, f"{reason}, its requests go on elsewhere", moved)
 
     def closed(self, loss: str | None) -> None:
-        """Sends a mark that the pipeline was lost or, if `loss` is None, that the pipeline has left
-        and other pipelines go on. Sends nothing if the pipeline has never served, or if the
-        scheduler stops."""
+        """Sends a mark that the pipeline was lost or, if `loss` is None, that it has left. Sends
+        nothing if the pipeline has never served, or if it ends because the scheduler stops."""
         has_served, self.is_serving = self.is_serving, False
         if not has_served or not self._audience.is_there:
             return

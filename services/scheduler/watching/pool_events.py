@@ -33,8 +33,8 @@ class PoolTeller:
         self._told_at = float("-inf")
 
     def add(self, pipeline: int, pool: RequestPool) -> None:
-        """Adds the view of the pool of the pipeline with the number `pipeline`. All views must have
-        the same waiting requests."""
+        """Adds the `RequestPool` of the pipeline with the number `pipeline`. All pools that are
+        added must share the same waiting requests."""
         self._pools[pipeline] = pool
 
     def requests(self) -> list[Request]:
@@ -61,7 +61,7 @@ class PoolTeller:
             self._audience.tell(watch_pb2.WatchEvent(pool=self.event()))
 
     def event(self) -> watch_pb2.PoolEvent:
-        """Returns the event that describes the pool. There must have been an epoch."""
+        """Returns the event that describes the pool. Must be called only after `add`."""
         number, pool = self._told.number, next(iter(self._pools.values()))
         running = [
             (pipeline, one) for pipeline, view in self._pools.items() for one in view.running

@@ -61,8 +61,8 @@ class Recording:
         self._write_line(HEADER)
 
     def write(self, message: watch_pb2.WatchResponse) -> None:
-        """Writes the changes of the view (`services/common/watch_view.py`) that events make, one
-        JSON line for each change.
+        """Writes the events of a message as they are for viewers (`services/common/watch_view.py`),
+        one JSON line for each change of what a viewer shows.
 
         Raises:
             RecordingFull: the file has reached its maximum size. The last line of the file has this

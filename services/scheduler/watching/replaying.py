@@ -60,8 +60,8 @@ class ReplayClock:
 
 
 class ReplayPool(RequestPool):
-    """The pool as one pipeline sees it. Requests expire when they expired in the recording,
-    whatever the time."""
+    """The `RequestPool` of one pipeline in a replay. Requests expire when they expired in the
+    recording, whatever the time."""
 
     expiring: Sequence[Request] = ()
     """The requests that the next call of `expired` returns."""
@@ -158,7 +158,8 @@ class Replay:
             raise NotReplayable(f"its core is not one of this version: {error}") from error
 
     def _pool_of(self, facts: CoreFacts) -> ReplayPool:
-        """Returns the view of the pool of a core's pipeline. All views share one pool."""
+        """Returns the `RequestPool` of a core's pipeline, and creates it if the pipeline has had no
+        core before. The pools of all pipelines share the waiting requests."""
         pool = self._pools.get(facts.pipeline)
         if pool is None:
             first = next(iter(self._pools.values()), None)
@@ -233,8 +234,8 @@ def _leave(core: Scheduler, decision: watch_pb2.DecisionEvent, kind: str) -> Non
 
 
 def _prepare_grammar(core: Scheduler, decision: watch_pb2.DecisionEvent, kind: str) -> None:
-    """Repeats a decision about a grammar. The decision is that the ranks must compile a grammar, or
-    that they have compiled it."""
+    """Repeats a decision about a grammar: that the ranks must compile it, or that they have
+    compiled it or could not."""
     if kind == "grammar":
         failure = "it failed" if decision.grammar.has_failed else ""
         core.note_grammar(_name(decision.grammar.number), failure)

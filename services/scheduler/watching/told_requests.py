@@ -50,7 +50,8 @@ class ToldRequests:
         return told
 
     def number(self, request: Request) -> int:
-        """Returns the number of a request."""
+        """Returns the number of a request, which is a new number if no event has named the
+        request."""
         return self.of(request).number
 
     def get(self, request: Request) -> ToldRequest | None:

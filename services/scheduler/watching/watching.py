@@ -1,8 +1,8 @@
 """Watching: creates the observers that make events, and begins and ends watches.
 
 A watch begins with the present state: the epoch of each pipeline that serves, each request in the
-pool, the order of the pool.
-A watch goes on across epochs, until this scheduler no longer leads or the watcher is too slow.
+pool, the order of the pool, and the workers that do not fit. A watch goes on across epochs, until
+this scheduler no longer leads or the watcher is too slow.
 """
 
 import contextlib
@@ -71,7 +71,8 @@ class Watching:
     def watch(
         self, *, has_decisions: bool = False, max_pending_bytes: int = MAX_PENDING_BYTES
     ) -> Iterator[Watcher]:
-        """Yields a watcher, which gets the present state, and all events during the block."""
+        """Yields a watcher. It gets the present state, and then all events during the `with`
+        block."""
         watcher = Watcher(has_decisions=has_decisions, max_pending_bytes=max_pending_bytes)
         if self._epochs:
             self._tell_all(watcher)

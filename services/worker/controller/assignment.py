@@ -1,8 +1,8 @@
-"""The stage of a worker, which is named by its settings or assigned by a leader.
+"""The stage of a worker, which the worker's settings name or a leader assigns.
 
 A worker is one stage for the life of its process. If a leader assigns another stage, the process
 ends, and its launcher or Kubernetes starts it again without a stage. The process also ends if it
-has seen an epoch that is too large for any leader (`services.common.epochs`).
+has seen an epoch number that no leader can have reached (`services.common.epochs`).
 """
 
 import asyncio

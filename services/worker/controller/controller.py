@@ -186,7 +186,7 @@ class Controller:
         await self.close()
 
     async def close(self) -> None:
-        """Ends all streams of the current epoch, and its orders for profiles and grammars."""
+        """Ends all streams of the current epoch, and its orders to compile grammars."""
         self.reports.end()
         self.grammar_orders.end()
         await self.plans.close()

@@ -15,7 +15,7 @@ that hangs is replaced 8 s after its last renewal of the lease."""
 
 
 class Departure:
-    """Whether this worker must stop, and the time until it ends."""
+    """Records whether this worker must stop, and when it ends at the latest."""
 
     def __init__(self) -> None:
         self._ends_at: float | None = None  # by the event loop's clock

@@ -20,7 +20,7 @@ class WorkerEndpoints:
         self.address = ""
         """Address of WorkerService and of health, host:port."""
         self.metrics_address: str | None = None
-        """Address of the metrics, host:port, if they are served."""
+        """Address of the metrics, host:port. None if metrics are not served."""
         self._health = Health(SERVICE.full_name)
         self._listener = contextlib.ExitStack()
         self._server = rpc.create_server()

@@ -1,7 +1,7 @@
 """The epoch of a stage: its number, and the joining of the stage's ranks.
 
-The scheduler numbers epochs in ascending order. Plans, watches and late answers of ranks are
-refused if they belong to another epoch than the current one.
+The scheduler numbers epochs in ascending order. Plans and watchers are refused, and late answers of
+ranks are ignored, if they belong to another epoch than the current one.
 """
 
 import asyncio
@@ -42,7 +42,8 @@ class Epoch:
 
     @property
     def is_out_of_reach(self) -> bool:
-        """Whether the epoch's number is too large for any leader (see `MAX_REACHED_EPOCH`)."""
+        """Whether the epoch's number is too large for any leader to have reached it (see
+        `MAX_REACHED_EPOCH`)."""
         return self.number > MAX_REACHED_EPOCH
 
     def claim(self, number: int) -> None:
@@ -89,9 +90,11 @@ class Epoch:
 
     @property
     def joined(self) -> worker_pb2.JoinPipelineResponse:
-        """The answer of the stage after its ranks have joined the epoch: the keys and values that
-        the memory of each rank held, in order of tp_rank, and the blocks that the first rank knows.
-        Empty if the keys and values of a rank do not outlive epochs."""
+        """The stage's response to JoinPipeline, after its ranks have joined the epoch. `stored_kv`
+        says, for each rank in order of tp_rank, which keys and values were in the rank's memory
+        when it joined. `kept_blocks` lists the K/V blocks whose tokens the first rank knows, if the
+        scheduler has asked for them. The response is empty if the keys and values of a rank do not
+        outlive epochs."""
         nothing = worker_pb2.JoinPipelineResponse()
         told = [self._joined.get(tp_rank, nothing) for tp_rank in range(len(self._ranks))]
         if not all(each.stored_kv for each in told):

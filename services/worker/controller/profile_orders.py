@@ -28,7 +28,8 @@ class ProfileOrders:
         self._ordered: asyncio.Future[None] | None = None
 
     def attach(self, ranks: Sequence[RankLink], *, stage_index: int = 0) -> None:
-        """Sets the ranks of the stage, in the order of their tp_rank."""
+        """Sets the ranks of the stage, in the order of their tp_rank. `stage_index` becomes part of
+        the names of profiles."""
         self._ranks = ranks
         self._stage_index = stage_index
 

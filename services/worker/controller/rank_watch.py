@@ -1,8 +1,8 @@
 """Watches the heartbeats of a stage's ranks, and sends the heartbeats of the stage.
 
-Each rank sends heartbeats from the start of its process, more often than the stage. The stage has
-failed when a rank ends or is silent for too long. Until then the stage sends heartbeats. They mean
-that the controller of the stage runs and that no rank counts as lost.
+Each rank sends heartbeats as soon as it knows its stage, more often than the stage does. The stage
+has failed when a rank ends or is silent for too long. Until then the stage sends heartbeats. They
+mean that the controller of the stage runs and that no rank counts as lost.
 """
 
 import asyncio

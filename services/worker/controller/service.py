@@ -67,8 +67,8 @@ class WorkerService:
     async def PrepareGrammar(
         self, request: worker_pb2.PrepareGrammarRequest, context: Any
     ) -> worker_pb2.PrepareGrammarResponse:
-        """Makes all ranks of the stage compile a grammar. Answers when all of them have compiled
-        it."""
+        """Makes all ranks of the stage compile a grammar. Returns when all ranks have compiled it,
+        or when the first of them has failed."""
         epoch = rpc.epoch_of(context)
         return await self._controller.grammar_orders.prepare(request, epoch=epoch)
 

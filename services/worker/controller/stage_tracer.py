@@ -33,8 +33,8 @@ class StageTracer:
         self._forwarded.clear()
 
     def forwarded(self, now_ns: int) -> None:
-        """Records the time at which the next message of the epoch, mostly a plan, was forwarded, in
-        nanoseconds since 1970."""
+        """Records the time at which the next message of the epoch was forwarded, in nanoseconds
+        since 1970. The message is a plan, or an order about adapters."""
         self._n_plans += 1
         self._forwarded.append(now_ns)
 

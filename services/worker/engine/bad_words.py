@@ -16,9 +16,8 @@ from services.worker.engine.token_rules import allowed_mask
 
 
 class BadWordsMatcher:
-    """The tokens that may come next in one output, given the words that its request bans.
-    Implements the protocol `Matcher`, and includes the request's lists of allowed and of banned
-    tokens."""
+    """Tells which tokens may come next in an output whose request bans words. Implements the
+    protocol `Matcher`, and includes the request's lists of allowed and of banned tokens."""
 
     is_cut = False
 

@@ -1,5 +1,5 @@
-"""The tokens that may come next in an output, for requests where they depend on the output so far:
-requests that follow a grammar, and requests with banned words.
+"""Limits the next token of requests whose allowed tokens depend on the output so far: requests that
+follow a grammar, and requests with banned words.
 
 Each of these requests has a matcher. Generated tokens are passed to the matcher in order: the
 tokens that this rank has sampled and, for a request that is resumed after a loss, the generated
@@ -23,9 +23,9 @@ from services.worker.engine.plan import Ints, PlanError
 
 
 class Matcher(Protocol):
-    """The state of one output in its grammar, or among its banned words.
+    """Follows one output, and tells which tokens the request's grammar or banned words allow next.
 
-    For grammars, `services.grammar` implements this protocol, so that the engine need not import
+    For grammars, `services.grammar` implements this protocol, so the engine does not import
     llguidance. For banned words, `BadWordsMatcher` implements it.
     """
 

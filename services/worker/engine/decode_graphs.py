@@ -70,7 +70,7 @@ class Graph(Protocol):
 
 
 class CudaGraph:
-    """A CUDA graph."""
+    """A recording of kernels as a CUDA graph."""
 
     def __init__(self, memory: GraphMemory) -> None:
         self._memory = memory
@@ -133,10 +133,10 @@ class DecodeGraphs:
         hidden: Tensor | None,
     ) -> None:
         """`compute` runs the stage's share of an iteration. It takes a batch and received hidden
-        states, and returns hidden states or logits, [n_spans, any]. On stages that receive,
-        `hidden` [max_spans, hidden_size] is the tensor for received hidden states. Its values must
-        be finite, because padding is computed from them. Batches of more than `max_spans` spans do
-        not use graphs."""
+        states, and returns hidden states or logits, [n_spans, any]. `hidden` [max_spans,
+        hidden_size] is the tensor for hidden states from the previous stage; None on the first
+        stage. Its values must be finite, because padding is computed from them. Batches of more
+        than `max_spans` spans do not use graphs."""
         self._builder = builder
         self._uploads = uploads
         self._compute = compute

@@ -62,8 +62,8 @@ class DecodeShape:
 
 @dataclass(frozen=True, slots=True)
 class TokenLayout:
-    """Where the tokens of a batch are: their indices in the batch, their positions in their
-    sequences and their slots in the K/V storage."""
+    """The indices of a batch's tokens in the batch, their positions in their sequences and their
+    slots in the K/V storage."""
 
     starts: Ints  # [n_spans], position of each span's first token
     widths: Ints  # [n_spans], number of tokens of each span, padding included
@@ -95,11 +95,11 @@ class BatchBuilder:
     ) -> None:
         """Builds batches of the requests of `table`.
 
-        `key_caches` are the keys [n_blocks, block_size, n_kv_heads, head_dim] of one layer of each
-        kind of heads. `n_kv_heads` is 0 if no layer stores keys. `n_heads` is this rank's number of
-        query heads. `windows` are the windows of the stage's layers in each K/V group, and
-        `is_causal` says whether tokens attend only to earlier ones. `states` are the states that
-        layers keep of requests. `vocab_size` is None on stages that do not sample.
+        `key_caches` has the keys [n_blocks, block_size, n_kv_heads, head_dim] of one layer for each
+        number and size of K/V heads. `n_kv_heads` is 0 if no layer stores keys. `n_heads` is this
+        rank's number of query heads. `windows` are the windows of the stage's layers in each K/V
+        group, and `is_causal` says whether tokens attend only to earlier ones. `states` are the
+        recurrent states of requests, if any. `vocab_size` is None on stages that do not sample.
 
         The keys and values of padding are stored in the last block, which no request may have.
         """

@@ -4,8 +4,8 @@ The scheduler's K/V manager decides, for all stages at once, to which request an
 layers a block belongs. A block id stands for the same slots on all stages. Layers of different
 groups share storage, since a block belongs to one group at a time.
 
-An encoder keeps no keys and values. A layer stores them for as long as it attends to them, and all
-layers of a stage use the same storage one after the other.
+An encoder needs the keys and values of a layer only while that layer runs, so all layers of a stage
+use the same storage one after the other.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from services.worker.models.config import KVSizes, ModelConfig
 from services.worker.models.kv_groups import KVGroups
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
-"""A function that returns memory for a tensor of a shape and a type, without NaNs."""
+"""A function that takes a shape and an element type, and returns a tensor without NaNs."""
 
 _NOWHERE = -1
-"""Place of a layer that neither stores keys and values nor uses the keys and values of an earlier
-layer."""
+"""Place (see `_place_of_each`) of a layer that neither stores keys and values nor uses the keys and
+values of an earlier layer."""
 
 
 def kv_block_bytes(
@@ -82,8 +82,8 @@ class KVCache:
         keys and values of an earlier layer."""
 
     def key_caches(self) -> Sequence[Tensor]:
-        """Returns the key storage of the first layer of each kind of heads. If no layer stores
-        keys, the result is one empty tensor."""
+        """Returns the key storage of the first layer for each number and size of K/V heads. If no
+        layer stores keys, returns one empty tensor."""
         of_kind: dict[torch.Size, Tensor] = {}
         for keys, _ in self.layers:
             if keys.numel():
@@ -98,8 +98,8 @@ def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> 
 def _places(
     config: ModelConfig, layers: range, groups: KVGroups, tp_size: int
 ) -> dict[int, KVSizes]:
-    """Returns, for each place within a block, the sizes of the keys and values that this rank
-    stores there.
+    """Returns, for each place (see `_place_of_each`), the sizes of the keys and values that this
+    rank stores there.
 
     Layers of different groups use the same place, since a block belongs to one group at a time.
     """

@@ -5,8 +5,8 @@
 The operator sets the fraction; the rest of the GPU is for NCCL and for fragmentation. `used` is
 measured when the weights are loaded, and includes other processes and the driver. `iteration` is
 measured by running an iteration. `transfers` is computed: the hidden states of further iterations
-in flight. `graphs` is a fixed reserve. Only `GpuMemory` uses the GPU; the other code computes with
-numbers.
+in flight. `graphs` is computed as well: a reserve for CUDA graphs. Only `GpuMemory` uses the GPU;
+the other code computes with numbers.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ RECORD_BYTES = 2 * _SLOT_BYTES
 
 
 class Stored(NamedTuple):
-    """Which keys and values a memory holds."""
+    """Describes which keys and values a memory holds."""
 
     memory: bytes
     """Random id of the memory. A new id is chosen when the number of blocks changes, so an equal id

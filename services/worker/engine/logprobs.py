@@ -146,7 +146,7 @@ class BatchLogprobs:
 
 
 class LogprobRequests:
-    """Which requests of a rank's table ask for log-probabilities, by row."""
+    """Records which requests of a rank's table ask for log-probabilities, by row."""
 
     def __init__(self, *, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -168,7 +168,8 @@ class LogprobRequests:
         self._n_prompt.pop(row, None)
 
     def check(self, spans: Spans) -> None:
-        """Raises PlanError unless the plan has exactly the `next_token_ids` that its spans need."""
+        """Raises PlanError unless the plan has as many `next_token_ids` as its spans need, and all
+        of them are tokens of the vocabulary."""
         n_given = len(spans.next_token_ids)
         if not n_given and not self._n_prompt:
             return

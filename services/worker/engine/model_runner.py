@@ -73,7 +73,7 @@ class ModelRunner:
         If layers keep a state of each request, at most `n_state_rows` requests run at a time. With
         0 rows all requests share one state, and their results are meaningless. `allocate_kv`
         returns the memory for keys and values, by default new memory. At most `max_loaded_adapters`
-        adapters are added to those of the model at a time.
+        adapters may be added to the model's own adapters at a time.
         """
         ranks = tensor_parallel
         if (ranks.rank, ranks.size) != (model.tp_rank, model.tp_size):
@@ -129,10 +129,11 @@ class ModelRunner:
             )
 
     def prepare(self, plan: IterationPlan) -> InputBatch:
-        """Applies a plan to the request table and returns the plan's batch. Raises PlanError.
+        """Applies a plan to the request table and returns the plan's batch. Raises PlanError if the
+        plan violates the protocol.
 
         Plans must be prepared in the order of iterations, and a batch must be run before the next
-        one is prepared. No activations are needed, so they may still be in transfer.
+        one is prepared. The hidden states of the previous stage may still be in transfer.
         """
         spans = self._table.apply(plan)
         table = self._table
@@ -204,8 +205,8 @@ class ModelRunner:
         return tokens
 
     def cut(self, batch: InputBatch) -> list[int]:
-        """Returns the indices of sampled tokens that end an output before its grammar allows an
-        end. Must be called after `sample`."""
+        """Returns the indices of sampled tokens that end an output early, because a step of its
+        grammar takes too much work. Must be called after `sample`."""
         if batch.constrained is None:
             return []
         return self._table.constraints.cut(batch.constrained)
@@ -227,11 +228,12 @@ class ModelRunner:
         return logprobs_of(batch.logprobs, logits.values, tokens, logits_at=logits_at)
 
     def vectors(self, batch: InputBatch, logits: Logits) -> BatchVectors | None:
-        """Returns the vectors of the prompts that end in the batch. Returns None if no request of
-        the batch asks for a vector.
+        """Returns the vectors (embeddings or scores) of the prompts that end in the batch. Returns
+        None if there are none.
 
-        `logits` are those of the batch. Must be called once for every batch, before the next one is
-        prepared, since the states of prompts that do not end are kept.
+        `logits` are the result of `logits` for the batch. Must be called once for every batch,
+        before the next one is prepared, because it also stores the hidden states of prompts that do
+        not end yet.
         """
         wanted, pooler = batch.pooled, self.model.pooler
         if wanted is None or pooler is None or logits.hidden is None:
@@ -246,7 +248,8 @@ class ModelRunner:
         return BatchVectors(spans, torch.stack(vectors))
 
     def add_adapter(self, fitted: FittedAdapter) -> None:
-        """Adds an adapter with a free index, for the batches that are prepared from now on."""
+        """Adds an adapter, for the batches that are prepared from now on. Raises ValueError if the
+        adapter's index is too large or in use."""
         self.model = self.model.with_adapters([*self.model.fitted, fitted])
         self._table.add_adapter(fitted.digest, fitted.index)
 
@@ -337,8 +340,8 @@ class ModelRunner:
 
 
 def both(static: AllowedTokens | None, grammars: AllowedTokens) -> AllowedTokens:
-    """Combines two sets of masks: of rows with a list of allowed tokens, and of rows with a
-    matcher. No row is in both."""
+    """Combines the masks of rows with fixed lists of allowed or banned tokens and the masks of rows
+    with a matcher. No row may be in both."""
     if static is None:
         return grammars
     rows, order = torch.cat((static.rows, grammars.rows)).sort()

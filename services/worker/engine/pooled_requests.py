@@ -1,11 +1,11 @@
-"""Vectors, for requests that ask for one instead of tokens.
+"""Makes vectors (embeddings or scores), for requests that ask for a vector instead of tokens.
 
-A request's prompt may take several iterations. Between them, the hidden state that stands for the
-tokens so far is kept here, in the request's row: a running sum for the mean. It ends with the row,
-so a request that is computed again begins anew.
+A request's prompt may take several iterations. Between them, this module keeps, for the request's
+row, one hidden state that stands for the tokens so far; for the mean it is a running sum. The state
+is dropped when the row is released, so a request that is computed again begins anew.
 
-Sums go token by token in float64, so that a vector depends neither on where the prompt was cut nor
-on the rest of the batch.
+Sums are computed token by token in float64, so that a vector depends neither on where the prompt
+was cut nor on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ ROWS_AT_ONCE = 512
 
 
 class StatePooling(Protocol):
-    """A way to make one hidden state of those of a prompt."""
+    """A way to combine the hidden states of a prompt's tokens into one."""
 
     def needed(self, start: int, n_tokens: int, n_prompt: int) -> range:
-        """Returns which of the `n_tokens` tokens of a span, whose first token has the position
-        `start`, have states that are needed."""
+        """Returns which tokens of a span have states that are needed, as indices within the span.
+        The span has `n_tokens` tokens, and its first token has the position `start`."""
 
     def add(self, kept: Tensor | None, states: Tensor) -> Tensor:
         """Returns the state to keep [hidden_size] after the needed states [n, hidden_size] of a
-        span. `kept` is the state of the spans before; None if they had none."""
+        span. `kept` is the state after the previous spans; None if no state has been needed yet."""
 
     def end(self, kept: Tensor, n_prompt: int) -> Tensor:
         """Returns the state that stands for the whole prompt of `n_prompt` tokens."""
@@ -141,7 +141,7 @@ class PooledRequests:
     """The requests of a rank's table that ask for vectors, by row."""
 
     def __init__(self, pooling: Pooling | None) -> None:
-        """With None, the rank makes no vectors."""
+        """`pooling` is None if the rank makes no vectors."""
         self._pooling = pooling
         self._runs_whole = pooling is not None and pooling.runs_whole
         self._requests: dict[int, _PooledRequest] = {}
@@ -168,7 +168,8 @@ class PooledRequests:
         return bool(self._requests) and not self._requests.keys().isdisjoint(spans.rows.tolist())
 
     def wanted(self, spans: Spans, first_tokens: Ints, uploads: Uploads) -> WantedStates | None:
-        """Returns the tokens of a batch whose states are needed, or None if there are none.
+        """Returns the tokens of a batch whose states are needed, or None if there are none. Raises
+        PlanError if the model needs whole prompts and a span has only part of a prompt.
 
         `first_tokens` [n_spans] are the indices in the batch at which spans begin. The tensor is
         readable after `uploads` has been flushed.
@@ -202,8 +203,8 @@ class PooledRequests:
     def pool(self, wanted: WantedStates, states: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Adds the normalised states [n, hidden_size] of the tokens in `wanted` to their requests.
         Yields, for each prompt that ends, the index of its span and the state [hidden_size] that
-        stands for it. Raises PlanError if a prompt ends without a state, since the plan has left
-        out tokens of it."""
+        stands for the prompt. Raises PlanError if a prompt ends without a state, because plans have
+        left out the token that it needs."""
         end = 0
         for span in wanted.spans:
             request = self._requests[span.row]

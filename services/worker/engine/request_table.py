@@ -65,10 +65,10 @@ class RequestTable:
     With `keeps_tokens`, the table stores sampled tokens, so that plans can leave these tokens out.
     This is for a rank that both embeds and samples. With `counts_tokens`, the table counts the
     tokens of requests with penalties. This is for a rank that samples. With `has_states`, layers
-    keep a state of each request. Then all tokens of a request must run on this rank, and drafts are
-    refused. `adapters` are the digests of the adapters that requests may use, by their indices, and
-    up to `max_loaded_adapters` others may be added.
-    `pooling` says how the rank makes vectors, None on a rank that makes none.
+    keep a state of each request. Then requests with stored tokens and drafts are refused.
+    `adapters` are the digests of the adapters that requests may use, in order of the adapters'
+    indices. Up to `max_loaded_adapters` adapters may be added later. `pooling` says how the rank
+    makes vectors (embeddings or scores); None on a rank that makes none.
     """
 
     def __init__(
@@ -161,8 +161,8 @@ class RequestTable:
         return self._n_prompt_tokens[rows]
 
     def add_adapter(self, digest: str, index: int) -> None:
-        """Lets requests use an adapter, which batches name by `index`. Raises ValueError if the
-        index is too large or in use."""
+        """Lets requests use the adapter with this digest. Batches refer to the adapter by `index`.
+        Raises ValueError if the index is too large or in use."""
         if not 0 <= index < self._n_adapters or index in self._adapter_places.values():
             raise ValueError(f"an adapter cannot have the index {index}")
         self._adapter_places[digest] = index
@@ -177,8 +177,8 @@ class RequestTable:
     ) -> BatchAdapters | None:
         """Returns the adapters of the tokens of a batch, or None if no token has one.
 
-        The spans of the batch are those of `rows`, and then perhaps padding, which has no adapter.
-        `span_of_token` [n_tokens] has the index of each token's span, and `sampled_tokens`
+        The batch has one span for each of `rows`, and then perhaps spans of padding, which have no
+        adapter. `span_of_token` [n_tokens] has the index of each token's span, and `sampled_tokens`
         [n_sampled] are the indices of the sampled tokens.
         """
         if not self._adapter_places:

@@ -36,7 +36,8 @@ _values = attrgetter(*_COLUMNS)
 
 
 def column_values(params: SamplingParams) -> tuple[Any, ...]:
-    """Returns the single-valued options in the order of SAMPLING_COLUMNS."""
+    """Returns the options of `params` that have a single value, in the order of
+    SAMPLING_COLUMNS."""
     values: tuple[Any, ...] = _values(params)
     return values
 

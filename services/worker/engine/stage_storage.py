@@ -1,4 +1,4 @@
-"""What the layers of a stage store during an epoch."""
+"""The memory in which the layers of a stage store keys, values and states during an epoch."""
 
 from __future__ import annotations
 

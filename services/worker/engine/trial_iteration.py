@@ -125,7 +125,7 @@ def trial_plan(
     samples: bool = True,
 ) -> IterationPlan:
     """Returns a plan with one prompt for each of `lengths`. All prompts are stored in block 0 of
-    every K/V group. `samples` says whether a token is sampled after each."""
+    every K/V group. `samples` says whether a token is sampled after each prompt."""
     n_blocks = [-(-length // block_size) for length in lengths]
     return IterationPlan(
         iteration=0,

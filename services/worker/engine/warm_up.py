@@ -1,9 +1,9 @@
 """Compiles kernels and records graphs in advance, so that the first requests do not wait for them.
 
 A kernel is compiled at its first call, which takes seconds. Compiled kernels belong to the process,
-so kernels are compiled when the weights have been loaded. The recording of a shape of decodes takes
-some tens of milliseconds (see `decode_graphs`). Recordings belong to an epoch, so they are made
-when an epoch begins. A time limit bounds how long the recordings delay the epoch.
+so kernels are compiled when the weights have been loaded. Recording the decodes of one batch shape
+usually takes some tens of milliseconds (see `decode_graphs`). Recordings belong to an epoch, so
+they are made when an epoch begins. A time limit bounds how long the recordings delay the epoch.
 """
 
 from __future__ import annotations

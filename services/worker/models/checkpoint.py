@@ -53,10 +53,10 @@ def load_stage(
     `model` is a directory or a GGUF file. With `load_format` "random" the tensors are random, and
     only `config.json` must exist. `dtype` is "auto", "float32" or "bfloat16" (see
     ModelConfig.resolve_dtype). `max_model_len` is the length of the longest sequence. By default
-    `open_checkpoint` derives it. `pooling` is the setting that says how vectors are made. `cache`
-    keeps quantised matrices, on a CPU only. For the other arguments and the errors see
-    `build_stage`. The first rank of the first stage logs notes about
-    how the weights are read.
+    `open_checkpoint` derives it. `pooling` is the setting that says how vectors (embeddings or
+    scores) are made. `cache` keeps quantised matrices, on a CPU only. For the other arguments and
+    the errors see `build_stage`. The first rank of the first stage logs notes about how the weights
+    are read.
     """
     opened = open_checkpoint(
         model, load_format=load_format, max_model_len=max_model_len, pooling=pooling

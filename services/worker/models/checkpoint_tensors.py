@@ -2,9 +2,10 @@
 
 Names and shapes are checked before any tensor is read. A matrix that the files store quantised
 stays quantised where the device can multiply by weights with a scale for each group of inputs.
-There are two exceptions: matrices for which the settings request fewer bits than the files have,
-and matrices whose groups are not of neighbouring inputs. All other tensors are dequantised while
-they are read, a block at a time.
+Exceptions are matrices for which the settings request fewer bits than the files have, matrices
+whose groups are not of neighbouring inputs, and matrices whose values would be rounded although the
+settings request no quantisation. All other tensors are dequantised while they are read, a block at
+a time.
 """
 
 from __future__ import annotations
@@ -285,7 +286,8 @@ def _place(spans: Spans, whole: Spans) -> tuple[slice, ...]:
 def _stored_tensors(
     wanted: WantedTensors, files: TensorFiles, weight_format: WeightFormat | None
 ) -> dict[str, StoredTensor]:
-    """Returns how each wanted tensor is stored. Raises CheckpointError if a tensor is missing."""
+    """Returns how each wanted tensor is stored. Raises CheckpointError if a tensor is missing, or
+    if the files have biases that the model would leave out."""
     stored: dict[str, StoredTensor] = {}
     missing = []
     for part in {part.name: part for part in wanted.parts}.values():

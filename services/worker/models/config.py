@@ -131,20 +131,21 @@ class ModelConfig:
 
     @property
     def token_type_stride(self) -> int:
-        """The difference between the ids of a token in the second text of a pair and in a first
-        text. 0 for models to which both are the same token."""
+        """Number that is added to the id of a token in the second text of a pair, such as a query
+        and a document. 0 for models that do not distinguish the two texts."""
         return 0
 
     @property
     def skipped_token_id(self) -> int | None:
-        """A token that positions do not count, so that no prompt may have it; None if positions
-        count all tokens."""
+        """Id of the padding token, if the model's positions skip this token. No prompt may contain
+        it, because positions here count every token. None if the model's positions count all
+        tokens."""
         return None
 
     @property
     def n_unused_positions(self) -> int:
-        """Number of positions that `max_position_embeddings` counts in files, and at which no token
-        may be."""
+        """Number of positions that `max_position_embeddings` of the file includes, but no token can
+        have."""
         return 0
 
     @property
@@ -200,7 +201,8 @@ class ModelConfig:
             )
 
     def resolve_dtype(self, dtype: str) -> torch.dtype:
-        """Returns the element type that `dtype` names: float32, bfloat16, or auto.
+        """Returns the element type that `dtype` names: float32, bfloat16, or auto. Raises
+        UnsupportedModel for any other name.
 
         "auto" is the element type of the checkpoint.
 
@@ -236,7 +238,8 @@ def read_windows(
     config: JsonObject, *, window: int | None, default: Sequence[bool]
 ) -> tuple[int | None, ...]:
     """Returns the window of each layer, None for a layer without a window. The key `layer_types`
-    says which layers have a window; if the key is missing, `default` says so."""
+    says which layers have a window; if the key is missing, `default` says so. Raises
+    UnsupportedModel for an unknown type of layer, a wrong number of layers, or a missing window."""
     layer_types = config.get("layer_types")
     if layer_types is None:
         return tuple(window if is_sliding else None for is_sliding in default)

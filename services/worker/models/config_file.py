@@ -44,7 +44,7 @@ def read_directory_config(
     if the model cannot be served.
 
     `max_model_len` is the operator's setting for the longest sequence, and `pooling` the setting
-    that says how vectors are made.
+    that says how vectors (embeddings or scores) are made.
     """
     generation_path = directory / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.exists() else {}
@@ -63,10 +63,11 @@ def read_directory_config(
 def _checked_pooling(
     pooling: Pooling | None, config: JsonObject, parsed: ModelConfig
 ) -> Pooling | None:
-    """Returns `pooling`. An encoder, or a model without a head for tokens, generates none. `config`
-    is the content of `config.json`, and `parsed` the configuration in it.
+    """Returns `pooling`, completed for encoders and for models without a language-model head,
+    neither of which generate tokens. `config` is the content of `config.json`, and `parsed` the
+    configuration in it.
 
-    Raises UnsupportedModel if the checkpoint has neither such a head nor pooling.
+    Raises UnsupportedModel if such a model has no pooling, or has pooling that needs the head.
     """
     named = str((config.get("architectures") or [parsed.architecture])[0])
     has_head = not named.endswith("Model") or named in FAMILIES

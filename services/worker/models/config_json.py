@@ -58,7 +58,8 @@ class ReadConfig:
     ignored_keys: tuple[str, ...] = ()
     """Keys of `config.json` that have a value but do not affect the results of the text model."""
     pooling: Pooling | None = None
-    """How hidden states become vectors; None if the checkpoint makes none."""
+    """How vectors (embeddings or scores) are made of hidden states; None if the model makes
+    none."""
 
 
 def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
@@ -164,9 +165,9 @@ def _read_derived(config_type: type[ModelConfig], config: JsonObject) -> JsonObj
 def _architecture_of(config: JsonObject) -> str:
     """Returns the architecture of the checkpoint, as `transformers` chooses it.
 
-    This is the architecture of `model_type`, if `architectures` is missing or names another family.
-    Otherwise it is the single entry of `architectures`. Raises UnsupportedModel if neither key
-    determines the architecture.
+    If `model_type` names a family, and `architectures` is missing or names a family too,
+    `model_type` decides. Otherwise the single entry of `architectures` decides. Raises
+    UnsupportedModel if neither key determines the architecture.
     """
     architectures, model_type = config.get("architectures"), config.get("model_type")
     of_type = ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None

@@ -1,4 +1,4 @@
-"""The decoder of all families: tokens enter, the layers run in order, logits come out.
+"""The decoder of all families, which computes logits from tokens, layer by layer.
 
 `DecoderStage` implements everything that is equal in all families. A family implements
 `read_layer`, mostly with the layers of `decoder_layers.py`, and overrides other methods only where
@@ -71,7 +71,8 @@ class DecoderStage(StageModel):
         self.runner = place.ops.runner(program)
 
     def read_tokens(self, source: TensorSource) -> Embedding:
-        """Reads what turns tokens into the hidden states of the first layer."""
+        """Reads the embedding, which turns tokens into the hidden states that enter the first
+        layer."""
         self._table = self._read_table(source)
         return self.read_embedding(source, TokenEmbedding(self._table))
 
@@ -90,8 +91,8 @@ class DecoderStage(StageModel):
         return NormedHead(self.read_final_norm(source), self._read_projection(source))
 
     def read_pooler(self, source: TensorSource, pooling: Pooling) -> Pooler:
-        """Reads what makes vectors of the hidden states after the last layer. Raises
-        UnsupportedModel if the family cannot pool like this."""
+        """Reads the pooler, which makes vectors (embeddings or scores) from the hidden states after
+        the last layer. Raises UnsupportedModel if the family does not support `pooling`."""
         hidden_size, is_plain = self.config.hidden_size, self._has_plain_head
         if self.hidden_size != hidden_size or (pooling.head == "yes-no" and not is_plain):
             raise UnsupportedModel(f"pooling of {self.config.architecture} is not served")
@@ -102,8 +103,8 @@ class DecoderStage(StageModel):
         )
 
     def _read_score_head(self, source: TensorSource, pooling: Pooling) -> ScoreHead | None:
-        """Reads what turns a hidden state into scores, in float32. Returns None if vectors are
-        hidden states."""
+        """Reads the score head, which turns a hidden state into scores, in float32. Returns None if
+        the vectors are embeddings."""
         hidden_size = self.config.hidden_size
         if pooling.head == "none":
             return None

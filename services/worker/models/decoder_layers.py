@@ -211,7 +211,7 @@ class Attention:
 
     @property
     def heads(self) -> Heads:
-        """Where this rank's query, key and value heads are in a row of the output of `qkv`."""
+        """The layout of this rank's query, key and value heads in a row of the output of `qkv`."""
         return Heads(n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim)
 
     def describe(

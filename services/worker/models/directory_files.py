@@ -155,7 +155,7 @@ def files_digest(model: Path) -> str:
 
 def _main_file(directory: Path) -> Path:
     """Returns the file that messages about the checkpoint name: the only weight file, or else the
-    index."""
+    index. If there is neither, it is `model.safetensors`."""
     try:
         paths = find_weight_files(directory).paths
     except CheckpointError:

@@ -35,8 +35,8 @@ def read_gguf_config(
     """Returns the configuration in the metadata of a GGUF file. Raises UnsupportedModel if the
     model cannot be served.
 
-    `max_model_len` is the operator's setting for the longest sequence, and `pooling` the setting
-    that says how vectors are made, which the file does not say.
+    `max_model_len` is the operator's setting for the longest sequence. `pooling` is the setting
+    that says how vectors (embeddings or scores) are made, because a GGUF file does not say it.
     """
     try:
         read = parse_with_sources(

@@ -96,8 +96,8 @@ class GgufFile(TensorFiles):
         return {place.path for place in self._header.tensors.values()}
 
     def header(self, name: str) -> Header:
-        """Returns the shape of the tensor, with float32 as its element type, since `read`
-        dequantises.
+        """Returns the shape of the tensor and its element type: float32 if `read` can dequantise
+        the tensor, otherwise the name of the stored type.
 
         Raises CheckpointError if a file ends inside the tensor.
         """

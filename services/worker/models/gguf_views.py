@@ -1,4 +1,4 @@
-"""Tensors of a family as arrangements of the tensors in a GGUF file.
+"""Describes how the tensors of a model family are made from the tensors in a GGUF file.
 
 `RowView` reorders rows of stored tensors, so quantised blocks stay as they are. `ComputedView`
 reads whole tensors and computes the family's tensor from them. `make_view` carries out the rules of
@@ -95,7 +95,8 @@ def make_view(rule: Rule, find: Find, config: ModelConfig, number: int) -> View 
     """Returns how a family's tensor is made from stored tensors, as `rule` says.
 
     `number` is the number in the family's name for the tensor, such as the index of the layer, or
-    0. The result is None if the file lacks a tensor of the rule.
+    0. The result is None if the file lacks a tensor of the rule. Raises CheckpointError if a stored
+    tensor has a shape that does not fit the rule.
     """
     match rule:
         case First(rules):
@@ -279,7 +280,8 @@ def _fitting(rows: Tensor | None, stored: Stored) -> Tensor | range:
 
 def _untiled(net: DeltaNetShape, size: int, *, skips_keys: bool) -> Tensor | None:
     """Returns the stored index of each element of the value heads, which have `size` elements each.
-    Returns None if the stored order is already right."""
+    With `skips_keys`, the elements of queries and keys come first and stay in place. Returns None
+    if the stored order is already right."""
     if net.group_size == 1:
         return None
     first = 2 * net.n_key_heads * net.key_dim if skips_keys else 0

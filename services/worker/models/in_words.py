@@ -12,7 +12,7 @@ from services.worker.models.weight_format import MatrixFormat
 
 def rope_in_words(config: ModelConfig, keys: JsonObject) -> Derived[str]:
     """Returns a text about the type, the base and the factor of the rotary angles. `keys` is the
-    content of the configuration file, from which the origin of the settings is named."""
+    content of the configuration file. The origin in the result names the keys that were used."""
     if not isinstance(config, RotaryConfig):
         return Derived("none", f"family {config.architecture}")
     rope = config.rope

@@ -61,14 +61,16 @@ _FAMILIES = {
     "ForMaskedLM": ("Model",),
     "Model": ("ForCausalLM", "Model"),
 }
-"""For each end of architectures that are a family without its head, the ends of the family's own
-architecture: `…ForCausalLM` of decoders, `…Model` of encoders. The head that fills in masked tokens
-is not read, since encoders are served for their vectors."""
+"""Some architectures are the layers of a family with another head or without one. For each ending
+of their names, the possible endings of the family's own architecture: `…ForCausalLM` of decoders,
+`…Model` of encoders. The head that fills in masked tokens is not read, since encoders only make
+embeddings and scores."""
 
 
 def family_architecture(architecture: str) -> str:
     """Returns the architecture of the family that computes the layers of `architecture`, which may
-    lack the family's head. Returns `architecture` itself if it is the family's own, or unknown."""
+    have another head or none. Returns `architecture` itself if it is the family's own, or
+    unknown."""
     for end, of_families in _FAMILIES.items():
         stem = architecture.removesuffix(end)
         for family in (f"{stem}{of_family}" for of_family in of_families):

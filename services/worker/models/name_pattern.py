@@ -63,7 +63,7 @@ class NamePattern:
         self._quick = re.compile(expression) if _ways(parsed) <= _MAX_WAYS else None
 
     def matches(self, name: str) -> bool:
-        """Whether the expression matches from the beginning of `name`."""
+        """Returns whether the expression matches from the beginning of `name`."""
         if self._quick is not None and len(name) <= 2 * _LONG:
             return self._quick.match(name) is not None
         return bool(_Subject(name).ends(self._parsed, 1))
@@ -160,7 +160,7 @@ def _bits(positions: int) -> Iterator[int]:
 
 
 def _fits(kind: str, arguments: Any, character: str) -> bool:
-    """Whether an expression for one character fits a character."""
+    """Returns whether an expression for one character fits a character."""
     match kind:
         case "LITERAL":
             return ord(character) == int(arguments)
@@ -219,7 +219,7 @@ def _inside(kind: str, arguments: Any) -> list[Any]:
 
 def _ways(parts: Any) -> float:
     """Returns an estimate of the number of ways to match `parts`. The result is infinite if a
-    repeat contains a repeat."""
+    repeated part can itself match in several ways, as in `(a*)*`."""
     ways = 1.0
     for operator, arguments in parts:
         match str(operator):

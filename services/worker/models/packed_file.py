@@ -1,6 +1,6 @@
 """A file of packed matrices, which is mapped into memory and not copied.
 
-    8 bytes   a mark
+    8 bytes   a mark of the file format
     8 bytes   length of the header, then 4 bytes with the CRC-32 of the header
     header    JSON: for each matrix its description, shape, place and CRC-32
     matrices  each begins at a multiple of 64 bytes, the length of a cache line

@@ -1,7 +1,9 @@
-"""Makes vectors of hidden states: the end of the last stage for requests that want a vector.
+"""Makes vectors (embeddings or scores) of hidden states, on the last stage, for requests that ask
+for a vector.
 
-The hidden states of tokens are normalised as for the head (`states`). One hidden state is made of
-those of a prompt, by the engine, and becomes the vector of the request here (`vector`).
+A vector is made in three steps. `Pooler.states` normalises the hidden states of a prompt's tokens.
+The engine combines these states into one (`engine.pooled_requests`). `Pooler.vector` makes the
+vector of the prompt from this one state.
 """
 
 from __future__ import annotations
@@ -18,14 +20,15 @@ from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 
 
 class Pooler:
-    """Makes vectors or scores of the hidden states of a model's last stage. All ranks of the stage
-    have equal poolers."""
+    """Makes vectors (embeddings or scores) from the hidden states of a model's last stage. All
+    ranks of the stage have equal poolers."""
 
     def __init__(
         self, pooling: Pooling, norm: ProgramRunner | None, head: ScoreHead | None
     ) -> None:
         """`norm` runs a program of `norm_program`. It is None if the last layer ends with a norm.
-        `head` turns a hidden state into scores. With None, vectors are hidden states."""
+        `head` turns a hidden state into scores. It is None if vectors are embeddings, which are
+        hidden states."""
         self.pooling = pooling
         self._norm = norm
         self._head = head

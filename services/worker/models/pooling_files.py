@@ -1,5 +1,6 @@
-"""Reads how a checkpoint's hidden states become vectors: from the files of `sentence-transformers`,
-from a classification head in `config.json`, or from the operator's setting.
+"""Reads how vectors (embeddings or scores) are made of a checkpoint's hidden states: from the files
+of `sentence-transformers`, from `config.json` if it names a classification head, or from the
+operator's setting.
 
 `modules.json` lists the modules that follow the model. Pooling and normalisation are served, all
 others are refused by name.
@@ -73,8 +74,9 @@ def read_pooling(
 def of_encoder(
     pooling: Pooling, *, token_type_stride: int, padding_token_id: int | None
 ) -> Pooling:
-    """Returns how an encoder makes vectors, if a decoder with the same files would make them like
-    `pooling`. A classification head of an encoder takes the state of the first token.
+    """Adapts `pooling`, as it was read from the files of an encoder, to encoders. An encoder
+    generates no tokens and gets each prompt whole, and its classification head takes the state of
+    the first token.
 
     Raises UnsupportedModel for pooling that only decoders have.
     """

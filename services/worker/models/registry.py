@@ -165,15 +165,17 @@ def build_stage(
 ) -> StageModel:
     """Returns one rank's share of one stage, on `device`.
 
-    The tensors are read from `files`, or are random if `files` is None. All matrices except the
-    experts' matrices are quantised by `quantization`. `activations` says whether products with
-    quantised matrices may round their inputs. `on_progress` is called with the bytes read
-    so far and the total bytes of the share, first with 0 bytes and then repeatedly. Matrices that
-    `cached` has are taken from there, and it keeps the others. A batch names an adapter by its
-    index in `adapters`. With `takes_adapters`, others can be added later. With `pooling`, the last
-    stage makes vectors. Raises AdapterError for an adapter that does not fit the model,
+    The tensors are read from `files`, or are random if `files` is None. `quantization` applies to
+    the matrices of linear layers, embeddings and heads, but not to experts and routers.
+    `activations` says whether products with quantised matrices may round their inputs.
+    `on_progress` is called with the bytes read so far and the total bytes of the share, first with
+    0 bytes and then repeatedly. Matrices that the cache `cached` has are taken from there, and the
+    others are written to it. A batch names an adapter by its index in `adapters`. With
+    `takes_adapters`, adapters can be added later. With `pooling`, the last stage makes vectors
+    (embeddings or scores). Raises AdapterError for an adapter that does not fit the model,
     UnsupportedModel for features that are not implemented, and CheckpointError for files that do
-    not match the configuration. All are raised before any weight is read.
+    not match the configuration. Unsupported features, and tensors that are missing or have wrong
+    shapes, are found before any weight is read.
     """
     config.check()
     check_rank(tp_rank, tp_size)
@@ -231,8 +233,8 @@ def read_stage(
     dtype: torch.dtype,
     device: torch.device,
 ) -> StageModel:
-    """Returns one rank's share of one stage, whose tensors are from `source`; raises
-    UnsupportedModel."""
+    """Returns one rank's share of one stage, with tensors from `source`. Raises UnsupportedModel
+    for features that are not implemented."""
     family = FAMILIES[config.architecture]
     stage = family(config, place, source=source, dtype=dtype, device=device)
     if pooling is not None and place.is_last:

@@ -99,14 +99,14 @@ class AltUp:
 
 
 def _modes(routed: Tensor) -> Tensor:
-    """Returns the coefficients of prediction and correction: the tanh of the router's output,
-    [n_tokens, n_streams]."""
+    """Returns the tanh of the router's output, [n_tokens, n_streams]. The coefficients of
+    prediction and of correction are linear functions of it."""
     return torch.tanh(routed.float()).to(routed.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Laurel:
-    """A low-rank product. The result is added to the output of attention."""
+    """Adds a low-rank product to its input. The sum is then added to the output of attention."""
 
     left: LinearWeight  # [rank, hidden]
     right: LinearWeight  # [hidden, rank]

@@ -51,8 +51,8 @@ _ROPE_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """The settings that determine the rotary angle of each position. Only the fields for the
-    setting's type have a value."""
+    """The settings that determine the rotary angle of each position. Only the fields that
+    `rope_type` uses have a value."""
 
     rope_type: Literal[
         "default", "linear", "dynamic", "proportional", "llama3", "yarn", "longrope"

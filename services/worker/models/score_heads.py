@@ -1,4 +1,5 @@
-"""The heads that make scores of one hidden state, which follow the pooling of a prompt's states.
+"""The heads that turn one hidden state into scores. The hidden state stands for a whole prompt, and
+is made from the states of its tokens by pooling.
 
 Scores are computed in float64, one state at a time, so that they do not depend on the batch.
 """
@@ -23,7 +24,7 @@ class ScoreHead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearScores:
-    """Products of the hidden state with the rows of a matrix."""
+    """A head whose scores are the products of the hidden state with the rows of a matrix."""
 
     matrix: Tensor  # [n_values, hidden_size]
 
@@ -52,7 +53,7 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class TanhScores:
-    """The classification head of BERT: a layer with tanh, then a linear one."""
+    """The classification head of BERT: a linear layer with tanh, then another linear layer."""
 
     dense: Affine
     out: Affine

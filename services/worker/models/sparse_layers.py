@@ -15,5 +15,5 @@ class SparseLayers:
     dense_layers: tuple[int, ...] = field(default=(), metadata={"alias": "mlp_only_layers"})
 
     def is_sparse(self, index: int) -> bool:
-        """Whether layer `index` has experts instead of one MLP."""
+        """Returns whether layer `index` has experts instead of one MLP."""
         return index not in self.dense_layers and (index + 1) % self.sparse_step == 0

@@ -1,9 +1,9 @@
 """Finds the matrix of one expert in checkpoints that store all experts of a layer in one tensor.
 
 Files of some families have `experts.gate_up_proj` [n_experts, 2 * size, hidden], with the gates
-before the gated values, and `experts.down_proj` [n_experts, hidden, size]. Files of MLX have
-`switch_mlp.gate_proj.weight` [n_experts, size, hidden] and so on, which may be quantised. Other
-files have a separate matrix for each expert: `experts.7.gate_proj.weight` and so on.
+before the values that they multiply, and `experts.down_proj` [n_experts, hidden, size]. Files of
+MLX have `switch_mlp.gate_proj.weight` [n_experts, size, hidden] and so on, which may be quantised.
+Other files have a separate matrix for each expert: `experts.7.gate_proj.weight` and so on.
 """
 
 from __future__ import annotations

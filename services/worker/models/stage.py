@@ -36,7 +36,7 @@ from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """For one K/V group: where its layers store the keys and values of a batch, and how they
+    """Says where the layers of one K/V group store the keys and values of a batch, and how they
     attend."""
 
     slots: Tensor  # [n_tokens] int64
@@ -74,11 +74,11 @@ class StageModel:
     """The program of the stage, to which adapters can be added; None if the model was loaded for
     no adapters."""
     fitted: Sequence[FittedAdapter] = ()
-    """The adapters in the program, by their indices."""
+    """This rank's shares of the adapters that are in the program."""
     runner: ProgramRunner
     """Runs the program of the stage. It is assigned after the weights have been read."""
     pooler: Pooler | None = None
-    """Turns hidden states into vectors. None if this stage makes no vectors."""
+    """Makes vectors (embeddings or scores) of hidden states. None if this stage makes none."""
 
     def __init__(
         self, config: ModelConfig, place: StagePlace, *, dtype: torch.dtype, device: torch.device
@@ -104,8 +104,8 @@ class StageModel:
         self.kv_groups = KVGroups.of(config)
 
     def with_adapters(self, fitted: Sequence[FittedAdapter]) -> Self:
-        """Returns a stage with the same weights, and with the adapters `fitted` in place of those
-        that this one has. Raises RuntimeError if the model was loaded for no adapters."""
+        """Returns a stage with the same weights, and with the adapters `fitted` instead of its
+        present ones. Raises RuntimeError if the model was loaded for no adapters."""
         if self.adaptable is None:
             raise RuntimeError("the model was loaded for no adapters")
         made = copy.copy(self)

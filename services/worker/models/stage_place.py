@@ -1,4 +1,5 @@
-"""Which share of a model one rank computes: a range of layers, and a part of each layer."""
+"""Determines which share of a model one rank computes: a range of layers, and a part of each
+layer."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from services.worker.models.config import ModelConfig, UnsupportedModel
 
 
 def layer_range(n_layers: int, stage_index: int, n_stages: int) -> range:
-    """Returns the range of layers of a stage.
+    """Returns the range of layers of a stage. Raises UnsupportedModel if there is no such stage, or
+    if there are more stages than layers.
 
     If the stages cannot have equally many layers, earlier stages have one more. The last stage
     never gets the additional layer, because it also computes the output projection.
@@ -29,7 +31,7 @@ def layer_range(n_layers: int, stage_index: int, n_stages: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class StagePlace:
-    """Which share of the model one rank computes, and the operations of its device."""
+    """The share of the model that one rank computes, and the operations of the rank's device."""
 
     layers: range
     is_first: bool
@@ -51,7 +53,7 @@ class StagePlace:
         tp_size: int = 1,
     ) -> Self:
         """Returns the share of the rank `tp_rank` of the stage that has `layers`. `pooling` says
-        how the model makes vectors, and whether it also has a head for tokens."""
+        how the model makes vectors (embeddings or scores), and whether it also generates tokens."""
         return cls(
             layers=layers,
             is_first=layers.start == 0,

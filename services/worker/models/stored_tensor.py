@@ -45,8 +45,8 @@ class StoredTensor(ABC):
 
 
 class GroupedTensor(StoredTensor):
-    """A matrix of quantised numbers with scales, whose parts may be readable without
-    dequantising."""
+    """A matrix of quantised numbers with scales. Some of its parts can be read without dequantising
+    (`group_form`)."""
 
     has_offsets: bool  # groups have offsets besides scales; all may be zero
     is_rounded = False  # the numbers that are read without dequantising are not exact

@@ -70,8 +70,8 @@ class TensorFiles(Protocol):
 
 
 class TensorFilesView(TensorFiles):
-    """Tensors of other files under other names or in another form. Each method calls the method of
-    the same name of these files. A subclass overrides some of the methods."""
+    """Tensors of other files, which are not a `GgufFile`, under other names or in another form. A
+    method calls the method of the same name of these files, unless a subclass overrides it."""
 
     def __init__(self, files: TensorFiles) -> None:
         self._files = files

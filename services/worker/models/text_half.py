@@ -1,10 +1,9 @@
 """The text model inside a checkpoint that also takes images.
 
 Such a checkpoint (`...ForConditionalGeneration`) contains a text model of a known family, described
-in `text_config`. Only this text model is served. Requests have no images, and for text the
-checkpoint computes what the family computes: its positions in three dimensions (mrope) are three
-equal numbers for text. `directory_files.py` finds the tensors under the names that such checkpoints
-use.
+in `text_config`. Only this text model is served. Requests have no images. For text the checkpoint
+computes the same as the family: the three dimensions of its positions (mrope) are equal.
+`directory_files.py` finds the tensors under the names that such checkpoints use.
 
 This module depends on the keys of `config.json`, but uses no files and no fields of configurations.
 """

@@ -1,4 +1,5 @@
-"""A directory in which ranks keep their quantised matrices, so that the next start maps them.
+"""A directory in which ranks keep their packed matrices, so that the next start maps them into
+memory instead of packing them again.
 
 There is a file for each share of a checkpoint. Its name is a digest of everything that the bytes
 depend on: the weight files, the rank's place and settings, the code, and the layout of the native
@@ -33,8 +34,8 @@ from services.worker.models.packed_file import (
 log = logging.getLogger(__name__)
 
 LOCKED_S = 60.0
-"""Seconds since the last change of a file after which the file is removed if it is neither complete
-nor locked."""
+"""An incomplete file that no process has locked is removed when it has not changed for this number
+of seconds."""
 
 _SUFFIX = ".packed"
 _OWN = re.compile(r"[0-9a-f]{32}\.packed(\.\w+)?")

@@ -1,4 +1,5 @@
-"""How the matrices of a quantised checkpoint are stored, independent of the quantisation method.
+"""Describes how the matrices of a quantised checkpoint are stored, independent of the quantisation
+method.
 
 `quantization_config/` reads this format from `config.json`; `quantised/` has the code that
 dequantises. This module uses no files and no tensors.
@@ -22,9 +23,9 @@ layout."""
 Bits = Literal[2, 3, 4, 5, 6, 8]
 
 Order = Literal["stored", "required"]
-"""How the group of each input, whose inputs share a scale, is determined. "stored": by a tensor of
-the file; if the tensor is missing, neighbouring inputs form groups. "required": by this tensor,
-which must exist."""
+"""Says how the group of each input is determined. The inputs of a group share a scale. "stored": a
+tensor of the file has the group of each input; if it is missing, neighbouring inputs form groups.
+"required": this tensor must exist."""
 
 EVERY_MATRIX = "Linear"
 """The target that matches the matrices of all linear layers."""
@@ -33,7 +34,7 @@ EVERY_MATRIX = "Linear"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixFormat:
     """The format of the matrices that `targets` name. Each matrix [n_out, n_in] has quantised
-    numbers (integers or FP8) and scales."""
+    numbers (integers, floats of few bits, or indices into a table) and scales."""
 
     layout: Layout
     bits: Bits

@@ -89,9 +89,9 @@ class Part:
 class TensorSource(ABC):
     """A source from which a model gets the tensors of one rank.
 
-    All matrices except the matrices of experts are quantised as `quantization` says. `activations`
-    says whether products with quantised matrices may round their inputs. Each rank's share is
-    quantised separately.
+    The matrices that `weight`, `gated`, `head`, `table` and `rows` return are quantised as
+    `quantization` says, but experts and routers are not. `activations` says whether products with
+    quantised matrices may round their inputs. Each rank's share is quantised separately.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ other ranks, and reports results. `services.worker.engine` computes an iteration
 gRPC and never decides which iterations run.
 
     rank          the loop: receive messages, run, report
-    membership    the epoch that the rank is in: join, member, leave
+    membership    joins and leaves epochs, one epoch at a time
     data_plane/   transfers of tensors between ranks
     stage_shard   the weights, which are kept from one epoch to the next, and their device
     lifeline      the thread that sends heartbeats, ends epochs, takes grammars, and detects a hang

@@ -44,8 +44,8 @@ from services.worker.settings import FreeRankSettings, PipelinePlace, RankSettin
 log = logging.getLogger(__name__)
 
 PLACE_WAIT_S = 3600.0
-"""Longest time, in seconds, of one wait for a stage, in a rank that has loaded no stage yet. After
-this time the rank waits again."""
+"""Timeout in seconds of one wait for the message with the rank's stage. After the timeout the rank
+waits again."""
 
 
 def start(

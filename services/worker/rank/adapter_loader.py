@@ -1,8 +1,8 @@
 """Loads adapters in a thread of their own, beside the iterations of a rank.
 
-An adapter comes from a directory that the settings allow. The thread reads its files, compares its
-text files with those of the model, and packs this rank's share of its matrices. One adapter is
-loaded at a time.
+An adapter comes from a directory that the settings allow. The thread reads the adapter's files,
+compares its tokenizer and chat template with the model's, and packs this rank's share of its
+matrices. One adapter is loaded at a time.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ MAX_ENTRIES = 1000
 
 @dataclass(frozen=True, slots=True)
 class LoadEnd:
-    """The end of the loading of an adapter."""
+    """The result of loading an adapter."""
 
     load_id: int
     fitted: FittedAdapter | None  # None: the load has failed
     failure: str = ""
-    """Why the load has failed, for clients: it names files and no directories. It is short and
-    printable, whatever names the files have in them."""
+    """Reason why the load has failed, as a short printable text for clients, or an empty text. It
+    may name files, but no directories."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "failure", failure_text(self.failure))
 
 
 OnEnd = Callable[[LoadEnd], None]
-"""A function that is called, in the loader's thread, with the end of a load."""
+"""A function that is called once with the result of a load. It must be safe to call in the loader's
+thread."""
 
 
 class AdapterLoader:
     """Loads adapters for all epochs of a rank, in the order in which loads begin."""
 
     def __init__(self, settings: RankSettings, program: AdaptableProgram) -> None:
-        """The thread starts with the first load. `program` is that of the rank's stage."""
+        """The thread starts with the first load. `program` is the program of the rank's stage."""
         self._settings = settings
         self._program = program
         self._waiting: queue.SimpleQueue[tuple[worker_pb2.AdapterOrder, int, OnEnd]]
@@ -68,7 +69,8 @@ class AdapterLoader:
 
     def begin(self, order: worker_pb2.AdapterOrder, index: int, on_end: OnEnd) -> None:
         """Begins to load the adapter that `order` names. `index` is the number by which batches
-        will refer to the adapter. `on_end` is called when the load has ended."""
+        will refer to the adapter. `on_end` is called when the load has ended, or at once if too
+        many earlier loads are waiting."""
         if self._waiting.qsize() >= self.max_loaded:  # an earlier load hangs
             on_end(LoadEnd(order.load_id, None, "earlier loads have not ended"))
             return

@@ -1,9 +1,9 @@
-"""The adapters that a rank loads in one epoch, by the orders of the scheduler.
+"""The adapters that a rank loads in one epoch, as the scheduler orders.
 
-An order takes its turn among the plans: it is carried out when the plans before it have been
-started. A loaded adapter is added between two iterations. So each iteration has an adapter as a
-whole, or does not have it. A new epoch begins with the adapters that are there from the start, and
-the scheduler orders the others again.
+Orders and plans are carried out in the order in which they arrive: an order waits until the plans
+before it have been started. A loaded adapter is added between two iterations, so no iteration has
+only a part of it. A new epoch begins with the adapters that the settings name, and the scheduler
+orders the others again.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ NO_RUNNER = NoRunner()
 
 
 class EpochAdapters:
-    """The adapters of one epoch on one rank, beside those that are there from the start."""
+    """The loaded adapters of one epoch on one rank, in addition to the adapters that the settings
+    name."""
 
     def __init__(
         self, loader: AdapterLoader | NoLoader, runner: AdaptedRunner, fixed: Collection[str] = ()
     ) -> None:
-        """`fixed` are the digests of the adapters that are there from the start. They have the
-        first indices."""
+        """`fixed` are the digests of the adapters that the settings name. They have the first
+        indices."""
         self._loader = loader
         self._runner = runner
         self._fixed = frozenset(fixed)
@@ -60,11 +61,12 @@ class EpochAdapters:
 
     @property
     def is_loading(self) -> bool:
-        """Whether `take_reports` will return the report of a load that has begun."""
+        """Whether there is a load whose report `take_reports` has not returned yet."""
         return bool(self._reports) or len(self._indices) > len(self._loaded)
 
     def obey(self, order: worker_pb2.AdapterOrder) -> None:
-        """Carries out an order: drops adapters, and begins to load one."""
+        """Carries out an order: drops the adapters in `order.dropped`, and then begins to load an
+        adapter if the order has a `load_id`."""
         for load_id in order.dropped:
             self._indices.pop(load_id, None)
             digest = self._loaded.pop(load_id, "")

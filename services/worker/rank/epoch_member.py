@@ -44,8 +44,8 @@ class EpochMember:
         adapters: EpochAdapters | None = None,
     ) -> None:
         """`clock` tells when the device has finished an iteration. Without `clock`, each iteration
-        that was started is finished. `activity` records the steps. `journal` is that of the K/V
-        memory. `adapters` carries out orders about adapters; None if the rank loads none."""
+        that was started is finished. `activity` records the steps. `journal` is the record of the
+        K/V memory. `adapters` carries out orders about adapters; None if the rank loads none."""
         self.request = request
         self.adapters = adapters or EpochAdapters(NO_LOADER, NO_RUNNER)
         """The adapters that are loaded in this epoch."""

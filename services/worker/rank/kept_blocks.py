@@ -1,15 +1,16 @@
-"""The blocks that the scheduler's prefix cache has, according to the plans of an epoch.
+"""The K/V blocks that are in the scheduler's prefix cache, according to the plans of an epoch.
 
-The first rank of the first stage keeps this record for a new leader, which knows nothing of the
-leader before, and does not use the record itself. A rank learns of a change when it begins the
-iteration of the plan, so before the iteration writes to a block that has left the cache.
+The first rank of the first stage keeps this record, because a new leader does not know the prefix
+cache of its predecessor and asks the rank for it. The changes that a plan names are recorded when
+the plan's iteration begins, so before the iteration writes to a block that has left the cache.
 """
 
 from orcinus.v1 import worker_pb2
 
 
 class KeptBlocks:
-    """The full blocks of one epoch that hold known beginnings of sequences."""
+    """The full blocks in the prefix cache of one epoch, each with the key that identifies its
+    tokens."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -18,8 +19,8 @@ class KeptBlocks:
         self._entries: dict[int, tuple[bytes, int]] = {}  # key and iteration, by block id
 
     def begin(self, plan: worker_pb2.RunIterationsRequest) -> None:
-        """Notes the changes that come with a plan whose iteration begins now. The first plan of
-        another epoch replaces everything."""
+        """Records the changes of the prefix cache that a plan names. Call it when the plan's
+        iteration begins. The first plan of another epoch removes all earlier entries."""
         if plan.epoch != self._epoch:
             self._epoch = plan.epoch
             self._entries.clear()

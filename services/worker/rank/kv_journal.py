@@ -1,7 +1,7 @@
 """A rank's record of its keys and values, which the rank reports when it joins an epoch.
 
 Where keys and values outlive epochs, the record beside them says how much is complete
-(`engine/kv_record.py`), and the first rank of the pipeline keeps which blocks hold which tokens
+(`engine/kv_record.py`), and the first rank of the pipeline records which blocks hold which tokens
 (`kept_blocks.py`). Elsewhere `NoJournal` takes the place of the journal.
 """
 
@@ -17,8 +17,8 @@ class Journal(Protocol):
     """The journal of a rank's keys and values, for all epochs of its process."""
 
     def answer(self, request: worker_pb2.JoinPipelineRequest) -> worker_pb2.JoinPipelineResponse:
-        """Returns what the rank answers to a request to join an epoch: the keys and values that its
-        memory holds."""
+        """Returns the rank's response to a request to join an epoch. The response describes the
+        keys and values that the rank's memory holds."""
 
     def note_begun(self, plan: worker_pb2.RunIterationsRequest) -> None:
         """Notes that an iteration is about to write keys and values."""
@@ -35,7 +35,7 @@ class NoJournal:
     """Replacement for `KVJournal` where keys and values do not outlive epochs."""
 
     def answer(self, request: worker_pb2.JoinPipelineRequest) -> worker_pb2.JoinPipelineResponse:
-        """Returns an answer without keys and values."""
+        """Returns an empty response."""
         return worker_pb2.JoinPipelineResponse()
 
     def note_begun(self, plan: worker_pb2.RunIterationsRequest) -> None:
@@ -62,8 +62,8 @@ class KVJournal:
         self._has_failed = False  # in the epoch
 
     def answer(self, request: worker_pb2.JoinPipelineRequest) -> worker_pb2.JoinPipelineResponse:
-        """Returns the keys and values in the memory. If the request asks the first stage, the
-        answer also has the blocks that hold known tokens."""
+        """Returns a response that describes the keys and values in the memory. On the first stage,
+        it also lists the blocks of the prefix cache, if the request asks for them."""
         stored = self._record.stored
         is_known = stored.epoch == self._epoch and not self._has_failed
         answer = worker_pb2.JoinPipelineResponse()
@@ -79,7 +79,8 @@ class KVJournal:
         return answer
 
     def note_begun(self, plan: worker_pb2.RunIterationsRequest) -> None:
-        """Records the epoch of the plan, and notes the blocks that the plan tells of."""
+        """Records the plan's epoch and iteration, and the changes of the prefix cache that the plan
+        names."""
         if plan.epoch != self._epoch:
             self._record.note_begun(plan.epoch)
             self._epoch, self._has_failed = plan.epoch, False
@@ -87,13 +88,14 @@ class KVJournal:
         self._kept_blocks.begin(plan)
 
     def note_complete(self, iteration: int) -> None:
-        """Records the iteration."""
+        """Records that the keys and values of the iteration are complete."""
         self._record.note_complete(iteration)
 
     def note_failed(self) -> None:
-        """Makes answers say that this process has begun no iteration, until the first plan of
-        another epoch. So a new leader does not use the keys and values of this epoch.
+        """Makes later responses say that this process has begun no iteration, until the first plan
+        of another epoch. So a new leader does not use the keys and values of this epoch.
 
         The present leader removes blocks with numbers that are not finite from its prefix cache,
-        but a rank does not know which later plan has this change."""
+        but a rank does not know which later plan has this change.
+        """
         self._has_failed = True

@@ -51,9 +51,9 @@ class Lifeline:
         when a grammar is to be compiled.
 
         The argument of `on_leave` is the first epoch that is not over, or None if all epochs are
-        over because the controller is gone. If such a message has already arrived, `on_leave` is
-        called at once in the calling thread. The argument of `on_grammar` is a
-        PrepareGrammarRequest. `on_grammar` is not called before the rank has joined an epoch.
+        over because the controller is gone. If epochs have ended before this call, `on_leave` is
+        called at once, in the calling thread. The argument of `on_grammar` is a
+        PrepareGrammarRequest. The controller sends none before the rank has joined an epoch.
         """
         self._on_grammar = on_grammar
         with self._lock:

@@ -88,10 +88,7 @@ class Membership:
 
     def leave(self) -> bool:
         """Leaves the current epoch and releases its resources. Does nothing without an epoch.
-
-        Returns:
-            Whether the epoch had been cancelled before.
-        """
+        Returns whether the epoch had been cancelled before."""
         with self._lock:
             entry, self._entry = self._entry, None
         member, self._member = self._member, None

@@ -18,12 +18,14 @@ from services.worker.engine.logprobs import BatchLogprobs, ReportedSpan
 from services.worker.engine.pooled_requests import BatchVectors
 
 ReportedVector = tuple[int, NDArray[np.float32]]
-"""Type of the index of a span and the vector [n_values] of the prompt that ends with the span."""
+"""Type of a pair: the index of a span, and the vector (embedding or scores) [n_values] of the
+prompt that ends with the span."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedTokens:
-    """The report of a rank about the sampled tokens of an iteration and their log-probabilities."""
+    """The report of a rank about an iteration: its sampled tokens, log-probabilities and
+    vectors."""
 
     token_ids: Sequence[int]
     """The tokens, with 0 in place of each -1."""

@@ -33,16 +33,16 @@ class Runner(Protocol):
         """Returns sampled tokens. Called on the last stage only."""
 
     def cut(self, batch: Any) -> list[int]:
-        """Returns the indices of sampled tokens that end an output before its grammar allows an
-        end."""
+        """Returns the indices of sampled tokens that end an output early, because a step of its
+        grammar takes too much work."""
 
     def logprobs(self, batch: Any, logits: Logits, tokens: Numbers) -> BatchLogprobs | None:
         """Returns the log-probabilities that requests ask for, or None if no request does. Called
         on the last stage only."""
 
     def vectors(self, batch: Any, logits: Logits) -> BatchVectors | None:
-        """Returns the vectors of the prompts that end in the batch, or None if no request asks for
-        one. Called on the last stage only."""
+        """Returns the vectors (embeddings or scores) of the prompts that end in the batch, or None
+        if there are none. Called on the last stage only."""
 
     def close(self) -> None:
         """Releases the recorded graphs that use the transport's process groups."""

@@ -66,7 +66,7 @@ class StageShard:
         activity: Activity | None = None,
     ) -> None:
         """`new_graphs` is called for each epoch and returns a function that makes graphs (see
-        `decode_graphs.cuda_graphs`). With None, decodes are not recorded as graphs. `activity`
+        `decode_graphs.cuda_graphs`). If it is None, decodes are not recorded as graphs. `activity`
         records the steps of each epoch's member."""
         self._settings = settings
         self._model = model
@@ -277,10 +277,10 @@ def is_staged(settings: RankSettings) -> bool:
 def has_graphs(settings: RankSettings, model: StageModel) -> bool:
     """Returns whether batches of decodes are recorded as CUDA graphs.
 
-    This requires that the settings allow it, that the device is a GPU, that the host does not wait
-    for transfers, that the shapes of operations do not depend on the contents of a batch, that the
-    model generates, and that there are no adapters and none can be loaded: their products have a
-    shape for each number of tokens.
+    This requires that the settings allow graphs, the device is a GPU, the host does not wait for
+    transfers, and the model generates tokens. The shapes of operations must not depend on the
+    contents of a batch. So there must also be no adapters, and none that can be loaded: the shapes
+    of their products depend on which tokens have which adapter.
     """
     has_adapters = bool(settings.adapters) or settings.n_loaded_adapters > 0
     is_possible = settings.device == "cuda" and not (is_staged(settings) or has_adapters)

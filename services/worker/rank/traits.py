@@ -54,9 +54,9 @@ def traits_of(settings: FreeRankSettings) -> dict[str, str]:
 
 
 def receipt_traits(settings: FreeRankSettings, *, max_model_len: int) -> dict[str, str]:
-    """Returns the traits that only receipts need: the digest of the weights, the name of the
-    kernels, and the length of the longest sequence in tokens. The result is empty if no receipts
-    are made, because computing the digest takes time.
+    """Returns the traits that only receipts (docs/receipts.md) need: the digest of the weights, the
+    name of the kernels, and the length of the longest sequence in tokens. The result is empty if no
+    receipts are made, because computing the digest takes time.
 
     Raises:
         CannotStart: the weights are random, so no receipt could be checked.

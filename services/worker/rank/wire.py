@@ -123,7 +123,7 @@ def timings_of(
 def adapter_report_of(
     place: worker_pb2.JoinPipelineRequest, report: worker_pb2.AdapterReport
 ) -> worker_pb2.WatchStageResponse:
-    """Returns the report of what has become of an order to load an adapter."""
+    """Returns the report that an adapter has been loaded, or why loading it has failed."""
     return worker_pb2.WatchStageResponse(
         pipeline_id=place.pipeline_id, epoch=place.epoch, adapter=report
     )
@@ -139,7 +139,8 @@ def failure_of(
 ) -> worker_pb2.WatchStageResponse:
     """Returns the report that the epoch has failed. `is_of_neighbour` means that another rank is
     lost and this rank has not failed. `is_by_itself` means that this rank failed by itself.
-    `iteration` is the number of the iteration that it computed then, or 0 if it is unknown."""
+    `iteration` is the number of the iteration that this rank computed when it failed, or 0 if it is
+    unknown."""
     return worker_pb2.WatchStageResponse(
         pipeline_id=place.pipeline_id,
         epoch=place.epoch,

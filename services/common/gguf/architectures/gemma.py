@@ -23,8 +23,8 @@ _DEFAULT_BASE, _DEFAULT_LOCAL_BASE = 1_000_000.0, 10_000.0  # rotary bases of Ge
 
 
 def window_layers(said: Metadata, config: Config) -> Config:
-    """Returns the configuration key `layer_types`, which has for each layer whether it has a
-    window. Returns an empty configuration if the file does not list the layers."""
+    """Returns the configuration key `layer_types`, which says for each layer whether its attention
+    has a window. Returns an empty configuration if the file does not list the layers."""
     if not _lists(said):
         return {}
     windows = said.per_layer("attention.sliding_window_pattern", config["num_hidden_layers"]) or []
@@ -39,9 +39,9 @@ def refuse_other_base(said: Metadata) -> None:
 
 
 def _scalar(config: Config, *, large: int) -> Config:
-    """Returns the configuration key for the number by whose square root attention scores are
-    divided. This is the size of a head, except in a model with `large` layers: there it is the
-    hidden size divided by the number of heads."""
+    """Returns the configuration key for the number whose square root divides attention scores. The
+    number is the size of a head. In the model with `large` layers, the number is the hidden size
+    divided by the number of heads."""
     scalar = config.get("head_dim", 256)
     if config["num_hidden_layers"] == large:
         scalar = config["hidden_size"] // max(1, config["num_attention_heads"])

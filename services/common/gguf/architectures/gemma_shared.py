@@ -152,7 +152,7 @@ def _gemma4_experts(said: Metadata) -> Config:
 def _rotated_share(said: Metadata) -> float:
     """Returns the fraction of a head's elements that are rotated in layers without a window.
 
-    The file marks an element that is not rotated by a very large divisor of its frequency.
+    For an element that is not rotated, the file has a very large divisor of the frequency.
 
     Raises:
         ValueError: the divisor of an element that is rotated is not 1.

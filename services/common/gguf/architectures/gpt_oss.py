@@ -1,5 +1,5 @@
-"""gpt-oss. Its experts have biases, and their gates and values alternate in the family's
-tensors."""
+"""gpt-oss. Its experts have biases. In the tensors of the model family, rows of the gate matrix and
+of the up matrix of an expert alternate."""
 
 from __future__ import annotations
 

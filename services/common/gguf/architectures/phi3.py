@@ -1,5 +1,5 @@
-"""Phi-3 and Phi-4. Queries, keys and values are stored as one matrix, and so are gates and
-values."""
+"""Phi-3 and Phi-4. The matrices of queries, keys and values are stored as one matrix, and so are
+the gate and up matrices."""
 
 from __future__ import annotations
 

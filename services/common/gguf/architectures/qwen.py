@@ -24,7 +24,7 @@ SHARED_EXPERT: Rules = {
 
 def _norm_topk(said: Metadata, config: Config) -> Config:
     """Returns the configuration key that says whether the weights of the chosen experts are scaled
-    to add up to one. If the file does not say so, they are."""
+    to add up to one. If the file has no key for this, the weights are scaled."""
     weights_norm = said.value("expert_weights_norm")
     return {"norm_topk_prob": True if weights_norm is None else bool(weights_norm)}
 

@@ -65,8 +65,8 @@ _DEFAULT_INTERVAL = 4  # every fourth layer has attention
 
 
 def _layers(said: Metadata, config: Config) -> Config:
-    """Returns the configuration keys that say which layers have attention, and how many elements a
-    value has in the other layers."""
+    """Returns two configuration keys: one says which layers have attention, and the other one has
+    the number of elements of a value head in the layers without attention."""
     n_layers = config["num_hidden_layers"]
     recurrent = said.per_layer("attention.recurrent_layers", n_layers)
     if recurrent is None:

@@ -43,7 +43,7 @@ class AnthropicToolUse(TypedDict):
     """Name of the tool."""
     input: dict[str, Any]
     """Arguments of the call. If the answer ended within the call, these are only the arguments that
-    the model had written."""
+    were complete."""
 
 
 @answer_object

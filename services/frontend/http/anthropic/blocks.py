@@ -198,8 +198,8 @@ class ToolReferenceBlock(Block):
 
 
 def _tag_of_result_part(part: Mapping[str, Any]) -> str:
-    """Returns the tag of a part of a tool's result whose type alone does not decide: `document` for
-    a document of plain text, else `LEFT_OUT`."""
+    """Returns the tag of a part of a tool's result that is neither a text, nor a search result, nor
+    a reference to a tool: `document` for a document of plain text, else `LEFT_OUT`."""
     source = part.get("source")
     kind = source.get("type") if isinstance(source, Mapping) else None
     is_read = part.get("type") == "document" and kind in ("text", "content")

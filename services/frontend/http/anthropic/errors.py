@@ -30,8 +30,8 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""Type of the error in Anthropic's API, keyed by status. Errors with other statuses are an
-`api_error` or an `invalid_request_error`."""
+"""Type of the error in Anthropic's API, keyed by status. An error with another status is an
+`api_error` if the server is at fault, else an `invalid_request_error`."""
 
 
 @answer_object

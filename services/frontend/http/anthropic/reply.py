@@ -98,8 +98,8 @@ class MessagesReply(MessageReply):
         return self._generation.request_id
 
     def _omits(self, item: Item) -> bool:
-        """Returns whether the answer leaves out the text of an item: that of reasoning with
-        `ThinkingDisplay.OMITTED`."""
+        """Returns whether the answer leaves out the text of an item: the item is reasoning, and the
+        reasoning is to be shown as `ThinkingDisplay.OMITTED`."""
         is_reasoning = item.kind is ItemKind.REASONING
         return is_reasoning and self._thinking is ThinkingDisplay.OMITTED
 
@@ -120,8 +120,8 @@ class MessagesReply(MessageReply):
 
     def _whole_block(self, item: Item, text: str, n_items: int) -> Block:
         """Returns the block of an item with the whole text of the item. A call becomes a block of
-        text if its arguments cannot be read as an object, or if the model stopped before they were
-        complete."""
+        text if its arguments cannot be read as an object. If the token limit or a stop sequence cut
+        the arguments off, the block has only the members of the object that are complete."""
         block = self._block(item, text)
         if block["type"] != "tool_use":
             return block

@@ -1,6 +1,6 @@
 """The tools of a body in Anthropic's protocol, and which of the tools must be called.
 
-Tools that Anthropic's own servers run are left out.
+Tools that Anthropic's own servers run are left out of the prompt.
 """
 
 from typing import Annotated, Any, Literal
@@ -115,8 +115,8 @@ MODES: dict[str, Literal["auto", "required", "none"]] = {
 
 
 def tool_choice_of(choice: "Choice | None") -> ToolChoice:
-    """Converts a choice of tools to the form that all protocols share. None becomes the default,
-    with which the model decides."""
+    """Converts a `tool_choice` to the form that all protocols share. Without a `tool_choice`, the
+    model decides whether to call tools."""
     match choice:
         case AnyChoice(type=kind, disable_parallel_tool_use=is_single):
             return ToolChoice(mode=MODES[kind], allows_parallel=not is_single)

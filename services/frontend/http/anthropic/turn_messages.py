@@ -110,7 +110,8 @@ def _assistant_message(turn: AssistantTurn) -> ChatMessage:
 
 def _user_messages(turn: UserTurn, call_ids: set[str], field: str) -> Iterator[ChatMessage]:
     """Yields the messages that a turn of the user becomes: one for each result of a call, and one
-    for the texts before, between and after results.
+    for each run of texts before, between or after the results. A turn without results becomes one
+    message, even if it has no text.
 
     Raises:
         InvalidRequest: a result has the id of no earlier call.

@@ -11,8 +11,8 @@ from pydantic_core import core_schema
 @dataclass(frozen=True, slots=True)
 class Only:
     """Annotation of a field that accepts only None and values that have no effect. The value is
-    checked before its type is: a refused value may be a long list, and checking its type would look
-    at each item."""
+    checked before its type is checked: a refused value may be a long list, and checking its type
+    would look at each item."""
 
     neutral: tuple[object, ...]
 

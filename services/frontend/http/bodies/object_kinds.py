@@ -23,7 +23,7 @@ class ExactModel(BaseModel):
 
 
 class IndexedModel(ExactModel):
-    """Base class of bodies whose errors write a place in a list in brackets, as `documents[3]`."""
+    """Base class of bodies whose errors write the index of an item in brackets: `documents[3]`."""
 
 
 def _refuse(name: str) -> str:

@@ -1,8 +1,8 @@
 """The ranges of a body's fields, as annotations for the OpenAPI document.
 
 Options of sampling, counts and formats are checked in one place for all protocols, by the classes
-of requests. The models of bodies do not check ranges. The annotations therefore check nothing and
-only document the ranges.
+`GenerationRequest` and `SamplingParams`. The models of bodies do not check ranges. The annotations
+therefore check nothing and only document the ranges.
 """
 
 from collections.abc import Mapping

@@ -58,8 +58,8 @@ class UnknownFields:
 
 
 def mark(request: Request, response: Response) -> Response:
-    """Returns the response to a request. If fields of the body were ignored, adds a header with the
-    names of the fields."""
+    """Returns `response`. If fields of the request's body were ignored, adds a header that names
+    the fields."""
     if names := request.scope.get(_SCOPE_KEY):
         response.headers[HEADER] = names
     return response

@@ -1,6 +1,6 @@
-"""Accepts whole numbers that clients write with a fraction of zero: `3.0` is an integer in JSON
-Schema. Pydantic reads bodies strictly and reports an error for such a number. The number is then
-replaced by an integer, and the body is read again."""
+"""Accepts whole numbers that clients write with a fraction of zero, such as `3.0`, which is an
+integer in JSON Schema. Pydantic reads bodies strictly and reports an error for such a number. The
+number is then replaced by an integer, and the body is read again."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 """The components of the OpenAPI document, without schemas: error responses by status, and the
-headers that may have the API key.
+headers that may carry the API key.
 
 Operations and schemas refer to components by name.
 """
@@ -32,7 +32,7 @@ SECURITY_SCHEMES = {
     "key": {"type": "http", "scheme": "bearer"},
     "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
-"""The two headers that may have the API key. A request needs only one of them."""
+"""The two headers that may carry the API key. A request needs only one of them."""
 
 _HEADERS: dict[int, dict[str, Any]] = {
     401: {"WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}}},

@@ -23,7 +23,8 @@ class LoadAdapterBody(ExactModel):
     """Name by which requests select the adapter. It must be no name of a model or of another
     adapter."""
     lora_path: Annotated[str, Field(min_length=1, max_length=MAX_SOURCE_BYTES)]
-    """Directory of the adapter on the workers' machines, below one that they allow."""
+    """Directory of the adapter on the workers' machines. It must be below a directory in the
+    workers' setting `allowed_adapter_sources`."""
     base_model_name: str | None = None
     """Name of the model that the adapter changes; may be left out if the caller may use only
     one."""

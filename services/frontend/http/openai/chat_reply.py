@@ -64,7 +64,7 @@ class ChatReply(GenerationReply):
 
     def _words_start(self, index: int, words: Words) -> bytes:
         """Returns the beginning of an event whose chunk has only new text or only new reasoning, up
-        to that text."""
+        to this new text."""
         if not words.is_reasoning:
             return self._text_starts[index]
         start = self._thought_starts.get(index)

@@ -46,7 +46,7 @@ def prompts_of(value: object) -> tuple[Prompt, ...]:
 
 
 class OddPrompt(ValueError):
-    """One of several prompts is not of the kind of the first one."""
+    """Error: one of several prompts is of another kind (text or tokens) than the first prompt."""
 
     def __init__(self, index: int, rule: str) -> None:
         super().__init__(f"item {index} {rule}")
@@ -55,8 +55,8 @@ class OddPrompt(ValueError):
 
 
 def _refuse_odd_one(items: list[Any]) -> None:
-    """Raises OddPrompt if the first item is a text or a list of tokens, but a later one is not of
-    its kind. The message names the later one."""
+    """Raises OddPrompt if the first item is a text or a list of tokens, but a later item is of
+    another kind. The message gives the index of this later item."""
     if not items:
         return
     is_text = isinstance(items[0], str)

@@ -26,7 +26,7 @@ Encoding = Literal["float", "base64"]
 
 
 class Inputs(NamedTuple):
-    """The texts or tokens of a body, and the field that has them."""
+    """The prompts in the field `input` of a body, and the name of this field for errors."""
 
     prompts: tuple[Prompt, ...]
     field: TextsField
@@ -36,8 +36,9 @@ class Inputs(NamedTuple):
         """Returns the inputs in the value of the field `input`.
 
         Raises:
-            InvalidRequest: one of several is not of the kind of the first one.
-            ValueError: the value is no text, no tokens and no list of such.
+            InvalidRequest: an input is of another kind (text or tokens) than the first input.
+            ValueError: the value is neither a text, nor tokens, nor a list of texts or of tokens,
+            or has too many inputs.
         """
         try:
             prompts = prompts_of(value)
@@ -55,18 +56,18 @@ class EmbeddingsBody(IndexedModel):
     input: Annotated[Inputs, PlainValidator(Inputs.of, json_schema_input_type=PromptOrPrompts)]
     """The text or texts, or their tokens. Each has a vector of its own."""
     dimensions: Annotated[int | None, Within({"minimum": 1})] = None
-    """Number of elements of each vector, where the model declares shorter vectors (Matryoshka). By
-    default the vectors are whole."""
+    """Number of elements of each vector, if the checkpoint declares that its vectors may be
+    shortened (Matryoshka). By default the vectors are whole."""
     encoding_format: Encoding | None = None
-    """Form of the vectors: `float`, the default, is a list of numbers, `base64` the little-endian
-    floats of 4 bytes in base64."""
+    """Form of the vectors. `float`, the default: a list of numbers. `base64`: little-endian floats
+    of 4 bytes, in base64."""
     prompt_name: str | None = None
-    """Name of a prompt in the checkpoint's `config_sentence_transformers.json`, such as `query`,
-    which goes before each text. By default the checkpoint's own default is used. It does not change
-    tokens."""
+    """Name of a prompt in the checkpoint's `config_sentence_transformers.json`, such as `query`.
+    The prompt is put before each text, but not before tokens. By default the checkpoint's default
+    prompt is used."""
     add_special_tokens: bool | None = None
-    """Whether special tokens are put around each text as the checkpoint wants, which is the
-    default."""
+    """Whether to add the special tokens that the checkpoint puts around texts. The default is
+    true."""
     priority: Annotated[int | None, PRIORITY] = None
     """Priority of the request, as for completions."""
     cache_salt: Annotated[str | None, SALT] = None
@@ -78,11 +79,11 @@ class EmbeddingsBody(IndexedModel):
     """Does nothing."""
 
     def to_request(self, defaults: VectorDefaults) -> GenerationRequest:
-        """Returns the request in the form that all protocols share. `defaults` has the prompts that
-        may go before texts.
+        """Returns the request in the form that all protocols share. `defaults` has the checkpoint's
+        named prompts, one of which may be put before each text.
 
         Raises:
-            InvalidRequest: an input is empty, or the prompt is not known.
+            InvalidRequest: an input is empty, or there is no prompt of the name `prompt_name`.
         """
         options = vector_options(
             add_special_tokens=self.add_special_tokens,

@@ -143,7 +143,8 @@ class ResumptionBody(ExactModel):
         """Returns the resumption at a position in the stream.
 
         Raises:
-            InvalidRequest: the number of an answer's tokens differs from the number in `position`.
+            InvalidRequest: there are tokens of more answers than `position` has, or the number of
+            an answer's tokens differs from the number in `position`.
         """
         if len(self.token_ids) > len(position.answers):
             raise errors.InvalidRequest(

@@ -57,6 +57,7 @@ class PageFile:
         """Reads a file.
 
         Raises:
+            OSError: the file cannot be read.
             ValueError: the media type of the file is not known.
         """
         if path.suffix not in MEDIA_TYPES:

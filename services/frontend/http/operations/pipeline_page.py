@@ -32,12 +32,13 @@ _TRUTHS = {"true": True, "false": False}
 
 
 async def index(_: Api, request: Request) -> Response:
-    """Answers with the page."""
+    """Answers with `index.html` of the page that shows the pipeline."""
     return _file(request, INDEX)
 
 
 async def file(_: Api, request: Request) -> Response:
-    """Answers with a file of the page."""
+    """Answers with the file of the page that the path names, or with the status 404 if there is
+    none."""
     return _file(request, request.path_params["name"])
 
 
@@ -60,11 +61,13 @@ async def watch(api: Api, request: Request) -> Response:
 
 
 def _watched(api: Api, account: Account, model: str) -> ServedModel:
-    """Returns the model whose scheduler a caller requests to watch.
+    """Returns the model whose scheduler a caller requests to watch. `model` is a name of the model,
+    and may be empty if the caller may use only one model.
 
     Raises:
         PermissionDenied: the caller may not watch.
-        UnknownModel: the caller may not use a model of this name, or there is none.
+        InvalidRequest: the name is empty, and the caller may use several models.
+        UnknownModel: no model that the caller may use has the name.
     """
     account.check_watching()
     return api.models.select(model, account)

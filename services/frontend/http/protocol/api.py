@@ -47,20 +47,24 @@ class Api:
     """The OpenAPI document and the page that shows it."""
 
     def admit(self, request: Request) -> Account:
-        """Returns the account of the caller.
+        """Returns the account of the caller, and counts the request against the limit of its API
+        key.
 
         Raises:
             Unauthenticated: the request has no known API key.
+            PoolFull: the API key allows no further request at the moment.
         """
         return self.api_keys.admit(credentials.shown_in(headers_of(request)))
 
     def admit_generation(self, request: Request) -> Account:
-        """Returns the account of the caller, if there is room for another request. For a request
-        that resumes a stream the room is not checked, since the stream already has room.
+        """Returns the account of the caller, if there is room for another request. A request that
+        resumes a stream is accepted without a check of the room.
 
         Raises:
             Unauthenticated: the request has no known API key.
-            PoolFull: there is no room for another request.
+            PoolFull: there is no room for another request, or the API key allows none at the
+            moment.
+            Unavailable: this process is stopping.
         """
         account = self.admit(request)
         if LAST_EVENT_ID.lower() not in headers_of(request):

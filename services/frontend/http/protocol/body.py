@@ -15,7 +15,7 @@ from services.frontend.request.generation_request import GenerationRequest
 
 
 class RequestBody(ExactModel, ABC):
-    """A body that asks for a generation and for a reply."""
+    """A body that asks for generated answers."""
 
     stream: bool | None = None
     """Whether to answer with a stream of events."""
@@ -74,6 +74,6 @@ class RequestBody(ExactModel, ABC):
         return field
 
     def in_own_words(self) -> AbstractContextManager[None]:
-        """Returns a context manager that renames the field of an InvalidRequest to the protocol's
-        name."""
+        """Returns a context manager that catches an InvalidRequest and raises it with the
+        protocol's name for the wrong field."""
         return nullcontext()

@@ -62,8 +62,8 @@ class ConversationBody(ExactModel, ABC):
 
     @contextmanager
     def in_own_words(self) -> Iterator[None]:
-        """Returns a context manager that renames the field of an InvalidRequest to the protocol's
-        name."""
+        """Returns a context manager that catches an InvalidRequest and raises it with the
+        protocol's name for the wrong field."""
         try:
             yield
         except errors.InvalidRequest as error:

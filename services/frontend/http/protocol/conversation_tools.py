@@ -39,8 +39,8 @@ class DescribedFunction(Protocol):
 
 
 def tool_of(function: DescribedFunction, *, parameters: str) -> Tool:
-    """Converts a function to a tool. `parameters` is the JSON schema of the arguments, or an empty
-    text."""
+    """Converts a function to a tool. `parameters` is the JSON schema of the arguments, or empty if
+    there is no schema."""
     return Tool(
         name=function.name,
         description=function.description or "",

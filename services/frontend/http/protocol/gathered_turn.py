@@ -26,8 +26,8 @@ class GatheredTurn:
         )
 
     def begin(self) -> Iterator[ChatMessage]:
-        """Prepares for adding reasoning or text. Yields the turn and begins a new one if the turn
-        already has text or calls, since only calls may follow them."""
+        """Prepares for adding reasoning or text. If the turn already has text or calls, only calls
+        may follow in it. So the turn is yielded, and a new turn begins."""
         if self.texts or self.calls:
             yield from self.end()
 

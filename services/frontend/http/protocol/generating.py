@@ -61,8 +61,8 @@ def stream_reply(
 
 
 async def whole_reply(models: ServedModels, body: RequestBody, account: Account) -> Response:
-    """Returns the whole reply. Errors while the generation is opened or its pieces are read are
-    raised."""
+    """Returns the whole reply. Raises any error that occurs while the generation is opened or its
+    pieces are read."""
     with body.in_own_words():
         async with models.open(body.to_request(), account) as generation:
             pieces = await generation.complete()

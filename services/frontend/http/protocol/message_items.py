@@ -54,7 +54,7 @@ class Grew:
 @dataclass(frozen=True, slots=True)
 class Ended:
     """A step: an item has ended. If it is the last item of the answer, `reason` says why the answer
-    ended, and `is_cut` whether the item is a call whose arguments are incomplete."""
+    ended. `is_cut` says whether the item is a call whose arguments are incomplete."""
 
     item: Item
     reason: FinishReason | None = None

@@ -15,7 +15,7 @@ from services.frontend.request.finish_reason import FinishReason
 
 
 class MessageReply(Reply):
-    """Writes the answer of a generation with one answer, as items one after the other."""
+    """Writes the only answer of a generation, as items one after the other."""
 
     __slots__ = ("_generation", "_items", "_last", "_reason")
 

@@ -17,8 +17,9 @@ class TextLogprobs:
     in order."""
 
     def __init__(self, generation: Generation, names: TokenNames, *, is_whole: bool) -> None:
-        """`names` shows tokens to the client. `is_whole` says that the answer comes in one piece.
-        The memory of such a piece has been counted already, so its tokens are not counted again."""
+        """`names` determines how tokens are shown to the client. `is_whole` says that the answer
+        comes in one piece. The memory of such a piece has been counted already, so its tokens are
+        not counted again."""
         self._names = names
         self._n_top = generation.options.n_logprobs or 0
         self._scores = TextScores(keep_nothing if is_whole else generation.keep)

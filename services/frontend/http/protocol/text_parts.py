@@ -35,8 +35,8 @@ class RefusalPart(ExactModel):
 
 
 def joined(text: str | Sequence[TextPart | Unknown] | None) -> str:
-    """Returns the whole text. Parts are joined by line ends. A picture that is left out is replaced
-    by a note. Other parts that are left out have no text. The text of None is empty."""
+    """Returns the whole text. Parts are joined by line ends. Of the parts with unsupported types,
+    pictures are replaced by a note, and all others are left out. The text of None is empty."""
     if isinstance(text, str):
         return text
     kept = (part for part in text or () if is_noted(part) or not isinstance(part, Unknown))
@@ -44,8 +44,8 @@ def joined(text: str | Sequence[TextPart | Unknown] | None) -> str:
 
 
 def result_text(text: str | Sequence[TextPart | Unknown] | None) -> str:
-    """Returns the text of a tool's result. Parts are joined by line ends. Each part that is left
-    out is replaced by a note. The text of None is empty."""
+    """Returns the text of a tool's result. Parts are joined by line ends. Each part of an
+    unsupported type is replaced by a note. The text of None is empty."""
     if isinstance(text, str):
         return text
     return "\n".join(

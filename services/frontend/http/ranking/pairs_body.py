@@ -17,7 +17,7 @@ class PairsBody(IndexedModel):
     model: str | None = None
     """Name of the model; may be left out if the caller may use only one."""
     instruction: str | None = None
-    """What makes a document relevant, for models whose prompt has a place for it, such as
+    """Description of a relevant document, for models whose prompt has a place for it, such as
     Qwen3-Reranker. By default the model's own instruction is used."""
     priority: Annotated[int | None, PRIORITY] = None
     """Priority of the request, as for completions."""
@@ -31,14 +31,14 @@ class PairsBody(IndexedModel):
 
     @property
     def cut_to(self) -> int | None:
-        """Number of tokens to which pairs are cut off, as `truncate_prompt_tokens` says it."""
+        """Number of tokens to which longer pairs are cut off. None if pairs are not cut off."""
         return self.truncate_prompt_tokens
 
     def to_request(
         self, pairs: Sequence[tuple[str, str]], format: PairFormat, *, field: TextsField
     ) -> GenerationRequest:
         """Returns the request for the scores of pairs, in the form that all protocols share.
-        `field` is the field that has a text of each pair.
+        `field` names the body's field with one text for each pair, for errors.
 
         Raises:
             InvalidRequest: there are too many pairs.

@@ -37,7 +37,7 @@ class RerankBody(PairsBody):
     """The body of POST /v1/rerank."""
 
     query: str
-    """What is looked for."""
+    """Query for which the documents are ranked."""
     documents: Annotated[list[str | TextDocument], NOT_EMPTY]
     """The documents, as texts or as objects with a `text`."""
     top_n: Annotated[int | None, Within({"minimum": 1})] = None
@@ -45,14 +45,15 @@ class RerankBody(PairsBody):
     max_tokens_per_doc: Annotated[int | None, only()] = None
     """Not supported: must be null. A document that is too long is refused."""
     truncation: bool | None = None
-    """Whether pairs that are too long for the model are cut off: the same as
-    `truncate_prompt_tokens` -1, which must not be set beside it."""
+    """Whether pairs that are too long for the model are cut off, as with `truncate_prompt_tokens`
+    -1. The two fields must not be used together."""
     return_documents: bool | None = None
-    """Whether to return also the texts of the documents, which is the default."""
+    """Whether the answer also has the texts of the documents. The default is true."""
 
     @property
     def cut_to(self) -> int | None:
-        """Number of tokens to which pairs are cut off, as one of two fields says it."""
+        """Number of tokens to which longer pairs are cut off, from `truncation` or from
+        `truncate_prompt_tokens`. None if pairs are not cut off."""
         return WHOLE if self.truncation else self.truncate_prompt_tokens
 
     @property
@@ -61,8 +62,9 @@ class RerankBody(PairsBody):
         return [each if isinstance(each, str) else each.text for each in self.documents]
 
     def check(self) -> None:
-        """Raises InvalidRequest for an empty query, without documents or with too many, for an
-        empty document, and for a wrong `top_n`."""
+        """Raises InvalidRequest if the query or a document is empty, if there are no documents or
+        too many, if `top_n` is less than 1, or if both `truncation` and `truncate_prompt_tokens`
+        are set."""
         check_number("documents", len(self.documents))
         for field, value in (("query", self.query), ("documents", self.documents)):
             if not value:

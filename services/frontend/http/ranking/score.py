@@ -19,8 +19,8 @@ Texts = str | Annotated[list[str], NOT_EMPTY]
 
 
 class ScoreBody(PairsBody):
-    """The body of POST /v1/score. There are as many pairs as texts in the longer list; the other
-    field has one text or as many."""
+    """The body of POST /v1/score. There are as many pairs as the longer list has texts. The other
+    field has a list of equal length, or one text for all pairs."""
 
     text_1: Texts
     """The first text or texts of pairs, such as queries."""
@@ -29,7 +29,7 @@ class ScoreBody(PairsBody):
 
     @property
     def field(self) -> TextsField:
-        """The field that has a text of each pair: the one with the longer list."""
+        """Name of the field with the longer list, which has one text for each pair."""
         fields = (TextsField("text_2", isinstance(self.text_2, str)), TextsField("text_1"))
         return fields[len(_listed(self.text_1)) > len(_listed(self.text_2))]
 
@@ -38,7 +38,8 @@ class ScoreBody(PairsBody):
         """The pairs to score.
 
         Raises:
-            InvalidRequest: a list is too long, it or a text is empty, or the lists do not match.
+            InvalidRequest: a list is too long, a list or a text is empty, or the lists have
+            different lengths.
         """
         first, second = _listed(self.text_1), _listed(self.text_2)
         for name, given in (("text_1", self.text_1), ("text_2", self.text_2)):

@@ -11,7 +11,7 @@ from services.frontend.http.protocol.token_logprobs import ChatTokenLogprob
 
 @answer_object
 class OutputText(TypedDict):
-    """A text of the model, as the one part of a message."""
+    """A text of the model, which is the only part of a message."""
 
     type: Literal["output_text"]
     """Always `output_text`."""

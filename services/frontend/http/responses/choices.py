@@ -13,12 +13,13 @@ from services.frontend.request.conversation import MAX_TURNS
 
 
 class ResponsesChoice(ExactModel):
-    """A choice of one tool that must be called."""
+    """A reference to a tool by name. If it is the value of `tool_choice`, the model must call the
+    tool."""
 
     type: Literal["function", "custom"]
     """Kind of the tool."""
     name: ToolName
-    """Name of the tool that must be called."""
+    """Name of the tool."""
     namespace: str | None = None
     """Namespace of the tool. It may be left out if only one namespace has a tool of this name."""
 
@@ -27,12 +28,12 @@ class ResponsesChoice(ExactModel):
         return {tools.name_of(self.namespace, self.name)}
 
     def echo(self) -> dict[str, Any]:
-        """Returns the choice in the form in which the answer repeats it."""
+        """Returns this `tool_choice` as the answer repeats it."""
         return self.model_dump(exclude_none=True)
 
 
 class NamespaceChoice(ExactModel):
-    """A choice of all tools of a namespace."""
+    """A reference to all tools of a namespace, in a selection of tools."""
 
     type: Literal["namespace"]
     """Always `namespace`."""
@@ -45,14 +46,14 @@ class NamespaceChoice(ExactModel):
 
 
 class SearchChoice(ExactModel):
-    """A choice of the tool that searches for tools."""
+    """A reference to the tool that searches for tools, in a selection of tools."""
 
     type: Literal["tool_search"]
     """Always `tool_search`."""
 
     def shown_names(self, tools: ToolTable) -> set[str]:
-        """Returns the name under which the model sees the search, in a set of one. The set is empty
-        if the client does not run the search."""
+        """Returns the name under which the model sees the search tool, in a set of one. The set is
+        empty if the request has no search tool that the client runs."""
         return {SEARCH} & tools.names
 
 
@@ -89,7 +90,7 @@ class ResponsesAllowed(ExactModel):
         return set(self._shown_names(tools))
 
     def echo(self) -> dict[str, Any]:
-        """Returns the choice in the form in which the answer repeats it."""
+        """Returns this `tool_choice` as the answer repeats it."""
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools]
         return {"type": self.type, "mode": self.mode, "tools": tools}
 

@@ -3,8 +3,9 @@
 The input is a text. The model sees a function with one parameter, and so writes the text as a
 string in JSON: `{"input": "…"}`. `CustomInput` returns the characters of the text as soon as they
 are read. Models write strings that are nearly JSON: raw line ends, unknown escapes and quotes
-without a backslash are part of the text. If the arguments are not an object of this form, all
-arguments are returned unchanged when they end.
+without a backslash are part of the text. If the arguments do not begin in this form, they are read
+as a whole when they end. If they are then neither an object with a text `input` nor a JSON string,
+they themselves are the input.
 """
 
 import re
@@ -32,8 +33,8 @@ character."""
 
 
 def escaped(text: str) -> str:
-    """Returns the arguments for an earlier call of a custom tool: a JSON object that holds the
-    input."""
+    """Returns the arguments that stand for `text`, the input in an earlier call of a custom tool: a
+    JSON object with the field `input`."""
     return pydantic_core.to_json({INPUT: text}).decode()
 
 
@@ -91,7 +92,9 @@ class CustomInput:
         return ""
 
     def _open(self) -> None:
-        """Drops the characters before the string, as soon as the string begins."""
+        """Looks for the beginning of the input in the arguments, `{"input": "`. Once this beginning
+        is complete, drops it and goes to the state `TEXT`. If the arguments begin otherwise, goes
+        to the state `NO_OBJECT`."""
         compact = "".join(self._held.split())
         if not compact.startswith(_OPENING):
             if not _OPENING.startswith(compact):
@@ -106,7 +109,8 @@ class CustomInput:
         self._state = _State.TEXT
 
     def _take_text(self) -> str:
-        """Returns the characters of the input up to the next quote."""
+        """Returns the characters of the input that can be read so far, up to a quote that may end
+        the input."""
         new, self._held = _read_string(self._held)
         if not self._held.startswith('"'):
             return new
@@ -129,8 +133,8 @@ class CustomInput:
         return '"' + self._take_text()
 
     def _whole(self) -> str | None:
-        """Returns the input if the arguments are a complete JSON object of the expected form, else
-        None."""
+        """Returns the input if the arguments are complete JSON: either an object with a text
+        `input`, or a string. Otherwise returns None."""
         try:
             value = pydantic_core.from_json("".join(self._read))
         except ValueError:
@@ -141,10 +145,10 @@ class CustomInput:
 
 
 def _read_string(text: str, *, is_last: bool = False) -> tuple[str, str]:
-    """Returns the characters of a text inside a JSON string, and the rest of the text that cannot
-    be read yet. The rest begins with a quote, which may end the string, or with an incomplete
-    escape. With `is_last` such quotes and escapes are read as characters of the string, and the
-    rest is empty."""
+    """Decodes `text`, which comes from inside a JSON string. Returns the decoded characters, and
+    the rest of `text` that cannot be decoded yet. The rest begins with a quote, which may end the
+    string, or with an incomplete escape. With `is_last` such quotes and escapes are read as
+    characters of the string, and the rest is empty."""
     found: list[str] = []
     place = 0
     while place < len(text):

@@ -48,7 +48,7 @@ Format = Annotated[
 
 
 class TextOptions(ExactModel):
-    """Options of the text of the answer, which are only its format."""
+    """Options of the text of the answer. The only option is the format."""
 
     format: Format | None = None
     """Format of the text. Without a format, any text is allowed."""

@@ -56,7 +56,7 @@ class GrowingItem(ABC):
 
     def grow(self, text: str, logprobs: Sequence[ChatTokenLogprob] = ()) -> Iterator[NamedFields]:
         """Adds a new text to the item and yields the events that report it. `logprobs` are the
-        log-probabilities of the tokens of the text, which only a message shows."""
+        log-probabilities of the text's tokens. Only a message shows them."""
         self._text.write(text)
         yield from self._grown(text)
 
@@ -67,8 +67,8 @@ class GrowingItem(ABC):
 
     @abstractmethod
     def output(self, status: Status) -> OutputItem:
-        """Returns the item with its text so far. If `status` is `in_progress`, the text is left
-        out."""
+        """Returns the item with its text so far. An item with the status `in_progress` has no text
+        yet."""
 
     @abstractmethod
     def _grown(self, text: str) -> Iterator[NamedFields]:
@@ -85,10 +85,11 @@ class GrowingItem(ABC):
 
 
 class _Parted(GrowingItem):
-    """An item whose text is one part of a list `content`."""
+    """An item whose text is the only part in its list `content`."""
 
     delta: ClassVar[str]
-    """Name of the events that bring new text of the item."""
+    """Name that is common to the events about the item's text. The name of an event adds `.delta`
+    for new text, or `.done` for the whole text."""
 
     def begin(self) -> Iterator[NamedFields]:
         yield from super().begin()
@@ -211,8 +212,9 @@ class FunctionOutput(_Call):
 
 
 class CustomOutput(_Call):
-    """A call of a custom tool. `grow` takes text of the function's arguments, in which the input of
-    the tool is a JSON string."""
+    """A call of a custom tool, whose input is a text. The model writes the input as a JSON string
+    in the arguments of a function. `grow` takes new characters of these arguments, and reports the
+    new characters of the input."""
 
     prefix = "ctc_"
 

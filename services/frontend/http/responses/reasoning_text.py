@@ -1,8 +1,8 @@
 """The field `encrypted_content` of reasoning.
 
 Some clients send reasoning back only as `encrypted_content`, which they ask for by `include`. The
-server stores nothing, so the field holds the reasoning itself, in Base64 after a mark. The
-reasoning is no secret: the same answer also has it as text.
+server stores nothing, so the field holds the reasoning itself, in Base64 after the prefix
+`orcinus-reasoning:`. The reasoning is no secret: the same answer also has it as text.
 """
 
 import base64

@@ -263,8 +263,7 @@ class ResponsesBody(InputTokensBody, GeneratingBody):
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
     def _echoed_tools(self) -> Iterator[dict[str, Any]]:
-        """Yields the tools of the field `tools` that the model sees, in the form in which the
-        answer repeats them."""
+        """Yields the tools of the field `tools` that the model sees, as the answer repeats them."""
         for place, tool in enumerate(self.tools or ()):
             is_shown = self.table.is_shown(f"tools.{place}", self._allowed)
             if is_shown and not isinstance(tool, HostedTool):
@@ -295,7 +294,7 @@ class ResponsesBody(InputTokensBody, GeneratingBody):
 
 
 def _echoed_choice(choice: Choice | None) -> str | dict[str, Any]:
-    """Returns the choice of tools in the form in which the answer repeats it."""
+    """Returns the request's `tool_choice` as the answer repeats it."""
     match choice:
         case ResponsesChoice() | ResponsesAllowed():
             return choice.echo()

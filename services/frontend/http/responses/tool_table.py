@@ -46,8 +46,8 @@ class ListedTool:
 def listed(
     tools: Sequence[ResponsesTool] | None, field: str, *, is_found: bool = False
 ) -> Iterator[ListedTool]:
-    """Yields the tools that the client runs, from a list and from the namespaces in the list.
-    `field` is the path of the list in the body."""
+    """Yields the tools in `tools` that the client runs, and those in the namespaces in `tools`.
+    `field` is the path of `tools` in the body."""
     for place, tool in enumerate(tools or ()):
         path = f"{field}.{place}"
         if isinstance(tool, Namespace):
@@ -87,8 +87,8 @@ class ToolTable:
         self._keys = {name: key for key, name in self._names.items()}
 
     def shown(self, among: Collection[str]) -> dict[str, ClientTool]:
-        """Returns the tools whose shown names are in `among`, in the form in which the model sees
-        them, keyed by path in the body."""
+        """Returns the tools whose names for the model are in `among`, in the form in which the
+        model sees them, keyed by path in the body."""
         return {
             listed.path: (
                 listed.tool.shown_as(self._names[key], note=listed.note)
@@ -129,7 +129,8 @@ class ToolTable:
 
     def is_shown(self, path: str, among: Collection[str]) -> bool:
         """Returns whether the model may call the tool at `path` in the body, or any tool of the
-        namespace at `path`. `among` has the shown names of the tools that may be called."""
+        namespace at `path`. `among` has the names, as the model sees them, of the tools that may be
+        called."""
         return any(
             self._names[key] in among and f"{listed.path}.".startswith(f"{path}.")
             for key, listed in self._tools.items()
@@ -141,8 +142,8 @@ def _is_deferred(listed: ListedTool) -> bool:
 
 
 def _names(keys: Iterable[Key]) -> Iterator[tuple[Key, str]]:
-    """Yields each client's name for a tool with a unique name for the model. The model sees a tool
-    without a namespace under its own name."""
+    """Yields, for each tool, the client's name for the tool and the unique name under which the
+    model sees the tool. For a tool without a namespace, the two names are equal."""
     keys = list(keys)
     taken = {name for namespace, name in keys if namespace is None}
     counts = Counter(name for _, name in keys)

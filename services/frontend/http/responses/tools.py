@@ -1,6 +1,6 @@
 """The tools in a body of POST /v1/responses.
 
-Clients run functions, custom tools and, if they say so, the search for tools. A namespace groups
+Clients run functions and custom tools, and may also run the search for tools. A namespace groups
 functions and custom tools. All other tools run in OpenAI's own servers or in ways that are not
 supported. The reader of bodies reports such tools like unknown fields.
 """
@@ -55,7 +55,7 @@ class NamedClientTool(ClientTool):
 
     @abstractmethod
     def echo(self) -> dict[str, Any]:
-        """Returns the tool in the form in which the answer repeats it."""
+        """Returns the tool as the field `tools` of the answer repeats it."""
 
 
 class ResponsesFunction(NamedClientTool):
@@ -171,7 +171,7 @@ class SearchTool(ClientTool):
         )
 
     def echo(self) -> dict[str, Any]:
-        """Returns the tool in the form in which the answer repeats it."""
+        """Returns the tool as the field `tools` of the answer repeats it."""
         return self.model_dump()
 
 
@@ -223,7 +223,7 @@ class Namespace(ExactModel):
         return f"Group {self.name} ({names}): {self.description}"
 
     def echo(self) -> dict[str, Any]:
-        """Returns the group in the form in which the answer repeats it."""
+        """Returns the group as the field `tools` of the answer repeats it."""
         tools = [tool.echo() for tool in self.tools if isinstance(tool, NamedClientTool)]
         return {**self.model_dump(exclude={"tools"}), "tools": tools}
 

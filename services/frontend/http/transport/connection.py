@@ -311,9 +311,9 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse(self, refused: Refused) -> None:
         """Ends the connection because the client has exceeded a limit or broken a rule. The refusal
-        is sent as an answer, unless another answer has begun or must come first. In that case the
-        connection closes after the other answer. If the error is in the middle of a body, the
-        connection is aborted at once instead."""
+        is sent as an answer, unless another answer has begun or must come first. In that case no
+        refusal is sent: the connection closes after the other answer or, if the error is in the
+        middle of a body, at once."""
         self._is_over = True
         self._refusals[refused.reason] += 1
         cycle = self._requests.last
@@ -331,8 +331,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _end(self, status: HTTPStatus, message: str) -> None:
         """Sends an answer and closes the connection. A client that is still sending could not read
-        the answer if the connection were closed at once. So its data is read for up to
-        GOODBYE_S."""
+        the answer if the connection were closed at once. So its data is read for up to GOODBYE_S,
+        unless the connection uses TLS or has no place."""
         self._is_over = True
         self._ahead.clear()
         self._await(None)

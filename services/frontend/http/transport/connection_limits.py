@@ -71,9 +71,9 @@ class ConnectionPlaces:
 
     def enter(self, abort: Callable[[], None]) -> ConnectionPlace | None:
         """Returns a place for a new connection, marked as waiting for a request. If all places are
-        taken, closes the connection that has waited longest for a request and reuses its place.
-        Returns None if no connection waits. `abort` must close the new connection at once; it is
-        called if the place is taken away later."""
+        taken, closes the connection that has waited longest for a request and reuses its place. If
+        none waits, returns None. `abort` must close the new connection at once; it is called if the
+        place is taken away later."""
         if len(self.taken) >= self._max_connections:
             self._refusals[Refusal.CONNECTIONS] += 1
             longest = next(iter(self.waiting), None)

@@ -8,7 +8,7 @@ from services.frontend.request.refusals import Refusal
 
 class Refused(Exception):
     """Raised if a client has exceeded a limit or broken a rule of HTTP. The connection then sends
-    an answer with this status and closes."""
+    an answer with the status `status` and closes."""
 
     def __init__(self, status: HTTPStatus, message: str, reason: Refusal) -> None:
         super().__init__(message)

@@ -26,9 +26,9 @@ error occurs earlier, the answer has the status of the error."""
 class EventOutput:
     """The output of one stream of events.
 
-    One timer serves for the headers and the comments. Writing data does not restart the timer. If
-    data was written before the timer expires, the timer is restarted, counted from the last data.
-    Otherwise the headers or a comment are sent.
+    One timer serves for the headers and the comments. When it expires, it is started again if data
+    has been written meanwhile, counted from the last data. Otherwise the headers or a comment are
+    sent. Writing data leaves the timer alone, since data is written often.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class ReadMark(NamedTuple):
 
 class IncomingRequest:
     """Counts the bytes of a connection's requests, one request after the other. If a limit or a
-    rule is broken, each method except `begin` and `end` raises Refused."""
+    rule is broken, `add_piece`, `add_url`, `add_header` and `check_head` raise Refused."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
@@ -126,7 +126,7 @@ class IncomingRequest:
 
     def _add_framing(self, n_bytes: int, n_body: int) -> None:
         """Counts `n_bytes` bytes received inside a body, of which `n_body` are bytes of the body
-        itself and the rest is framing."""
+        itself and the rest is framing. Raises Refused if there is too much framing."""
         self._n_framing += n_bytes - n_body
         self._n_framing_run = 0 if n_body else self._n_framing_run + n_bytes
         if max(self._n_framing - self._n_body, self._n_framing_run) > MAX_FRAMING_BYTES:

@@ -14,8 +14,8 @@ from services.frontend.http.transport.media_types import JSON
 class JsonParts(Response):
     """A response of JSON in parts, which ends early if the client disconnects.
 
-    An error before the first part is raised, and so becomes an answer with its own status. The next
-    part is written when the client has read most of those before.
+    An error before the first part is raised, and so becomes an answer with its own status. A part
+    is written once the client has read most of the parts before it.
     """
 
     def __init__(self, parts: AsyncGenerator[bytes, None]) -> None:

@@ -46,8 +46,9 @@ class BodyLimits:
             raise errors.TooLarge("body", f"must not be larger than {self.max_bytes} bytes")
 
     def check_room(self, n_bytes: int) -> None:
-        """Raises PoolFull if the memory budget has no room for a body of `n_bytes` bytes. Must be
-        called before the body is received."""
+        """Raises PoolFull if the memory budget has no room for a body of `n_bytes` bytes. A body of
+        any size passes while nothing else uses the budget. Must be called before the body is
+        received."""
         if self.budget.n_bytes and not self.budget.has_room(n_bytes + self.reserve(n_bytes)):
             raise self.budget.refuse()
 

@@ -37,9 +37,8 @@ class RequestQueue:
         place: ConnectionPlace | None,
         on_answered: Callable[[], None],
     ) -> None:
-        """Prepares to receive the requests of a connection. `ends` are the addresses of the server
-        and of the client, as `ends_of` returns them. `on_answered` is called when all received
-        requests are answered."""
+        """Prepares to receive the requests of a connection. `ends` is the result of `ends_of` for
+        the connection. `on_answered` is called when all received requests are answered."""
         self._server = server
         self._transport = transport
         self._flow = flow
@@ -59,8 +58,9 @@ class RequestQueue:
 
     @property
     def last(self) -> RequestResponseCycle | None:
-        """The last request and its answer, as uvicorn's object. The request may be received only in
-        part. None if the answer is complete, or if there has been no request."""
+        """The last request and its answer, as uvicorn's `RequestResponseCycle`. The request may
+        have been received only in part. None if the answer is complete, or if there has been no
+        request."""
         return None if self._last is None or self._last.response_complete else self._last
 
     @property

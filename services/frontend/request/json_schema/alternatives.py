@@ -33,7 +33,8 @@ class Alternatives:
 
     def are_disjoint(self, parts: Sequence[Part]) -> bool:
         """Returns whether the schemas exclude each other: a value that is generated for one of them
-        never matches another. Raises WrongSchema if the check takes too much work."""
+        never matches another. Returns False if this cannot be found out. Raises WrongSchema if the
+        check takes too much work."""
         if len(parts) > MAX_ALTERNATIVES:
             return False
         found = [self._followed(part) for part in parts]

@@ -23,8 +23,8 @@ UNENFORCED = {
     *("not", "contains", "if", "dependentSchemas", "dependentRequired", "dependencies"),
     *("unevaluatedItems", "$dynamicRef", "$recursiveRef", "extends", "disallow", "divisibleBy"),
 }
-"""Keywords that are not enforced. Some of their values constrain nothing (`is_without_effect`), and
-are not reported."""
+"""Keywords that are not enforced. A keyword whose value constrains nothing (`is_without_effect`) is
+not reported."""
 
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems")

@@ -54,8 +54,8 @@ def declared(part: Part, references: References) -> Declared:
 
 
 def _applied(part: Part, references: References) -> Iterator[tuple[dict[str, Any], bool]]:
-    """Yields each schema that applies to the values of a part, once. The second item of a pair says
-    whether the schema is one of several alternatives."""
+    """Yields each schema that applies to the values of a part, once, with a flag that says whether
+    the schema is one of several alternatives."""
     unseen: list[tuple[Part, bool]] = [(part, False)]
     seen: set[int] = set()
     while unseen:

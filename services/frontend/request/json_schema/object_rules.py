@@ -6,7 +6,8 @@ from services.frontend.request.json_schema.schema_part import Json, SchemaPart
 
 
 def translate_object(part: SchemaPart) -> None:
-    """Adds the translated keywords of objects to the translation of a part."""
+    """Translates the keywords of objects in a part of a schema, and adds the result to the part's
+    translated keywords."""
     schema, out = part.schema, part.out
     members = schema.get("properties", {})
     if not isinstance(members, dict):
@@ -74,8 +75,9 @@ def _names_of_members(part: SchemaPart, *, is_open: bool) -> None:
 
 
 def _rules_of_names(part: SchemaPart) -> dict[str, Json]:
-    """Returns the translated keywords of `propertyNames`, after following a reference. If some
-    keywords cannot be translated, the result contains a keyword that no rule translates."""
+    """Returns the translated keywords of `propertyNames`, after following a reference, without
+    `type: string`, which every name satisfies. If some of the keywords cannot be enforced, returns
+    `{"not": {}}`, so that the caller reports `propertyNames` as not enforced."""
     place = part.place.member("propertyNames")
     if place.value is False:
         return {"enum": []}
@@ -97,8 +99,8 @@ def _rules_of_names(part: SchemaPart) -> dict[str, Json]:
 
 
 def _close(part: SchemaPart, *, is_open: bool) -> None:
-    """Forbids members that are not declared, if the schema forbids them or says nothing about
-    them."""
+    """Forbids members that are not declared, if the schema forbids them, or if it says nothing
+    about them and the translation closes such objects."""
     schema, out = part.schema, part.out
     last = schema.get("unevaluatedProperties", True)
     is_demanded = last is False
@@ -150,8 +152,8 @@ def _counts_of_members(part: SchemaPart) -> None:
 
 
 def _are_apart(starts: list[str]) -> bool:
-    """Returns whether no text is a prefix of another. Returns False for more than 64 texts, which
-    are not compared."""
+    """Returns whether no text is a prefix of another. More than 64 texts are not compared, and the
+    result is False for them."""
     if len(starts) < 2:
         return True
     if len(starts) > 64 or not all(starts):

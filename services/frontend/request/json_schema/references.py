@@ -58,8 +58,8 @@ class References:
     def __init__(self, work: Work) -> None:
         self.work = work
         self._anchors: dict[int, dict[str, Part]] = {}
-        """Parts with an anchor, keyed by anchor, for each resource that has been searched for
-        anchors."""
+        """The parts that have an anchor, keyed by the anchor, for each resource that has been
+        searched. The resources are keyed by their identity (`id`)."""
 
     def target(self, part: Part) -> Part:
         """Returns the part to which the `$ref` of a part refers.

@@ -25,7 +25,8 @@ class Translating(Protocol):
         the object are declared within this part, and `depth` how deeply the part is nested."""
 
     def reference(self, place: Part, *, closes: bool) -> Json:
-        """Returns a reference to the translated target of a part's `$ref`."""
+        """Returns a reference to the translated target of a part's `$ref`. Returns `True` if the
+        target is in another document."""
 
 
 class SchemaPart:

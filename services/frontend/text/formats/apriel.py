@@ -16,6 +16,6 @@ class Apriel(TaggedJson):
     markers = (begin, end)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the model of a checkpoint writes this format: its chat template contains
-        the tags with a list between them."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        `<tool_calls>[`, the tag with a list directly after it."""
         return f"{self.begin}[" in checkpoint.template

@@ -78,8 +78,8 @@ class ArrivingText:
         self._at = 0
 
     def pass_over(self, n_characters: int) -> int:
-        """Counts characters that were read without this object, and returns the position after
-        them. All text that has arrived must have been read."""
+        """Counts characters of the answer that were read without this object, and returns the
+        position after them. Call it only when all text that has arrived here has been read."""
         self._n_before += n_characters
         return self.position
 
@@ -131,7 +131,7 @@ class ArrivingText:
         return self._text[self._at : self._at + 1]
 
     def begins_with(self, start: str) -> Steps[bool]:
-        """Returns whether the text continues with `start`."""
+        """Returns whether the unread text begins with `start`."""
         while True:
             unread = self._text[self._at : self._at + len(start)]
             if unread == start:
@@ -141,24 +141,24 @@ class ArrivingText:
             yield
 
     def skip(self, marker: str) -> Steps[None]:
-        """Moves past a marker if it comes next. If the text ends with only the beginning of the
-        marker, moves past that beginning."""
+        """Moves past a marker if the unread text begins with it. If the whole text ends with only
+        the beginning of the marker, moves past that beginning."""
         if (yield from self.begins_with(marker)):
             self.take(len(marker))
         elif marker.startswith(self._text[self._at :]):
             self.take_rest()
 
     def comes_next(self, *markers: str) -> Steps[bool]:
-        """Returns whether the text continues with one of the markers."""
+        """Returns whether the unread text begins with one of the markers."""
         for marker in markers:
             if (yield from self.begins_with(marker)):
                 return True
         return False
 
     def take_one(self, *markers: str) -> Steps[bool]:
-        """Moves past one of the markers and returns True, if one comes next. Otherwise returns
-        False. If the rest of the text is then only the beginning of a marker, and no more text will
-        come, moves past that rest."""
+        """If the unread text begins with one of the markers, moves past that marker and returns
+        True. Otherwise returns False. If the rest of the text is then only the beginning of a
+        marker, and no more text will come, moves past that rest too."""
         for marker in markers:
             if (yield from self.begins_with(marker)):
                 self.take(len(marker))
@@ -175,8 +175,8 @@ class ArrivingText:
                 self.take_rest()
 
     def run(self, characters: re.Pattern[str]) -> Steps[str]:
-        """Returns the next characters that match a pattern, and moves past them. The pattern must
-        match each character separately."""
+        """Returns the longest run of next characters that all match the pattern `characters`, and
+        moves past them. The pattern must be one for single characters, repeated."""
         pieces = []
         while (yield from self.peek()):
             match = characters.match(self._text, self._at)

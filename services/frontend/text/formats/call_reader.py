@@ -72,8 +72,9 @@ class ToolCallReader(ABC):
     each family of models defines in which order content and calls come."""
 
     marks: tuple[str, ...] = ()
-    """Marks before and after calls. A text that contains such a mark after its first characters is
-    not dropped as the cut-off beginning of a call."""
+    """Marks before and after calls. If a text at the end of the answer could be the beginning of a
+    call, it is dropped; but it becomes content if it contains such a mark anywhere except at its
+    beginning."""
 
     def __init__(self, rules: CallRules) -> None:
         self.n_tool_calls = 0
@@ -105,7 +106,7 @@ class ToolCallReader(ABC):
         self._text.leave_out(n_characters)
 
     def feed(self, text: str) -> MessageDelta:
-        """Takes new text and returns what it adds to the message."""
+        """Takes new text and returns what the text adds to the message."""
         may_begin_mark = self._may_begin_mark
         is_words = (self._is_speaking or self._is_reasoning) and text and self._text.is_empty
         if is_words and may_begin_mark and not may_begin_mark(text):  # do as the steps would
@@ -153,9 +154,9 @@ class ToolCallReader(ABC):
         self._spaces.clear()
 
     def _until(self, *markers: str) -> Steps[str]:
-        """Adds the text before the next marker as content, and returns the marker. Returns an empty
-        text if the text ends without a marker. With `is_exclusive`, only a marker at the beginning
-        of the answer or after a call counts."""
+        """Adds the text before the next marker as content, and returns the marker without moving
+        past it. Returns an empty text if the text ends without a marker. With `is_exclusive`, only
+        a marker at the beginning of the answer or after a call counts."""
         text = self._text
         if not self._rules.is_exclusive:
             return (yield from self._say_until(markers, self._say_cut_marker))
@@ -236,8 +237,9 @@ class ToolCallReader(ABC):
         yield from text.skip_cut(*marks)
 
     def _read_object_of(self, name: str, *ends: str, call_id: str = "") -> Steps[bool]:
-        """Reads the arguments of a tool, which are a JSON object, or nothing if one of the marks
-        `ends` comes next. Returns False if something else comes, so that this is no call."""
+        """Reads the arguments of a call of the tool `name`: a JSON object, or nothing if one of the
+        marks `ends` comes next. Returns False if something else comes next, since the text is then
+        no call."""
         text = self._text
         has_object = yield from text.begins_with("{")
         if not has_object and not (yield from text.comes_next(*ends)):
@@ -313,8 +315,8 @@ class ToolCallReader(ABC):
         return True
 
     def _read_member(self, call: _CallSoFar, is_call: Callable[[str], object]) -> Steps[bool]:
-        """Reads a member of an object: a name and its value. Returns whether the member is
-        complete."""
+        """Reads a member of a call's JSON object: a name and its value. Returns whether the member
+        is complete and may be part of a call."""
         text = self._text
         key = yield from self._read_string()
         yield from text.run(SPACES)

@@ -19,5 +19,5 @@ class Checkpoint:
         return bool(self.special_tokens((text,)))
 
     def has(self, *texts: str) -> bool:
-        """Returns whether all of the texts occur in the template or are special tokens."""
+        """Returns whether each of the texts occurs in the chat template or is a special token."""
         return all(text in self.template or self.is_special(text) for text in texts)

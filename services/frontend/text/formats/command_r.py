@@ -13,8 +13,8 @@
         }
     ]```
 
-Command R7B and Command A write the first form instead of content, and write content between marks
-too. Command R and R+ write the second form after content.
+Command R7B and Command A write the first form instead of content; they write content between other
+marks. Command R and R+ write the second form after content.
 """
 
 from services.frontend.text.formats.checkpoint import Checkpoint
@@ -35,8 +35,8 @@ class CommandR7B(TaggedJson):
     markers = (begin, end, *silent)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the model of a checkpoint writes this format: the mark of calls is in the
-        chat template or is a special token."""
+        """Returns whether the model of a checkpoint writes this format: `<|START_ACTION|>` is in
+        the chat template or is a special token."""
         return checkpoint.has(self.begin)
 
 
@@ -56,6 +56,6 @@ class CommandR(TaggedJson):
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
         """Returns whether the model of a checkpoint writes this format: the chat template contains
-        the word before calls, and the member `tool_name`."""
+        `Action:` and `"tool_name"`."""
         template = checkpoint.template
         return "Action:" in template and '"tool_name"' in template

@@ -42,7 +42,7 @@ class DeepSeekV3(ToolFormat):
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
         """Returns whether the model of a checkpoint writes this format: the chat template contains
-        the mark of a call, and a fence."""
+        `<｜tool▁call▁begin｜>` and a fence, "```json"."""
         return CALL in checkpoint.template and FENCE in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
@@ -72,8 +72,8 @@ class DeepSeekV31(DeepSeekV3):
     between_calls = ""
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the model of a checkpoint writes this format: the mark of a call is in
-        the chat template or is a special token."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        `<｜tool▁call▁begin｜>`, or this mark is a special token."""
         return checkpoint.has(CALL)
 
     def _call(self, tool: ToolRule, markers: Markers) -> str:

@@ -17,5 +17,5 @@ class FireFunction(TaggedJson):
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
         """Returns whether the model of a checkpoint writes this format: the chat template contains
-        the word before the list of calls."""
+        `functools[`."""
         return f"{self.begin}[" in checkpoint.template

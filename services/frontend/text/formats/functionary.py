@@ -44,7 +44,7 @@ class Functionary31(ToolFormat):
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
         """Returns whether the model of a checkpoint writes this format: the chat template contains
-        the tags of calls."""
+        `<function=` and `</function>`."""
         return BEGIN in checkpoint.template and END in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
@@ -87,7 +87,7 @@ class Functionary32(ToolFormat):
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
         """Returns whether the model of a checkpoint writes this format: the chat template contains
-        the mark before a message to the user."""
+        `>>>all`, which comes before a message to the user."""
         return f"{TURN}all" in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:

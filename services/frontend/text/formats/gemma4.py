@@ -2,7 +2,7 @@
 
     <|tool_call>call:find{what:<|"|>whales<|"|>,n:3}<tool_call|>
 
-After its calls the model may write the mark that begins a result.
+After its calls the model may write `<|tool_response>`, the mark that begins the result of a call.
 """
 
 import re
@@ -39,7 +39,7 @@ class Gemma4(ToolFormat):
     markers = (BEGIN, END, RESULT, GEMMA_QUOTE)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the model of a checkpoint writes this format: the mark of calls is in the
+        """Returns whether the model of a checkpoint writes this format: `<|tool_call>` is in the
         chat template or is a special token."""
         return checkpoint.has(BEGIN)
 

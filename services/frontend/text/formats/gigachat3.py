@@ -1,4 +1,5 @@
-"""Tool calls as GigaChat 3 writes them: one call after the content, as a message of a further role.
+"""Tool calls as GigaChat 3 writes them: one call after the content, in a message of its own,
+whose role is `function call`.
 
 Let me see.<|message_sep|>
 
@@ -26,5 +27,5 @@ class GigaChat3(TaggedJson):
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
         """Returns whether the model of a checkpoint writes this format: the chat template contains
-        the role and the mark of calls."""
+        the role `function call` and the mark `<|role_sep|>`."""
         return "function call" in checkpoint.template and ROLE_END in checkpoint.template

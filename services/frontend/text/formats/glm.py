@@ -41,7 +41,7 @@ class Glm(ToolFormat):
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
         """Returns whether the model of a checkpoint writes this format: the chat template contains
-        the tags of arguments."""
+        the tags `<tool_call>` and `<arg_key>`."""
         return KEY in checkpoint.template and BEGIN in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
@@ -78,8 +78,8 @@ class Glm47(Glm):
     newline = ""
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the model of a checkpoint writes this format: the chat template has no
-        newlines between the tags of arguments."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        the tag `<tool_call>`, and `{function-name}<arg_key>` without a newline in between."""
         return f"{{function-name}}{KEY}" in checkpoint.template and BEGIN in checkpoint.template
 
 

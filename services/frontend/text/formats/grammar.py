@@ -121,14 +121,14 @@ class Markers:
 
     def _after_text(self, marker: str, rule: str, *, is_single: bool) -> str:
         """Returns the grammar rule `answer` for text that may contain the mark. `rule` follows
-        after each mark; if `is_single`, there is at most one."""
+        after each mark. If `is_single`, there is at most one mark."""
         answer = f"until {rule} | TEXT" if is_single else f"(until {rule})* TEXT"
         return f"answer: {answer}\n{self.up_to('until', marker)}\n"
 
 
 def pattern_of(text: str) -> str:
-    """Returns a regular expression that matches exactly a text, in the form of a part of a Lark
-    literal."""
+    """Returns a regular expression that matches only `text` itself, escaped for use between the
+    slashes of a Lark grammar."""
     return re.escape(text).replace("\\\n", r"\n").replace("/", r"\/")
 
 

@@ -21,5 +21,5 @@ class Granite(TaggedJson):
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
         """Returns whether the model of a checkpoint writes this format: the chat template contains
-        Granite's roles and the mark of calls."""
+        `<|start_of_role|>` and `<|tool_call|>`."""
         return all(text in checkpoint.template for text in (self.begin, "<|start_of_role|>"))

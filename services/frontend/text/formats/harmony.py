@@ -119,7 +119,8 @@ class HarmonyReasoning(ReasoningFormat):
         return reader
 
     def grammar(self, markers: Markers, *, is_thinking: bool) -> str:
-        """Returns the grammar rule `start`: a reply after reasoning."""
+        """Returns the grammar rule `start`: any number of messages on the channel `analysis`, then
+        the rule `reply`."""
         thought = f'body {markers[START]} "assistant"'
         opened = f'{markers[CHANNEL]} "analysis" {markers[MESSAGE]} {thought}'
         start = f"start: {thought if is_thinking else ''} ({opened})* reply"

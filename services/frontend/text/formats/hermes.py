@@ -37,7 +37,7 @@ class Hermes(ToolFormat):
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
         """Returns whether the model of a checkpoint writes this format: the chat template contains
-        the tag of calls."""
+        `<tool_call>`."""
         return BEGIN in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
@@ -74,6 +74,6 @@ class HermesReader(ToolCallReader):
             yield from text.skip(END)
 
     def _no_content(self) -> tuple[str, ...]:
-        """Returns the marks that end content. After the first call, these include the closing
+        """Returns the marks at which content ends. After the first call, these include the closing
         tag."""
         return (BEGIN, END) if self.n_tool_calls else (BEGIN,)

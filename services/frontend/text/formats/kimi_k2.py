@@ -3,8 +3,9 @@
     <|tool_calls_section_begin|><|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>
     {"what": "whales"}<|tool_call_end|><|tool_calls_section_end|>
 
-The text between the first marks is the id of the call. Templates show this id again beside the
-result of the call, so clients get the id that the model has written.
+The text before `<|tool_call_argument_begin|>`, here `functions.find:0`, is the id of the call.
+Templates show this id again beside the result of the call, so clients get the id that the model has
+written.
 """
 
 import re
@@ -38,8 +39,8 @@ class KimiK2(ToolFormat):
     markers = (BEGIN, END, CALL, CALL_END, ARGUMENTS)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the model of a checkpoint writes this format: the mark of arguments is in
-        the chat template or is a special token."""
+        """Returns whether the model of a checkpoint writes this format:
+        `<|tool_call_argument_begin|>` is in the chat template or is a special token."""
         return checkpoint.has(ARGUMENTS)
 
     def reader(self, rules: CallRules) -> MessageReader:

@@ -179,7 +179,7 @@ class LiteralGrammar(ABC):
         return f'"{{" {self.members(schema, self._key)} "}}"'
 
     def _note_of_object(self, schema: Mapping[str, Any]) -> None:
-        """Notes the keywords of an object that are not enforced."""
+        """Notes the keywords in the schema of an object that the grammar does not enforce."""
         self._tool.note_unenforced(schema, *COUNTS_AND_PATTERNS)
         if not isinstance(schema.get("properties"), dict):
             self._tool.note_unenforced(schema, "required")
@@ -211,8 +211,8 @@ class PythonGrammar(LiteralGrammar):
     separator = ", "
 
     def arguments(self) -> str:
-        """Returns the grammar expression for the arguments of the tool, without the brackets around
-        them."""
+        """Returns the grammar expression for the arguments of the tool, without the parentheses
+        around them."""
         schema = self._tool.schema
         self._tool.note_unenforced(schema, "$ref", *COMBINING)
         self._note_of_object(schema)

@@ -168,8 +168,8 @@ class LiteralReader:
         return True
 
     def _begin_member(self) -> Steps[bool]:
-        """Moves to the value of the next member. Returns False if the member should have a key but
-        has none."""
+        """Moves to the value of the next member. Returns False if the member should have a key, but
+        has none or has no colon after its key."""
         level = self._open[-1]
         if level.n_members:
             self._owes_comma = True

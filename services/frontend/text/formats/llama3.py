@@ -33,8 +33,8 @@ class Llama3(ToolFormat):
     has_bare_calls = True
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the model of a checkpoint writes this format: the chat template shows
-        tools, and the tag is in the template or is a special token."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        the word `tools`, and `<|python_tag|>` is in the template or is a special token."""
         return "tools" in checkpoint.template and checkpoint.has(TAG)
 
     def reader(self, rules: CallRules) -> MessageReader:
@@ -73,7 +73,7 @@ class Llama3Reader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _read_all(self, is_call: Callable[[str], object]) -> Steps[None]:
-        """Reads calls. If the text turns out to be something else, the caller treats what was read
-        as content."""
+        """Reads calls. If the text turns out to be something else, leaves it recorded
+        (`ArrivingText.keep`), and the caller treats it as content."""
         if (yield from self._read_calls(is_call)):
             self._text.kept()

@@ -21,5 +21,5 @@ class MiniMaxM1(TaggedJson):
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
         """Returns whether the model of a checkpoint writes this format: the chat template contains
-        the tag of calls."""
+        `<tool_calls>`."""
         return self.begin in checkpoint.template

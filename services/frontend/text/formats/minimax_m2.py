@@ -28,6 +28,6 @@ class MiniMaxM2(TaggedParameters):
     markers = (tags.block, tags.block_end)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the model of a checkpoint writes this format: the tag of calls is in the
-        chat template or is a special token."""
+        """Returns whether the model of a checkpoint writes this format: `<minimax:tool_call>` is in
+        the chat template or is a special token."""
         return checkpoint.has(self.tags.block)

@@ -38,7 +38,7 @@ class Mistral(ToolFormat):
     id_prefix, id_length = "", 9
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the model of a checkpoint writes this format: the mark of calls is in the
+        """Returns whether the model of a checkpoint writes this format: `[TOOL_CALLS]` is in the
         chat template or is a special token."""
         return checkpoint.has(BEGIN)
 

@@ -16,6 +16,6 @@ class Nemotron(TaggedJson):
     markers = (begin, end)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the model of a checkpoint writes this format: the tag of calls is in the
-        chat template or is a special token."""
+        """Returns whether the model of a checkpoint writes this format: `<TOOLCALL>` is in the chat
+        template or is a special token."""
         return checkpoint.has(self.begin)

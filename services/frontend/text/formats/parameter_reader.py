@@ -45,9 +45,10 @@ class ParameterReader(ToolCallReader):
         self._end_call()
 
     def _end_broken_object(self, *marks: str) -> Steps[None]:
-        """Ends the JSON object of a call's arguments if none of the expected marks comes next. If
-        the answer ends here, the object is left open, and the beginning of a mark is dropped.
-        Otherwise the recorded text becomes content."""
+        """Called when none of the expected marks comes next among the arguments of a call. If the
+        answer ends here, leaves the JSON object of the arguments open, and drops the text if it is
+        the beginning of one of `marks`. Otherwise ends the object, and the recorded text becomes
+        content."""
         text = self._text
         yield from text.skip_cut(*marks)
         if text.is_read:

@@ -19,6 +19,6 @@ class Phi4Mini(TaggedJson):
     markers = (begin, end)
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the model of a checkpoint writes this format: the mark after calls, or
-        the mark after tools, is in the chat template or is a special token."""
+        """Returns whether the model of a checkpoint writes this format: `<|/tool_call|>` or
+        `<|/tool|>` is in the chat template or is a special token."""
         return checkpoint.has(self.end) or checkpoint.has("<|/tool|>")

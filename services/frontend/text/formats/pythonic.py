@@ -51,8 +51,8 @@ class Pythonic(ToolFormat):
     has_bare_calls = True
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the model of a checkpoint writes this format: the chat template asks for
-        calls as a list in Python."""
+        """Returns whether the model of a checkpoint writes this format: the chat template contains
+        `[func_name1(`, `[func_call1(` or `<|python_start|>`."""
         return any(text in checkpoint.template for text in ("[func_name1(", "[func_call1(", BEGIN))
 
     def reader(self, rules: CallRules) -> MessageReader:
@@ -79,9 +79,8 @@ class Lfm2(Pythonic):
     has_bare_calls = False
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the model of a checkpoint writes this format: the mark of calls is in the
-        chat template or is a special token, or the template lists tools as the templates of LFM
-        do."""
+        """Returns whether the model of a checkpoint writes this format: `<|tool_call_start|>` is in
+        the chat template or is a special token, or the template contains `List of tools: `."""
         return checkpoint.has(self.begin) or "List of tools: " in checkpoint.template
 
     def grammar(

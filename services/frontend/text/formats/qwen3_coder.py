@@ -33,5 +33,5 @@ class Qwen3Coder(TaggedParameters):
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
         """Returns whether the model of a checkpoint writes this format: the chat template contains
-        the tags of calls."""
+        `<tool_call>` and `<function=`."""
         return self.tags.block in checkpoint.template and self.tags.call in checkpoint.template

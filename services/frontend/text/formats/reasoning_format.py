@@ -24,9 +24,10 @@ class ReasoningFormat(ABC):
 
     @abstractmethod
     def is_opened_by(self, prompt: str, *, begun: str = "") -> bool:
-        """Returns whether a prompt ends inside reasoning, which was opened at the end of the prompt
-        or in the text `begun`. `prompt` is the end of the prompt, with special tokens. `begun` is
-        the beginning of the answer, if the client has written one."""
+        """Returns whether a prompt ends inside reasoning, so that the answer goes on with it.
+        `prompt` is the end of the prompt, with special tokens. If the client has written the
+        beginning of the answer, `prompt` ends with this beginning, which is `begun`. The reasoning
+        may be opened in `begun` or directly before it."""
 
     @abstractmethod
     def reader(

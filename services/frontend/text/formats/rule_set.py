@@ -24,13 +24,14 @@ class RuleSet:
         return f"{prefix}{kind}_{self._n_names}"
 
     def define(self, name: str, rule: str) -> None:
-        """Adds a rule whose name is `name`, which no other rule of the set may have."""
+        """Adds the rule `rule` with the name `name`, which no other rule of the set may have."""
         self._lines.append(f"{name}: {rule}")
 
     def add(self, kind: str, rule: str, attribute: str = "") -> str:
         """Adds a rule to the set, unless the set has an equal rule of this kind, and returns the
-        rule's name. The name begins with `kind`, which must be in capitals for a terminal.
-        `attribute`, such as `[lazy]`, is written after the name in the rule."""
+        rule's name. The name consists of the prefix, `kind` and a number; `kind` must be in
+        capitals for a terminal. `attribute`, such as `[lazy]`, is written after the name in the
+        rule."""
         name = self._names.get((kind, rule))
         if name is None:
             name = self._names[kind, rule] = self.new_name(kind)

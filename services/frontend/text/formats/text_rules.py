@@ -41,8 +41,8 @@ class TextRules:
 
 
 def _patterns(schema: Mapping[str, Any], tool: ToolRule) -> list[str]:
-    """Returns regular expressions. A string is valid for a schema if it matches all of them. The
-    list is empty if no keyword of the schema can be enforced."""
+    """Returns the regular expressions that a string must match, all of them, to be valid for a
+    schema. The list is empty if no keyword of the schema can be enforced."""
     low, high = _bound(schema, "minLength", tool), _bound(schema, "maxLength", tool)
     tool.note_unenforced(schema, "format")
     patterns = []

@@ -63,12 +63,12 @@ class TaggedReasoning(ReasoningFormat):
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
         """Returns whether the model of a checkpoint writes this format: the chat template contains
-        the mark of the format."""
+        the text by which the format is recognised."""
         return self._mark in checkpoint.template
 
     def is_opened_by(self, prompt: str, *, begun: str = "") -> bool:
-        """Returns whether a prompt ends inside reasoning, which was opened at the end of the prompt
-        or in the text `begun`."""
+        """Returns whether a prompt ends inside reasoning: its opening tag stands in `begun`, which
+        is the end of the prompt, or directly before `begun`, and no closing tag follows."""
         prompt, begin = prompt.rstrip(), (self._tags.begin + self._tags.title).rstrip()
         at = prompt.rfind(begin)
         earliest = len(prompt) - len(begin) - len(begun.strip()) - MAX_SPACES
@@ -161,7 +161,7 @@ class ThinkReader:
         self._text.leave_out(n_characters)
 
     def feed(self, text: str) -> MessageDelta:
-        """Takes new text and returns what it adds to the message."""
+        """Takes new text and returns what the text adds to the message."""
         may_begin_tag = self._may_begin_tag
         if may_begin_tag and text and not may_begin_tag(text) and self._text.is_empty:
             self._text.pass_over(len(text))
@@ -218,7 +218,8 @@ class ThinkReader:
             text.take(len(tags.end_message))
 
     def _read_rest(self) -> Steps[None]:
-        """Passes on the rest of the answer. Closing tags without an opening tag are left out."""
+        """Passes on the rest of the answer. Leaves out closing tags that are alone on their line
+        and have no opening tag."""
         text, tags, n_open = self._text, (self._tags.begin, self._tags.end), 0
         while True:
             tag = yield from self._until(tags, self._said)
@@ -256,7 +257,7 @@ class ThinkReader:
         return self._rest.feed(text)
 
     def _add(self, text: str) -> None:
-        """Adds to the message what `_delta_of` returns for a text."""
+        """Adds to the message what `_delta_of` returns for `text`."""
         if text:
             self._new += self._delta_of(text)
 

@@ -48,5 +48,5 @@ class ToolFormat(ABC):
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
         """Returns the grammar rule `answer`, which allows calls or, if `is_free`, text with calls
-        in it. If `is_single`, it allows at most one call. The result also has the rules that
+        in it. If `is_single`, the rule allows at most one call. The result also has the rules that
         `answer` needs, except `TEXT` and the rules of arguments."""

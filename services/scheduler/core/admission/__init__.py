@@ -1,1 +1,2 @@
-"""Admission: decides which requests may wait, how long, and which begin with a batch."""
+"""Admission: decides which requests may wait and for how long, and what must be ready before a
+request begins."""

@@ -26,8 +26,8 @@ N_LOOKED_AT = 64
 loading. The limit keeps the search short in each iteration."""
 
 MAX_LOSSES = 2
-"""A load that a client asked for has failed when this number of epochs were lost during the load:
-the adapter may be the cause."""
+"""Number of epochs that are lost during a load that a client asked for, after which the load counts
+as failed: the adapter may be the cause."""
 
 LOADED, FAILED, UNFINISHED = "loaded", "failed", "lost"
 LOAD_ENDS = (LOADED, FAILED, UNFINISHED)
@@ -53,10 +53,10 @@ class Entry(Protocol):
 
 
 class Sources(Protocol):
-    """The adapters that requests may use beside those that are there from the start."""
+    """The adapters that requests may use in addition to the workers' adapters from the start."""
 
     def source_of(self, digest: str) -> Entry | None:
-        """Returns a known adapter with a digest, or None."""
+        """Returns the known adapter with the digest `digest`, or None."""
         ...
 
 
@@ -75,7 +75,7 @@ class WantedLoad:
     source: str
     on_end: Callable[[str, str], None]
     """Called with the digest of the adapter and an empty text, or with an empty text and the reason
-    why it was not loaded."""
+    why the adapter was not loaded."""
     is_taken: bool = False
     """Whether a pipeline is loading the adapter."""
     arrival: int = 0
@@ -225,8 +225,8 @@ class AdapterGate:
         return [one for one in waiting if one.adapter in lost] if lost else []
 
     def next_change(self, waiting: Iterable[Request]) -> AdapterChange | None:
-        """Returns what the ranks must do now. `waiting` lists the waiting requests in order.
-        Returns None if there is nothing to do, or while the ranks load an adapter."""
+        """Returns the change that the ranks must make now. `waiting` lists the waiting requests in
+        order. Returns None if there is nothing to do, or while the ranks load an adapter."""
         dropped, self._doomed = self._doomed, []
         for digest in [digest for digest in self._loaded if self._is_stale(digest)]:
             dropped.append(self._loaded.pop(digest).load_id)
@@ -241,8 +241,8 @@ class AdapterGate:
         return self._load
 
     def note_loaded(self, load_id: int, digest: str) -> None:
-        """Notes that all ranks have ended the load with a number, and that the adapter has the
-        digest `digest`."""
+        """Notes that all ranks have ended the load `load_id`, and that the adapter has the digest
+        `digest`."""
         self.on_load_end(LOADED)
         wanted = self._end_load()
         if digest not in self._fixed and digest not in self._loaded:
@@ -263,8 +263,8 @@ class AdapterGate:
         return "" if load is None else load.digest
 
     def reset(self, waiting: Iterable[Request]) -> None:
-        """Forgets the adapters of an epoch that is over. `waiting` are all waiting requests. A load
-        that a client asked for is left to any pipeline, unless `MAX_LOSSES` epochs were lost."""
+        """Forgets the adapters of an epoch that is over. `waiting` are all waiting requests. A
+        client's load is left to any pipeline, unless `MAX_LOSSES` epochs were lost during it."""
         if self._load is not None:
             self.on_load_end(UNFINISHED)
         if self._wanted is not None:
@@ -283,8 +283,9 @@ class AdapterGate:
     def _begin_load(
         self, waiting: Iterable[Request]
     ) -> tuple[tuple[int, ...], AdapterChange] | None:
-        """Chooses the adapter that is loaded next. Returns the loads that make room for it, and the
-        change without them. Returns None if nothing is to be loaded, or there is no room yet."""
+        """Chooses the adapter to load next. Returns the loads whose adapters are dropped for it,
+        and the load that begins. Returns None if nothing is to be loaded, or there is no room
+        yet."""
         if not self._max_loaded:
             return None
         requests = [one for one in islice(waiting, N_LOOKED_AT) if one.adapter]
@@ -331,7 +332,7 @@ class AdapterGate:
         return None
 
     def _victims(self, earlier: set[str]) -> tuple[int, ...] | None:
-        """Returns the loads that are dropped to make room for another adapter. Returns None if
+        """Returns the loads whose adapters are dropped to make room for another. Returns None if
         there is no room yet. Adapters in `earlier` stay."""
         if len(self._loaded) < self._max_loaded:
             return ()

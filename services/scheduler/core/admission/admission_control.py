@@ -68,8 +68,8 @@ class TooLate(PoolFull):
     """Error: the first token of the request would come too late."""
 
     def __init__(self, message: str, *, retry_after_s: float, account_s: float = 0.0) -> None:
-        """`account_s` is a time in seconds. During this time, every request of the account with
-        this priority or a lower one would be too late, however short the request is."""
+        """`account_s` is a time in seconds. During this time, every request of the same account
+        with the same or a lower priority would be too late, however short it is."""
         super().__init__(message, retry_after_s=retry_after_s)
         self.account_s = account_s
 
@@ -86,8 +86,8 @@ class AdmissionControl:
     ) -> None:
         """`goal_s` is the time in seconds within which requests should have their first tokens.
         With None, only the deadlines of requests count. `is_fair` says whether the waiting requests
-        are ordered by priorities and clients, and `vectors_yield` whether answers come before
-        vectors."""
+        are ordered by priorities and clients, and `vectors_yield` whether requests that generate
+        tokens come before requests for vectors (embeddings, scores)."""
         self.goal_s = goal_s
         self.allowance_s = 0.0 if goal_s is None else FIRST_ALLOWANCE * goal_s
         """The allowance: seconds that are added to each forecast."""
@@ -116,8 +116,8 @@ class AdmissionControl:
 
     def check(self, request: Request, now: float) -> float:
         """Checks that the first token of a request would come in time. Returns the forecast of the
-        seconds until that token. Returns 0 if there is no forecast, or if there is neither a goal
-        nor a deadline of the request.
+        seconds until that token. Returns 0 if no other request waits before it, if there is no
+        forecast, or if there is neither a goal nor a deadline of the request.
 
         Raises:
             TooLate: the first token would come too late. The error says when to try again.
@@ -146,8 +146,8 @@ class AdmissionControl:
         return wait_s
 
     def note_waiting(self, request: Request, *, has_begun: bool) -> None:
-        """Notes that a request waits. `has_begun` says that the request has run before; such a
-        request comes before all others."""
+        """Notes that a request waits. `has_begun` says that the request has run before, so that it
+        comes before requests that have not."""
         self.backlog.add(request, has_begun=has_begun)
 
     def note_not_waiting(self, request: Request) -> None:

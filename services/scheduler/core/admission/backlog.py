@@ -6,9 +6,10 @@ its client, and in addition at most the work that other clients receive meanwhil
 The order decides which request comes when, not this module; ageing and the counters of clients are
 not considered.
 
-Where vectors have a share of each batch beside answers (`vector_gate.py`), no work for a vector
-comes before an answer, and all waiting answers come before a vector. The time that the share adds
-to an iteration is in the measured times of iterations.
+Where requests for vectors (embeddings, scores) have a limited share of each batch
+(`vector_gate.py`), their work is not counted before a request that generates tokens, and the work
+of all waiting requests that generate tokens is counted before a request for a vector. The time that
+vectors add to an iteration is already in the measured times of iterations.
 """
 
 from dataclasses import dataclass
@@ -48,13 +49,14 @@ NOTHING = WaitingWork()
 
 
 class Backlog:
-    """The waiting work of a pool: by kind, by priority and by client."""
+    """The waiting work of a pool: by kind of request (for tokens or for vectors), by priority and
+    by client."""
 
     def __init__(
         self, expected: ExpectedOutput, *, is_fair: bool, vectors_yield: bool = False
     ) -> None:
         """`is_fair` says whether the waiting requests are ordered by priorities and clients, and
-        `vectors_yield` whether answers come before vectors."""
+        `vectors_yield` whether requests that generate tokens come before requests for vectors."""
         self._expected = expected
         self._is_fair = is_fair
         self._vectors_yield = vectors_yield
@@ -75,7 +77,8 @@ class Backlog:
         return result
 
     def add(self, request: Request, *, has_begun: bool = False) -> None:
-        """Adds a waiting request. A request that `has_begun` comes before all others."""
+        """Adds a waiting request. `has_begun` says that the request has run before. It then comes
+        before all others of its kind."""
         rank = self._rank_of(request)
         if has_begun:
             rank = _Rank(rank.yields, FIRST_OF_ALL)
@@ -115,9 +118,9 @@ class Backlog:
     def _part_before(self, request: Request, own: "_Class") -> float:
         """Returns the fraction of the work of class `own` that comes before a request.
 
-        This is the waiting work of the request's client, and the work that other clients receive
-        meanwhile. Half of the work of the request itself is counted too, because requests of other
-        clients with a similar turn may receive that much before it.
+        The fraction covers the waiting work of the request's client, and the work that other
+        clients receive meanwhile. Half of the work of the request itself is counted too, because
+        requests of other clients with a similar turn may receive that much before it.
         """
         weight = self._weight_of(request)
         line = own.lines.get(self._client_of(request))
@@ -141,7 +144,7 @@ class _Rank(NamedTuple):
     """The key of a class of waiting work: classes with smaller keys come first."""
 
     yields: bool
-    """Whether the requests are for vectors, and answers come before them."""
+    """Whether the requests are for vectors, and requests that generate tokens come before them."""
     priority: int
 
 

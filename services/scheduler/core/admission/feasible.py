@@ -16,7 +16,7 @@ class PoolLimits(Protocol):
 
 
 def check_feasible(request: Request, kv_manager: KVManager, pool: PoolLimits) -> None:
-    """Checks that a request could run on an empty machine.
+    """Checks that a request could run if there were no other requests.
 
     Raises:
         InvalidRequest: the request could never run. The error names the option that prevents this.

@@ -1,11 +1,12 @@
 """The expected time until the first token of a request, given the work that comes before it.
 
-A request begins when all requests before it have begun and a place is free. A place is free from
-the start, or becomes free when a running request ends. So a request with n requests before it
-begins when n + 1 places have become free. Running requests free their places after the tokens that
-they are expected to generate. The requests that take these places free them again one average
-output later. Where outputs are long, the wait for a place is the limit; where prompts are long, the
-limit is the number of batches in which prompts begin. The forecast is the longer of the two times.
+A request begins when all requests before it have begun and a place among the running requests is
+free. A place is free from the start, or becomes free when a running request ends. So a request with
+n requests before it begins when n + 1 places have become free. Running requests free their places
+after the tokens that they are expected to generate. The requests that take these places free them
+again one average output later. Where outputs are long, the wait for a place is the limit; where
+prompts are long, the limit is the number of batches in which prompts begin. The forecast is the
+longer of the two times.
 
 The forecast makes no choice and has no clock; times are given by the caller, in seconds.
 """
@@ -46,7 +47,7 @@ class Pool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The requests, the memory and the batches of the pipeline that serves."""
+    """The parts of one pipeline on which a forecast depends."""
 
     pool: Pool
     kv_manager: KVManager

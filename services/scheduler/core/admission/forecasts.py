@@ -49,8 +49,8 @@ class Forecasts:
         return sum([forecast.used for forecast in self._open])
 
     def open(self, machine: Machine) -> Forecast:
-        """Adds a pipeline whose speed is not known yet, and returns its forecast. This may be the
-        forecast of a closed pipeline, which keeps its averages over requests."""
+        """Adds a pipeline whose speed is not known yet, and returns its forecast. The forecast of a
+        closed pipeline may be used again, with its averages over requests."""
         forecast = self._closed.pop() if self._closed else Forecast(self._expected)
         forecast.open(machine)
         self._open.append(forecast)
@@ -66,7 +66,8 @@ class Forecasts:
             self._shared_at = -inf
 
     def learn_admission(self, request: Request) -> None:
-        """Learns from an admitted request, for the pipeline that runs the request."""
+        """Learns from an admitted request which fraction of its tokens was in the prefix cache.
+        Only the forecast of the pipeline that runs the request changes."""
         for forecast in self._open:
             if forecast.runs(request):
                 forecast.learn_admission(request)

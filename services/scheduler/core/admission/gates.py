@@ -20,13 +20,13 @@ class Gates:
         return grammars.is_needed or adapters.is_needed
 
     def passes(self, request: Request) -> bool:
-        """Returns whether the ranks have what a request needs."""
+        """Returns whether the ranks have the grammar and the adapter of a request."""
         grammars, adapters = self._gates
         return grammars.passes(request) and adapters.passes(request)
 
     def passing(self, requests: Iterator[Request]) -> Iterator[Request]:
-        """Yields the requests in order. Leaves out waiting requests that the ranks are not ready
-        for."""
+        """Yields the requests in order. Leaves out waiting requests whose grammars or adapters the
+        ranks do not have yet."""
         for gate in self._gates:
             requests = gate.passing(requests)
         return requests
@@ -47,13 +47,14 @@ class Gates:
             gate.preempt(request)
 
     def remove(self, request: Request) -> None:
-        """Records that a request no longer waits or runs, before its state changes."""
+        """Records that a request no longer waits or runs. Must be called before the state of the
+        request changes."""
         for gate in self._gates:
             gate.remove(request)
 
     def reset(self, waiting: Iterable[Request]) -> None:
-        """Forgets what the ranks had in an epoch that is over. `waiting` are all waiting
-        requests."""
+        """Forgets which grammars and adapters the ranks had in an epoch that is over. `waiting` are
+        all waiting requests."""
         requests = list(waiting)
         for gate in self._gates:
             gate.reset(requests)

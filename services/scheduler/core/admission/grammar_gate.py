@@ -1,7 +1,7 @@
 """The gate at which a request waits until the ranks have compiled the grammar of its output.
 
 A rank can choose a token of such a request only with the compiled grammar, and a batch must never
-wait for a grammar. So the ranks compile beside their iterations, and the request is admitted when
+wait for a grammar. So the ranks compile while iterations go on, and the request is admitted when
 all ranks that sample have reported that they have the grammar. Meanwhile the request keeps its
 place in the order, and requests behind it may be admitted. When its grammar is compiled, it is
 admitted before the requests behind it that still wait.

@@ -20,8 +20,8 @@ exactly this multiple. A single long time may have another cause on the machine.
 really become slow, the next iterations show it."""
 
 DOUBT = 16.0**2
-"""Added to the variance of the number of prompt tokens. Where that variance is small, differences
-in time have other causes."""
+"""Number that is added to the variance of the number of prompt tokens. Where that variance is
+small, differences in time have other causes."""
 
 N_ERRORS = 2.0
 """Half width of the confidence interval for the time of a token, in standard errors."""

@@ -25,8 +25,8 @@ finite."""
 
 
 class Suspects:
-    """The waiting suspects that need a trial, which all pipelines share, and the suspect on trial
-    in one pipeline: the one that the pipeline admitted last."""
+    """The waiting suspects that need a trial (all pipelines share them), and the suspect on trial
+    in one pipeline: the suspect that this pipeline admitted last."""
 
     def __init__(
         self,

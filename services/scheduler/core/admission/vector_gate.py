@@ -1,15 +1,18 @@
-"""The gate for prompts of vectors: beside answers they have a share of each batch, so that a flood
-of texts leaves running streams their pace.
+"""The gate for the prompts of requests for vectors (embeddings, scores): beside requests that
+generate tokens, they have a limited share of each batch, so that a flood of texts does not slow
+running streams.
 
-Requests for vectors have prompts and no decodes, so a flood of them fills each batch up to its
-limit on tokens, and each token of a running stream then takes as long as a full batch. Prompts of
-answers do the same, but a conversation sends one of them now and then, and its reader waits for it.
-A reader of vectors waits for all of them.
+Below, a request that generates tokens is called an answer, and any other request a vector. Vectors
+have prompts and no decodes, so a flood of them fills each batch up to its limit on tokens, and each
+token of a running stream then takes as long as a full batch. Prompts of answers do the same, but a
+conversation sends one of them now and then, and its reader waits for it. A reader of vectors waits
+for all of them.
 
 So while answers run or wait, the prompts of vectors together get a limited number of tokens of a
-batch: as many as take a fraction of the time of an iteration without prompts, which is known in
-tokens of prompts (`overhead.py`). A request for a vector for which no token is left does not pass
-the gate, so an answer behind it may begin. Without answers, prompts of vectors fill batches.
+batch. Their time is then at most a fixed fraction of the time of an iteration without prompts,
+which is known as a number of prompt tokens (`overhead.py`). If no token is left for a vector, it
+does not pass the gate, so an answer behind it may begin. Without answers, prompts of vectors fill
+batches.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,14 +21,14 @@ from services.scheduler.core.order.order import BatchLimits
 from services.scheduler.core.request import Request
 
 MAX_SHARE = 1000.0
-"""Largest fraction of an iteration's time that prompts of vectors may add to it. Budgets of tokens
-are smaller, so with this share vectors are not limited."""
+"""Largest fraction of an iteration's time that prompts of requests for vectors may add to it.
+Budgets of tokens are smaller, so with this share these requests are not limited."""
 
 
 def share_tokens(overhead_tokens: int, share: float) -> int:
-    """Returns how many tokens the prompts of vectors may have in a batch beside answers: at least
-    1. `overhead_tokens` is the number of prompt tokens that take as long as an iteration without
-    prompts, and `share` the fraction of that time."""
+    """Returns how many tokens the prompts of requests for vectors may have in a batch beside
+    requests that generate tokens: at least 1. `overhead_tokens` is the number of prompt tokens that
+    take as long as an iteration without prompts, and `share` the fraction of that time."""
     return max(1, int(overhead_tokens * share))
 
 
@@ -40,9 +43,9 @@ class VectorGate:
     def limits(
         self, n_tokens: int | None, of_order: BatchLimits | None, *, only_vectors_wait: bool
     ) -> BatchLimits | None:
-        """Sets the gate for the next batch, in which the prompts of vectors may have `n_tokens`
-        tokens; None if they are not limited. Returns the limits of this batch, which include the
-        limits `of_order`, or None if no request is limited.
+        """Sets the gate for the next batch, in which the prompts of requests for vectors may have
+        `n_tokens` tokens; None if they are not limited. Returns the limits of this batch, which
+        include the limits `of_order`, or None if no request is limited.
 
         `only_vectors_wait` says that all waiting requests are for vectors, so that none of them
         needs to be looked at once no token is left for them.
@@ -64,8 +67,9 @@ class VectorGate:
         return self._of_order.riders(candidates, max_running)
 
     def take(self, request: Request, n_tokens: int) -> int:
-        """Takes at most `n_tokens` tokens for a request, and returns the number taken. No request
-        that runs whole is limited, since no pipeline has such requests beside answers."""
+        """Takes at most `n_tokens` tokens for a request, and returns the number taken. A request
+        whose prompt must run in one iteration is never limited, since no pipeline has such requests
+        beside requests that generate tokens."""
         if request.wants_vector and self._n_free is not None:
             n_tokens = min(n_tokens, self._n_free)
         if self._of_order is not None:

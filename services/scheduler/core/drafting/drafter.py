@@ -12,7 +12,7 @@ A batch with few tokens reads all weights anyway, so drafts add little cost; in 
 costs as much as a token of another request. So the more requests there are, the more often a draft
 must be right. With `n` requests in a batch of at most `max_batch_tokens` tokens, more than `n /
 max_batch_tokens` of the drafted tokens must be right, measured by the recent drafts of the request.
-Where fewer are right, the request stops drafting for a number of tokens, which is longer each time.
+Where fewer are right, the request stops drafting for a number of tokens, which grows each time.
 
 This module knows tokens and counts, but neither requests nor batches.
 """

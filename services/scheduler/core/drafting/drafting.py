@@ -1,5 +1,5 @@
 """Drafting: decides which requests of a batch get drafts (`drafter.py`), and when the next batch
-must wait for drafts.
+must wait for batches in flight.
 
 A request gets a draft only when its last token is known. So with token hand-off, the next batch
 waits for a batch in flight in two cases: a batch in flight has drafts, or a request of the batch
@@ -29,8 +29,7 @@ class NoDrafting:
         return 0
 
     def last_token(self, span: Span, token_ids: Iterator[int], updates: list[Update]) -> int | None:
-        """Takes the sampled token of a span and returns it. Returns None if the span is not
-        sampled."""
+        """Takes the sampled token of a span and returns it. Returns None if there is none."""
         return next(token_ids) if span.is_sampled else None
 
     def note_returned(self, batch: Batch, in_flight: Collection[Batch]) -> None:

@@ -11,8 +11,8 @@ Cache = PrefixCache | NoPrefixCache
 
 
 class Blocks:
-    """All blocks of a memory. Each block is free, in use by requests, or kept by the prefix cache
-    without a user."""
+    """All blocks of a memory. Each block is free, in use by requests (its users), or kept by the
+    prefix cache without a user."""
 
     def __init__(self, n_blocks: int, cache: Cache = NO_PREFIX_CACHE) -> None:
         self.n_blocks = n_blocks
@@ -57,8 +57,8 @@ class Blocks:
         return n_unused
 
     def forget(self, request: Holder, *, first: int = 0) -> None:
-        """Makes the prefix cache forget all blocks of a request's sequence from the column `first`
-        on."""
+        """Makes the prefix cache forget all blocks of a request's sequence whose index in the
+        sequence is `first` or higher."""
         self._free.extend(self.cache.forget(request, first=first))
 
     def take_over(self, earlier: "Blocks") -> None:
@@ -70,9 +70,9 @@ class Blocks:
         self.cache.begin_count()
 
     def restore(self, entries: Iterable[tuple[int, bytes]], *, secret: bytes) -> None:
-        """Enters blocks into the prefix cache that an earlier leader has entered
-        (`PrefixCache.restore`). No block may be in use or in the cache. Does nothing if there is no
-        prefix cache."""
+        """Fills the prefix cache with entries of an earlier leader (`PrefixCache.restore`), whose
+        keys were made with `secret`. Leaves out blocks that this memory does not have. No block may
+        be in use or in the cache. Does nothing if there is no prefix cache."""
         if isinstance(self.cache, PrefixCache):
             self.cache.use_secret(secret)
             self.cache.restore(it for it in entries if it[0] < self.n_blocks)

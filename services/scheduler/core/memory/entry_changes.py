@@ -1,7 +1,7 @@
 """The changes of a prefix cache since they were last taken.
 
-Plans tell them to the ranks. A later leader that knows nothing of this one learns from the ranks
-which blocks hold which tokens (`services/scheduler/inherited_kv.py`).
+Plans carry these changes to the ranks. A later leader that knows nothing of this one learns from
+the ranks which blocks hold which tokens (`services/scheduler/inherited_kv.py`).
 """
 
 from collections.abc import Collection, Mapping
@@ -16,7 +16,7 @@ class Changes(NamedTuple):
     entered: Mapping[int, bytes] = {}
     """Keys of the full blocks that have entered the cache, by block id."""
     left: Collection[int] = ()
-    """Ids of the blocks that have left the cache, which may be filled anew."""
+    """Ids of the blocks that have left the cache and may be filled anew."""
 
 
 NO_CHANGES = Changes()

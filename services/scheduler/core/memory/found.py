@@ -23,4 +23,5 @@ class Found(NamedTuple):
     found."""
     rest: Rest | None = None
     """The partly filled block after the found columns, which the request may continue to fill. None
-    unless the model has one K/V group only, which sees all tokens."""
+    if no such block was found. It is found only if the model has a single K/V group, which sees all
+    tokens."""

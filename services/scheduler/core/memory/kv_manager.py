@@ -286,8 +286,8 @@ class KVManager:
         return self.n_blocks - self.n_reserved_blocks
 
     def n_blocks_to_admit(self, request: Holder) -> int:
-        """Returns how many blocks `reserve` would reserve for a request of which the prefix cache
-        has nothing."""
+        """Returns how many blocks `reserve` would reserve for a request if the prefix cache had
+        none of its tokens."""
         n_columns = self.columns_for(self.expected_use.n_tokens(request))
         return self.n_blocks_for(n_columns, request.n_tokens)
 

@@ -11,8 +11,8 @@ continues to fill it.
 The chain of keys begins with the request's scope, which consists of its account and the salt that
 its client has chosen. A request with another scope finds nothing. So no client can learn another
 client's prompts by measuring how long its own prompts take. The hash is keyed with a secret, so
-that no client can construct two sequences with the same key. The secret is that of this process, or
-that of an earlier leader whose entries are restored.
+that no client can construct two sequences with the same key. The secret belongs to this process, or
+to an earlier leader whose entries are restored.
 
 A block in the cache may be used by requests or not. An unused block keeps its content until its
 memory is needed. Then the block whose last user left longest ago is evicted first. Among the blocks
@@ -90,14 +90,14 @@ class PrefixCache:
         return block_id in self._key_of
 
     def use_secret(self, secret: bytes) -> None:
-        """Makes the keys of blocks with a secret of `SECRET_BYTES` from now on. The cache must be
-        empty."""
+        """Makes the keys of blocks with `secret`, which has `SECRET_BYTES` bytes, from now on. The
+        cache must be empty."""
         self._secret = secret
         self._of_first_block = blake2b(digest_size=16, key=secret, person=b"first")
         self._of_others = blake2b(digest_size=16, key=secret)
 
     def restore(self, entries: Iterable[tuple[int, bytes]]) -> None:
-        """Enters blocks that an earlier leader has entered. They have no users. `entries` are their
+        """Enters the blocks of an earlier leader's cache. They have no users. `entries` are their
         ids and keys, and each block comes after the blocks before it in its sequence. The cache
         must be empty and have the secret of that leader."""
         block_of = {key: block_id for block_id, key in list(entries)[: self._max_blocks]}
@@ -106,8 +106,8 @@ class PrefixCache:
         self._unused = dict.fromkeys(reversed(block_of.values()))
 
     def record_changes(self) -> None:
-        """From now on, `take_changes` returns the changes of the entries. The entries that are
-        there count as entered, except rests."""
+        """From now on, `take_changes` returns the changes of the entries. Entries that exist
+        already count as entered, except rests."""
         entries = {it: key for it, key in self._key_of.items() if it not in self._rests}
         for block_id in self._forgotten:
             entries.pop(block_id, None)
@@ -120,7 +120,7 @@ class PrefixCache:
 
     @property
     def n_unused(self) -> int:
-        """Number of entered blocks that no request uses."""
+        """Number of blocks in the cache that no request uses."""
         return len(self._unused)
 
     def find(self, request: Holder) -> Found:
@@ -161,9 +161,9 @@ class PrefixCache:
         return (n_columns + 1) * self._block_size
 
     def _n_whole_columns(self, request: Holder) -> int:
-        """Returns the length of the longest beginning of a request's sequence, without its last
-        token, of which all blocks of the groups that see all tokens are in the cache. The length is
-        in columns of blocks. All columns count if no group sees all tokens."""
+        """Returns how many of a request's first columns of blocks are in the cache, in all groups
+        that see all tokens. Only columns that are full without the last token of the request count.
+        If no group sees all tokens, all these columns count."""
         n_columns = (request.n_tokens - 1) // self._block_size
         if not self._whole_marks:
             return n_columns
@@ -239,9 +239,9 @@ class PrefixCache:
     def enter(
         self, request: Holder, block_ids: Sequence[int], *, first: int, group: int = 0
     ) -> list[int]:
-        """Enters blocks of a request in the K/V group `group`, from the column `first` on. The
-        request must use the blocks, and all their tokens must be known. A block is not entered if
-        the cache has another block with the same content.
+        """Enters blocks of a request into the cache: its blocks in the K/V group `group`, from the
+        column `first` on. The request must use them, and all their tokens must be known. A block is
+        not entered if the cache has another block with the same content.
 
         Returns the blocks that were evicted because the cache had reached its largest number of
         blocks.
@@ -266,7 +266,7 @@ class PrefixCache:
     def enter_rest(
         self, request: Holder, block_id: int, *, column: int, n_tokens: int
     ) -> int | None:
-        """Enters the rest of a request that ends into the cache. The rest is the last block of the
+        """Enters into the cache the rest of a request that ends. The rest is the last block of the
         request, which is not full: the block in column `column`, with `n_tokens` tokens. All
         earlier tokens of the request must be stored too.
 
@@ -292,7 +292,7 @@ class PrefixCache:
         self._forget(block_id)
 
     def leave(self, block_id: int) -> bool:
-        """Removes one user from an entered block. Returns whether that was the last user."""
+        """Removes one user from a block in the cache. Returns whether that was the last user."""
         self._n_users[block_id] -= 1
         if self._n_users[block_id]:
             self.n_shared_blocks -= self._n_users[block_id] == 1
@@ -383,8 +383,8 @@ class PrefixCache:
         return keys
 
     def _known_keys(self, request: Holder) -> BlockKeys:
-        """Returns the keys of a request's blocks that are known for the block size and the secret
-        of this cache."""
+        """Returns the keys of a request's blocks that were computed so far, with the block size and
+        the secret of this cache."""
         known = request.block_keys
         if known is None or (known.block_size, known.secret) != (self._block_size, self._secret):
             known = request.block_keys = BlockKeys(self._block_size, self._secret)

@@ -1,4 +1,5 @@
-"""An order by a number for each request, for orders that are written in a few lines.
+"""A base class of orders that give each request a number, so that an order is written in a few
+lines.
 
 A subclass defines `key`, a number that is computed when a request arrives: the lowest one is
 admitted first. Keys that change with time can often be replaced by constant keys. For example, if
@@ -39,7 +40,7 @@ class OrderByKey(Order):
         return chain(self._preempted, map(itemgetter(2), self._keyed))
 
     def add(self, request: Request) -> None:
-        """Adds a request at the place that its key gives it."""
+        """Adds a request to the waiting ones, sorted by its key."""
         entry = self._keys[request] = (self.key(request), request.arrival, request)
         insort(self._keyed, entry)
 
@@ -67,5 +68,6 @@ class OrderByKey(Order):
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields the running requests by place, and then the waiting ones by key."""
+        """Yields the running requests by place, and then the waiting requests by key. `waiting`, if
+        given, lists the only waiting requests to yield."""
         return chain(ready, self if waiting is None else waiting)

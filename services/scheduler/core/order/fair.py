@@ -138,9 +138,9 @@ class Fair(Order):
 
     def call(self, request: Request | None, *, place: int | None = None) -> None:
         """Makes a waiting request that has never run the only one that may be admitted ("called").
-        The request gets `place` among the running requests, which must be free when the request is
-        admitted. With the place None it gets the last place. With the request None, all requests
-        may be admitted again."""
+        The request gets `place` among the running requests; no other request may have this place
+        when the request is admitted. With the place None it gets the last place. With the request
+        None, all requests may be admitted again."""
         self._called, self._called_to = request, place
 
     def prefer(

@@ -2,16 +2,16 @@
 with many.
 
 An iteration takes longer the more tokens it has, so a client that fills batches slows down every
-client whose requests are in these batches. Limiting the number of places does not prevent this: a
-client that sends little gets a place at once, but then each of its tokens takes as long as a full
-batch.
+client whose requests are in these batches. Limiting the number of requests of a client does not
+prevent this: a client that sends little gets into the batch at once, but then each of its tokens
+takes as long as a full batch.
 
-So while requests of several clients run, a batch has tokens for `max_tokens` requests, which are
-shared among clients by weight. Each client gets a token for each of its requests if there are
-enough tokens; otherwise the tokens are divided by max-min fairness. The client with the fewest
-requests relative to its weight is not limited, nor are its prompts, and no other client gets less
-than this client, relative to weight. If all clients have equally many requests, or there is only
-one client, no client is limited.
+So while requests of several clients run, the `max_tokens` tokens of a batch are shared among
+clients by weight. Each client gets a token for each of its requests if there are enough tokens;
+otherwise the tokens are divided by max-min fairness. The client with the fewest requests relative
+to its weight is not limited, nor are its prompts, and no other client gets less than this client,
+relative to weight. If all clients have equally many requests, or there is only one client, no
+client is limited.
 
 The requests of a limited client take turns, one token each. Its prompts get the tokens that remain
 to the client, so long prompts take many iterations, and further requests of the client begin only
@@ -188,8 +188,9 @@ def shared_out(
     """Returns the limit on tokens, rounded up, of each client that has more requests, relative to
     its weight, than some other client.
 
-    All clients together, also those without a limit, get `n_tokens`. The sum is larger if otherwise
-    a client would get fewer tokens, relative to weight, than the client with the fewest requests.
+    All clients together, also clients without a limit, get `n_tokens` tokens. The sum is larger if
+    otherwise a client would get fewer tokens, relative to weight, than the client with the fewest
+    requests.
     """
     by_weight = {one: n / _weight(one) for one, n in n_running.items()}
     fewest = min(by_weight.values())

@@ -4,8 +4,8 @@ The pool owns one order object, which holds the waiting requests. A running requ
 among the running ones. A request that waits for the first time can overtake a running request only
 if that one is preempted.
 
-An order is a subclass of `Order` in a file of its own; an order by a number for each request is a
-subclass of `OrderByKey` (`by_key.py`). An order of this project has a line in `registry.py`; an
+An order is a subclass of `Order` in a file of its own; an order that gives each request a number is
+a subclass of `OrderByKey` (`by_key.py`). An order of this project has a line in `registry.py`; an
 order of an installed package has an entry point in the group `orcinus.orders`.
 """
 
@@ -114,8 +114,8 @@ class Order(ABC):
         return None
 
     def may_begin(self, request: Request, running: Collection[Request]) -> bool:
-        """Returns whether the limits let a waiting request begin in a pipeline. `running` are the
-        requests that run in this pipeline."""
+        """Returns whether the limits of the order let a waiting request begin in a pipeline.
+        `running` are the requests that run in this pipeline."""
         return True
 
     def rank(self, request: Request) -> tuple[int, ...]:

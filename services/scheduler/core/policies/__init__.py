@@ -58,7 +58,7 @@ class PoolView(Protocol):
 
     @property
     def n_waiting_answers(self) -> int:
-        """Number of the waiting requests that do not want vectors."""
+        """Number of the waiting requests that generate tokens: all but the requests for vectors."""
         ...
 
     @property
@@ -74,9 +74,9 @@ class PoolView(Protocol):
         ...
 
     def batch_limits(self, vector_tokens: int | None = None) -> BatchLimits | None:
-        """Returns the limits on the tokens of clients and of vectors in the next batch. Returns
-        None if neither is limited. `vector_tokens` is the limit on the tokens of all prompts of
-        vectors together; None if there is none. Must be called before `candidates`."""
+        """Returns the limits on the tokens of clients, and of all requests for vectors together, in
+        the next batch. Returns None if neither is limited. `vector_tokens` is the limit for the
+        requests for vectors; None if there is none. Must be called before `candidates`."""
         ...
 
 
@@ -89,13 +89,14 @@ class MemoryView(Protocol):
         ...
 
     def n_blocks_to_admit(self, request: Request) -> int:
-        """Returns how many blocks `reserve` would reserve for a waiting request of which the prefix
-        cache has nothing."""
+        """Returns how many blocks `reserve` would reserve for a waiting request if the prefix cache
+        had none of its tokens."""
         ...
 
     def reserve(self, request: Request) -> Reservation | None:
         """Reserves memory for a waiting request, and returns the reservation. Returns None if there
-        is not enough memory now. The request must be in the batch that is being selected."""
+        is not enough memory now. The policy must then put the request into the batch that it
+        selects."""
         ...
 
 
@@ -126,8 +127,9 @@ class PolicyOptions:
     """Predictor of the lengths of outputs. With None, a policy that needs one learns lengths from
     the requests that have ended."""
     vector_share: float | None = None
-    """Time that prompts of vectors may add to an iteration beside answers, divided by the time of
-    an iteration without prompts; None where there is no limit."""
+    """Time that prompts of requests for vectors (embeddings, scores) may add to an iteration while
+    requests that generate tokens run or wait, divided by the time of an iteration without prompts;
+    None where there is no limit."""
 
 
 class Policy(ABC):
@@ -143,7 +145,8 @@ class Policy(ABC):
     """Whether waiting requests are admitted only in the order of the pool, so that none overtakes
     an earlier one. This promise is checked."""
     limits_vectors: ClassVar[bool] = False
-    """Whether the policy limits prompts of vectors beside answers, by `vector_share`."""
+    """Whether the policy limits prompts of requests for vectors, by `vector_share`, while requests
+    that generate tokens run or wait."""
     max_span_tokens: int | None = None
     """Largest number of tokens of one request in a batch. None if there is no limit, so that a
     whole prompt is one span."""

@@ -13,8 +13,8 @@ from services.scheduler.core.policies import MemoryView, Policy, PoolView, Selec
 
 
 class BatchMakerPolicy(Policy):
-    """The policy `batchmaker`: the first request in the pool's order, and all requests at its
-    position."""
+    """The policy `batchmaker`: a batch has the first request in the pool's order, and all requests
+    at its position."""
 
     name: ClassVar[str] = "batchmaker"
     keeps_order: ClassVar[bool] = False

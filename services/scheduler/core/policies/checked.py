@@ -1,6 +1,7 @@
 """The rules that each selection of a policy must keep, and a wrapper that checks a policy by them.
 
-Policies of installed packages are always checked, and the arena checks all. After each selection:
+Policies of installed packages are always checked, and `services/arena` checks all policies. After
+each selection:
 
 - A batch has at most `max_batch_size` requests and, where the policy has a limit, at most
   `max_tokens` tokens. A request is in it once, with at least one token, at most the tokens that it
@@ -11,7 +12,7 @@ Policies of installed packages are always checked, and the arena checks all. Aft
   made for it in this selection, and no reservation is made for a request that is not in the batch.
 - The memory has reserved no more than there is, and exactly what these reservations take.
 - With `keeps_order`, the admitted requests are the first waiting requests in the order.
-- The policy has changed no request, apart from single tokens, which are not compared.
+- The policy has changed no request. Of the tokens, only their number and the last one are compared.
 """
 
 from collections.abc import Iterator, Sequence

@@ -10,7 +10,7 @@ Prompts that arrive together begin in groups (`prompt_groups.py`), so that on av
 tokens come sooner. A pipeline of several stages is only as fast as its largest batch, so `n_shares`
 batches in flight share the running requests evenly. The order may limit the tokens of clients with
 many requests (`fair_batch.py`); their prompts then do not block the prompts of other clients.
-Prompts of vectors have a share of the tokens beside answers (`vector_gate.py`).
+Prompts of requests for vectors have a limited share of the tokens (`vector_gate.py`).
 """
 
 from collections.abc import Sequence
@@ -131,9 +131,9 @@ class ChunkedPolicy(Policy):
         return n_answers + n_vectors >= self.max_batch_tokens
 
     def _vector_tokens(self, pool: PoolView) -> tuple[int | None, int]:
-        """Returns the limit on the tokens of prompts of vectors in the next batch, or None if there
-        is none, and the number of waiting requests that begin in groups: with a limit, vectors do
-        not."""
+        """Returns the limit on the tokens of all requests for vectors in the next batch, or None if
+        there is none. Also returns the number of waiting requests that begin in groups: under a
+        limit, requests for vectors do not."""
         if self._vector_share is None or not pool.has_both_kinds:
             return None, pool.n_waiting
         return self._share_tokens(self._vector_share), pool.n_waiting_answers

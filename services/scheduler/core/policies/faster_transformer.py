@@ -8,7 +8,7 @@ and the other tokens of longer prompts follow one by one, as decodes do.
 
 Two losses of the real engine are not modelled: here a complete request is no longer computed, and a
 request allocates no more memory than its longest sequence. `benchmarks.paper.faster_transformer`
-has them.
+models them.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Request-level scheduling, as before Orca (Yu et al., OSDI'22, section 3, challenge 1).
 
 A batch of requests runs until all of them are complete. Requests that arrive meanwhile wait for the
-next batch, and requests that end early wait for the others of their batch. With several batches in
-flight, as a pipeline of several stages has, each of them is such a batch of its own.
+next batch, and requests that end early wait for the others of their batch. A pipeline of several
+stages has several such batches in flight.
 
 Here a complete request is no longer computed. `whole_batches.py` withholds its answer.
 """

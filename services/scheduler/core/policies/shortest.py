@@ -8,8 +8,8 @@ request that arrives takes the place of a long one that runs. The long one keeps
 waits for its next iteration. Mean latencies become shorter. A long request may wait for ever, which
 `aging.py` prevents.
 
-Lengths are predicted from requests that have ended, by their `max_tokens`, or by the predictor that
-the options have.
+Lengths are predicted from ended requests with about the same `max_tokens`, or by the predictor in
+the options.
 """
 
 from collections.abc import Iterable
@@ -65,8 +65,9 @@ class ShortestPolicy(Policy):
     def _with_memory(
         self, candidates: Iterable[Request], n_blocks: int, kv_manager: MemoryView
     ) -> list[Request]:
-        """Returns the requests of a batch by their claims. Waiting requests are left out from the
-        first one on for which the `n_blocks` free blocks are too few."""
+        """Returns the requests of the next batch, those with the lowest claims first. The first
+        waiting request for which the `n_blocks` free blocks are too few is left out, and so are all
+        waiting requests after it."""
         by_claim = sorted(candidates, key=lambda one: (self.claim(one), one.arrival))
         chosen: list[Request] = []
         for request in by_claim:

@@ -1,7 +1,7 @@
 """Preemption for a departure: the requests of a pipeline that is to end move to other pipelines.
 
 A request moves if moving costs less than staying. The cost of moving is the number of tokens that
-another pipeline would have to compute again, without the tokens in its prefix cache. The cost of
+another pipeline would have to compute again; tokens in its prefix cache do not count. The cost of
 staying is the number of tokens that are left to generate, since the pipeline must wait for them. A
 request stays while no other pipeline has room for it, or while no other pipeline has the build that
 made its tokens. Near the end all requests move. A request in flight moves when its batch has
@@ -47,8 +47,8 @@ class ForDeparture:
         return not self._pool.shared.placement.is_needed(self._pool, waiting)
 
     def prepare(self) -> None:
-        """Chooses requests to move. Chosen requests that are in flight are held back until they are
-        in no batch."""
+        """Chooses requests to move, and preempts those that are in no batch. Chosen requests in
+        flight are held back until they are in no batch."""
         placement = self._pool.shared.placement
         for request in self._pool.running:
             if request not in self._due and not request.is_cancelled and self._should_move(request):
@@ -60,10 +60,11 @@ class ForDeparture:
                 self._preempt(request)
 
     def settle(self, selected: Collection[Request]) -> None:
-        """Does nothing: the requests of a batch change no decision."""
+        """Does nothing: it does not matter here which requests are in a batch."""
 
     def is_due(self, request: Request) -> bool:
-        """Returns whether a request, which has just returned and is in no batch, must move now."""
+        """Returns whether a request must move now. The request has just returned and is in no
+        batch."""
         return request in self._due
 
     def note_preempted(self, request: Request) -> None:

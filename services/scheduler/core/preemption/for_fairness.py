@@ -4,11 +4,11 @@ Without this preemption, a client that uses the whole machine would keep it unti
 however little another client asks for. No request is preempted here while there is only one client,
 or room for all requests.
 
-A client may take a place from another client under two conditions: first, it has been served no
-more than the other client; second, after one place has moved, it would not have more places than
-the other client, relative to their weights. Requests that run in other pipelines count as places,
-too. Then the first waiting request of the client is called, and the last running request of the
-other client is preempted:
+A client may take a place among the running requests from another client under two conditions:
+first, it has been served no more than the other client; second, after one place has moved, it would
+not have more places than the other client, relative to their weights. Requests that run in other
+pipelines count as places, too. Then the first waiting request of the client is called, and the last
+running request of the other client is preempted:
 
 - Where the batch is full, the called request takes the place of the other one. The preempted
   request keeps its memory, and is next in the batch when another request has ended.
@@ -66,8 +66,9 @@ class ForFairness:
         order.call(None)  # ends a call of the previous epoch
 
     def prepare(self) -> None:
-        """Chooses a waiting request to be admitted next, if running requests must be preempted to
-        make room."""
+        """Calls a waiting request, which is then admitted next, if a running request must be
+        preempted to make room for it, or if it may be admitted before the first preempted
+        request."""
         self._prefer()
         if self._called is not None:
             self._stop()
@@ -210,9 +211,9 @@ class ForFairness:
         n_places: Counter[ServedClient | None],
         n_running: Counter[ServedClient | None],
     ) -> ServedClient | None:
-        """Returns the client with the most places relative to its weight. Only clients count that
-        have a place in this pipeline, and from which the client of `first` may take one. Returns
-        None if there is no such client.
+        """Returns the client with the most places relative to its weight. Only clients that have a
+        place in this pipeline count, and only if the client of `first` may take a place from them.
+        Returns None if there is no such client.
 
         `n_places` has the places of each client in this pipeline, and `n_running` its running
         requests.

@@ -71,7 +71,7 @@ class ForMemory:
         self._kv_manager.is_owing = bool(self._held)
 
     def settle(self, selected: Collection[Request]) -> None:
-        """Does nothing: the requests of a batch change no decision."""
+        """Does nothing: it does not matter here which requests are in a batch."""
 
     def is_due(self, request: Request) -> bool:
         """Returns whether a request must be preempted now. The request has just returned and is in

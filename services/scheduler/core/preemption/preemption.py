@@ -31,8 +31,8 @@ class Preemption(Protocol):
         requests count as running."""
 
     def is_due(self, request: Request) -> bool:
-        """Returns whether a request, which has just returned and is in no batch, must be preempted
-        now."""
+        """Returns whether a request must be preempted now. The request has just returned and is in
+        no batch."""
 
     def note_preempted(self, request: Request) -> None:
         """Notes that a request was preempted."""

@@ -2,8 +2,8 @@
 
 `adapter_files.py` reads an adapter's files, `adapter_config.py` its configuration, and `adapter.py`
 its tensors, which `weights_header.py` finds. `adapted_tensors.py` is a source of a model's tensors
-that records which modules each matrix product has. `adaptable_program.py` adds a step after each
-product that an adapter changes, from the start or between two iterations. So model families need no
-code for adapters. `text_files.py` compares an adapter's tokenizer and chat template with those of
-the model.
+that records of which modules the matrix of each product is made. `adaptable_program.py` adds a step
+after each product that an adapter changes, from the start or between two iterations. So model
+families need no code for adapters. `text_files.py` compares an adapter's tokenizer and chat
+template with those of the model.
 """

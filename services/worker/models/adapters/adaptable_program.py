@@ -1,8 +1,8 @@
-"""The program of a stage, in variants with different adapters.
+"""The program of a stage (the steps that `kernels` runs), in variants with different adapters.
 
-The program without adapters stays as it is, and so do its weights. Each variant has the same steps,
-and a step after each product that one of its adapters changes. So a rank changes its adapters
-between two iterations: it goes on with another variant.
+The program without adapters and its weights stay unchanged. A variant has the same steps, and one
+more step after each matrix product that one of its adapters changes. So a rank can change its
+adapters between two iterations, by running another variant.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _WRAPPED = re.compile(r"^(model\.)?language_model\.")
 
 @dataclass(frozen=True, slots=True)
 class ModulePlaces:
-    """Which modules of a model belong to this stage, and the name of the head's module."""
+    """Says which modules of a model belong to this stage, and which module is the language-model
+    head."""
 
     layers_name: str
     n_layers: int
@@ -51,19 +52,20 @@ class ModulePlaces:
         return int(found[1]) < self.n_layers and int(found[1]) not in self.layers
 
     def module_of(self, part: Part) -> str:
-        """Returns the name of the module whose matrix a part belongs to."""
+        """Returns the name of the module to which the matrix of `part` belongs."""
         name = part.name.removesuffix(_SUFFIX)
         return self.aliases.get(name, name)
 
     def check(self, adapter: Adapter) -> None:
-        """Raises AdapterError, which names the adapter, if it changes the head and must not."""
+        """Raises AdapterError if `adapter` changes the head although no adapter may
+        (`may_change_head`)."""
         if not self.may_change_head and self.head in modules_by_name(adapter):
             raise adapter.error(f"scores of `yes-no` are not served with a change of {self.head}")
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The matrix of a product, and the tensors of which the matrix was made."""
+    """The matrix of a matrix product, and the parts of tensors of which the matrix was made."""
 
     weight: object
     parts: Sequence[Part]
@@ -72,17 +74,18 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class FittedAdapter:
-    """A rank's share of an adapter: its matrices for each product that it changes."""
+    """A rank's share of an adapter: the low-rank matrices for each matrix product that the adapter
+    changes."""
 
     digest: str
     index: int
     """Number by which batches name the adapter."""
     products: Mapping[int, Sequence[LowRank]]
-    """The matrices, by the place of the product's step in the program without adapters."""
+    """The low-rank matrices, by the index of the product's step in the program without adapters."""
 
 
 class AdaptableProgram:
-    """The program of a stage without adapters, and what is known of its products."""
+    """The program of a stage without adapters, and the matrix products that adapters may change."""
 
     def __init__(
         self,
@@ -101,9 +104,10 @@ class AdaptableProgram:
         self._device = device
 
     def max_weights_bytes(self, config: LoraConfig) -> int:
-        """Returns a bound of the size of an adapter's file: changes of as many linear layers as the
-        model has, in the largest element type. The bound is several times the usual size, and keeps
-        a rank from reading gigabytes for a small model."""
+        """Returns an upper bound of the size of an adapter's weights file, in bytes. It assumes
+        that the adapter changes all linear layers of the model with its largest rank, in the
+        largest element type. The bound is several times the usual size, and keeps a rank from
+        reading gigabytes for a small model."""
         places = self._places
         n_stages = math.ceil(places.n_layers / max(1, len(places.layers)))
         n_rows = sum(sum(part.shape) for one in self._products.values() for part in one.parts)
@@ -145,7 +149,8 @@ class AdaptableProgram:
         return fitted
 
     def with_adapters(self, adapters: Iterable[FittedAdapter]) -> Program:
-        """Returns the variant of the program with some adapters. Each has another index."""
+        """Returns the variant of the program with `adapters`, which must have different indices.
+        Raises ValueError if a product cannot be changed."""
         made, each = self._program.copy(), list(adapters)
         for place, step in enumerate(self._program.steps):
             shares = [share for one in each for share in one.products.get(place, ())]

@@ -1,14 +1,14 @@
-"""A source of a model's tensors that records which modules each matrix product has.
+"""A source of a model's tensors that records of which modules the matrix of each product is made.
 
 A model asks its source for the matrices of its products, and names the tensors of which a matrix is
-made. So the source knows which modules a product has, which outputs or inputs of the modules belong
-to this rank, and in which order. When the program of the stage is complete, `adapted` makes an
-`AdaptableProgram` of it, and returns the variant with the adapters that are there from the start.
+made. So the source knows which modules a product has, and which outputs or inputs of these modules
+belong to this rank, in which order. When the program of the stage is complete, `adapted` makes an
+`AdaptableProgram` of it, and returns the variant with the adapters that the source was given.
 
 A product may have several modules, such as queries, keys and values. An adapter then has a pair of
-matrices for each module, which changes the outputs of the module. If ranks divide the outputs, each
-has its rows of B. If they divide the inputs, each has its columns of A, and the sum over the ranks
-that ends such a product includes the adapter's part.
+matrices for each module, which changes the outputs of the module. If ranks divide the outputs of a
+module, each rank has its rows of B. If ranks divide the inputs, each rank has its columns of A, and
+the all-reduce after the product also adds up the adapter's part.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _Weight = TypeVar("_Weight", LinearWeight, TableWeight)
 
 
 class AdaptedTensors(TensorSource):
-    """A source that returns the tensors of another source, and adds adapters to the products with
-    them."""
+    """A source that returns the tensors of another source, and records the matrix products, so that
+    adapters can be added to them."""
 
     adaptable: AdaptableProgram
-    """The program of the stage. It is assigned when the program is complete."""
+    """The program of the stage. It is assigned by `adapted`, when the program is complete."""
     fitted: Sequence[FittedAdapter] = ()
-    """This rank's shares of the adapters that are there from the start."""
+    """This rank's shares of the adapters that the source was given."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class AdaptedTensors(TensorSource):
         takes_any: bool = False,
     ) -> None:
         """Programs refer to an adapter by its index in `adapters`. With `takes_any`, any adapter
-        may be added later, so no product is fused with what comes after it."""
+        may be added later, so no product is fused with the operation after it."""
         super().__init__(source.tp_rank, source.tp_size, source.quantization, source.activations)
         self._source = source
         self._adapters = adapters
@@ -104,8 +104,8 @@ class AdaptedTensors(TensorSource):
         return self._source.stacked_experts(gate_up, down, order, form)
 
     def adapted(self, program: Program) -> Program:
-        """Returns the variant of the program of a stage with the adapters that are there from the
-        start. Raises AdapterError as `AdaptableProgram.fit` does."""
+        """Returns the variant of the program of a stage with the adapters that this source was
+        given. Raises AdapterError as `AdaptableProgram.fit` does."""
         self.adaptable = AdaptableProgram(
             program, self._products, self._places, dtype=self._dtype, device=self._device
         )

@@ -1,7 +1,8 @@
 """An adapter: a name, and two small matrices for each module of the model that it changes.
 
 A module that an adapter changes computes `base(x) + scale * B @ A @ x`. PEFT stores A, [rank,
-n_in], as `base_model.model.{module}.lora_A.weight`, and B, [n_out, rank], likewise.
+n_in], as `base_model.model.{module}.lora_A.weight`, and B, [n_out, rank], as
+`base_model.model.{module}.lora_B.weight`.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Adapter:
         except ValueError as error:
             raise AdapterError(f"adapter {name}: {error}") from error
         self.digest = files.digest
-        """Digest of the bytes that were read."""
+        """Digest of the bytes of the adapter's files."""
         self._keep(files)
 
     def error(self, message: str) -> AdapterError:
@@ -121,7 +122,7 @@ class HeldAdapter(Adapter):
 
 
 class AdapterTensors:
-    """The tensors of an adapter, from bytes that have the adapter's digest."""
+    """The tensors of an adapter. They were read from files that have the adapter's digest."""
 
     def __init__(self, adapter: Adapter, stored: Mapping[str, StoredValues]) -> None:
         self._adapter = adapter
@@ -162,7 +163,8 @@ def _digest(paths: tuple[Path, ...], identities: tuple[tuple[int, int], ...]) ->
 
 def _stored(weights: bytes) -> dict[str, StoredValues]:
     """Returns the tensors in the content of a file, by their names. Raises AdapterError if the file
-    is broken, or a tensor has no floating-point type."""
+    is broken, a tensor has no floating-point type, or a tensor belongs to a feature that is not
+    served."""
     try:
         found = stored_values(weights)
     except ValueError as error:

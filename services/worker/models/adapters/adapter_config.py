@@ -25,7 +25,7 @@ _MAX_ALPHA = 1e9
 of float32."""
 
 MAX_CONFIG_BYTES = 4 << 20
-"""Largest size of the file."""
+"""Largest size of an `adapter_config.json`, in bytes."""
 
 # Keys that change nothing that is computed from the tensors of the file.
 _HARMLESS = frozenset((

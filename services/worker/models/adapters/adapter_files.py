@@ -1,7 +1,7 @@
 """The two files of an adapter, read once.
 
-What a worker computes with, and what it reports, comes from the same bytes: the digest is that of
-the bytes from which the matrices are made, also if a file changes while it is read.
+The matrices with which a worker computes and the digest that it reports are made from the same
+bytes, also if a file changes while it is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_WEIGHTS_BYTES = 4 << 30
 70 billion parameters takes 3.4 GB in bfloat16."""
 
 Follow = Callable[[Path], Path]
-"""A function that follows the links of a path, and checks where they lead."""
+"""A function that resolves the links of a path, and may check where they lead."""
 
 
 def _real(path: Path) -> Path:
@@ -51,10 +51,10 @@ class AdapterFiles:
         follow: Follow = _real,
         max_weights_bytes: Callable[[bytes], int] = _max_weights_bytes,
     ) -> AdapterFiles:
-        """Reads the files in a directory. `follow` follows their links. `max_weights_bytes` returns
-        the largest size of the file of tensors for the content of the configuration; a larger file
-        is not read. Raises AdapterError, which names a file and not the directory, if one is
-        missing, too large or no regular file."""
+        """Reads the files in a directory. `follow` resolves links. `max_weights_bytes` takes the
+        content of the configuration, and returns the largest allowed size of the file of tensors,
+        in bytes. Raises AdapterError if a file is missing, too large or no regular file. The
+        message names the file, but not the directory."""
         config = _content(directory / CONFIG_FILE, MAX_CONFIG_BYTES, follow)
         limit = min(max_weights_bytes(config), MAX_WEIGHTS_BYTES)
         return cls(config, _content(directory / WEIGHTS_FILE, limit, follow))

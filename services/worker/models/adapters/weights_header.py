@@ -24,7 +24,7 @@ ELEMENT_BYTES: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 @dataclass(frozen=True, slots=True)
 class StoredValues:
-    """A tensor as a file stores it."""
+    """The shape, the element type and the bytes of a tensor in a file."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -56,7 +56,8 @@ def stored_values(content: bytes) -> dict[str, StoredValues]:
 
 
 def _checked(key: str, entry: Any) -> tuple[str, tuple[int, ...], tuple[int, int]]:
-    """Returns the element type, the shape and the range of bytes of a tensor."""
+    """Returns the element type, the shape and the range of bytes of the tensor `key`. Raises
+    ValueError if its `entry` in the header is invalid."""
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end]}:
             pass
@@ -72,7 +73,8 @@ def _checked(key: str, entry: Any) -> tuple[str, tuple[int, ...], tuple[int, int
 
 
 def _check_spans(spans: list[tuple[int, int]], n_bytes: int) -> None:
-    """Raises ValueError unless the ranges of all tensors cover the bytes after the header once."""
+    """Raises ValueError unless the ranges of all tensors cover every byte after the header exactly
+    once."""
     at = 0
     for begin, end in sorted(spans):
         if begin != at:

@@ -1,11 +1,12 @@
 """BERT: an encoder, whose tokens attend to all tokens of their text (Devlin et al., 2019).
 
-BGE, E5, GTE and MiniLM are BERT models. They make vectors and scores, and generate no text. A
+BGE, E5, GTE and MiniLM are BERT models. They make embeddings and scores, and generate no text. A
 layer normalises the sums of its residual stream, so there is no norm after the last layer.
 
-A pair of texts is one prompt. A token of the second text has the id of the token plus the number of
-words, `token_type_stride`, and the embedding has a row for each: the sum of the word's row and of
-the row of its type, in the order in which `transformers` adds them.
+A pair of texts is one prompt. `token_type_stride`, the number of words in the vocabulary, is added
+to the ids of the tokens in the second text. So the embedding has two rows for each word, one for
+each text: the sum of the word's embedding and of the embedding of the token type, added in the
+order of `transformers`.
 """
 
 from __future__ import annotations

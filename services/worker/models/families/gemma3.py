@@ -55,8 +55,8 @@ def split_rope(config: JsonObject) -> tuple[Mapping[str, Any], Mapping[str, Any]
     """Splits the rotary settings of `config` into two mappings: for full layers, and for sliding
     layers.
 
-    The mappings are as `rope_of_kinds` describes. Raises UnsupportedModel for other kinds of
-    layers.
+    Each mapping has keys of a `config.json` whose layers are all of that kind (see
+    `rope_of_kinds`). Raises UnsupportedModel for other kinds of layers.
     """
     both = config.get("rope_parameters")
     if both is None:

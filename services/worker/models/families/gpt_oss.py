@@ -152,7 +152,7 @@ def _names(patterns: Sequence[str], module: str) -> bool:
     """Returns whether a pattern matches the name `module` or the name of one of its parents, or is
     the end of the name.
 
-    The rules are those of `transformers`, except that `*` is the only special character of a
+    The rules are the same as in `transformers`, except that `*` is the only special character of a
     pattern.
     """
     return any(

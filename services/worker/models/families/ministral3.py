@@ -1,5 +1,5 @@
-"""Ministral 3: Mistral whose queries are multiplied by a factor of their position (Mistral AI,
-2025).
+"""Ministral 3: Mistral whose queries are multiplied by a factor that depends on their position
+(Mistral AI, 2025).
 
 For position p and the original context length L, the factor is 1 + beta * log(1 + floor(p / L)),
 where beta is the key `llama_4_scaling_beta`. So the factor is 1 within the original context, and

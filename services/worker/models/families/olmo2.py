@@ -97,8 +97,8 @@ class WideNorms:
         return normed.to(qkv.dtype)
 
     def _parts(self) -> tuple[tuple[int, Tensor], ...]:
-        """For queries and for keys: the index of their first element in a row, and the weight of
-        their norm."""
+        """Returns, for queries and for keys, the index of the first element in a row and the weight
+        of the norm."""
         return (0, self.weight[: self.n_q]), (self.n_q, self.weight[self.n_q :])
 
 

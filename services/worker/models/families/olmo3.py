@@ -50,8 +50,9 @@ def _split_rope(config: JsonObject) -> tuple[Mapping[str, Any], Mapping[str, Any
     """Splits the rotary settings of `config` into two mappings: for full layers, and for sliding
     layers.
 
-    The mappings are as `rope_of_kinds` describes. Older files have one rotary setting, which
-    stretches the context of full layers only. Raises UnsupportedModel for other kinds of layers.
+    Each mapping has keys of a `config.json` whose layers are all of that kind (see
+    `rope_of_kinds`). Older files have one rotary setting, which stretches the context of full
+    layers only. Raises UnsupportedModel for other kinds of layers.
     """
     length = {"max_position_embeddings": config.get("max_position_embeddings")}
     both = config.get("rope_parameters")

@@ -1,7 +1,8 @@
-"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT with positions that begin after the padding token.
+"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT with positions that begin after the id of the padding
+token.
 
-Their second texts have no type of their own: texts of a pair are told apart by the tokens between
-them.
+Both texts of a pair have the same token type. Only the separator tokens show where the second text
+begins.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class RobertaConfig(BertConfig):
 
     @property
     def n_unused_positions(self) -> int:
-        """The first token has the position after that of the padding token, as in fairseq."""
+        """Number of unused rows at the beginning of the table of positions: the first token of a
+        text has the position `padding_id` + 1, as in fairseq."""
         return self.padding_id + 1
 
 

@@ -1,9 +1,9 @@
 """Parts that Gemma 3n and Gemma 4 share: layers of two kinds, keys and values that later layers
 share, and inputs for each layer.
 
-Layers with a window and layers without one have rotary settings of their own. The last layers
-attend to keys and values of earlier layers. The inputs of all layers are computed from the tokens
-before the first layer, and follow the residual streams in a row of hidden states.
+Layers with a window and layers without one have different rotary settings. The last layers attend
+to keys and values of earlier layers. The inputs of all layers are computed from the tokens before
+the first layer, and follow the residual streams in a row of hidden states.
 """
 
 from __future__ import annotations

@@ -1,13 +1,20 @@
-"""The layouts of bitsandbytes: numbers of four bits in blocks of a flat matrix, and int8 in rows.
+"""The layouts of bitsandbytes: matrices of numbers of four bits (NF4 or FP4), and matrices of int8.
 
-With four bits, `weight` has all numbers of the matrix [n_out, n_in], row after row, in bytes of
-two, with the first number in the upper half. A number is an index into `weight.quant_map`. Blocks
-of numbers, which may begin anywhere in a row, have a scale in `weight.absmax`. With double
-quantisation these scales are quantised too: they are indices into `weight.nested_quant_map`, scaled
-by `weight.nested_absmax`, plus an offset. The bytes of `weight.quant_state.bitsandbytes__nf4` are
-JSON that contains the block sizes.
+With four bits, `weight` holds the numbers of the matrix [n_out, n_in], row after row. Each byte has
+two numbers, the first one in the upper half. A number is an index into `weight.quant_map`, a table
+of 16 values. A weight is its value in the table times the scale of its block. Blocks are runs of
+consecutive numbers of the flat matrix, so a block may begin anywhere in a row. The scales of the
+blocks are in `weight.absmax`.
 
-With int8, `weight` [n_out, n_in] times `SCB` [n_out] divided by 127 are the weights.
+With double quantisation, the scales are quantised too. `weight.absmax` then has, for each block, an
+index into `weight.nested_quant_map`. Blocks of scales share an outer scale in
+`weight.nested_absmax`. A scale is its value in that table times the outer scale, plus an offset.
+
+The bytes of `weight.quant_state.bitsandbytes__nf4`, or of `…__fp4`, are JSON with the shape of the
+matrix, the sizes of the blocks and the offset.
+
+With int8, a weight is its number in `weight` [n_out, n_in] times the scale of its output in `SCB`
+[n_out], divided by 127.
 """
 
 from __future__ import annotations
@@ -40,7 +47,7 @@ _STATES = ("nf4", "fp4")
 
 
 class BlockwiseMatrix(QuantisedMatrix):
-    """A matrix of numbers of four bits, which share scales in blocks."""
+    """A matrix of numbers of four bits. The numbers of each block share a scale."""
 
     is_rounded = True  # values of float32 become values of int8, by 1/127
 

@@ -51,7 +51,7 @@ def find_stored(
     """Returns the stored tensor that contains `part`, or None if the files lack the tensor.
 
     The files determine whether the tensor is quantised, and `weight_format` determines the layout.
-    MXFP4 is used only if the family requests it.
+    The layout of `mxfp4.py` is used only if the family requests it (`Part.is_mxfp4`).
     """
     if files.is_gguf:
         # The package `gguf` takes up to a second to import, which other checkpoints do not need.

@@ -43,10 +43,10 @@ def nibbles(pairs: Tensor) -> Tensor:
 def bytes_of_six(stored: Tensor) -> tuple[Tensor, Tensor]:
     """Unpacks eight scales and eight minimums of six bits from twelve bytes, [n, 8] each.
 
-    The lower six bits of the first four bytes are the scales of groups 0 to 3, and those of the
-    next four bytes are the minimums of groups 0 to 3. Each of the last four bytes has the lower
-    four bits of a scale and of a minimum of groups 4 to 7. The upper two bits of these scales and
-    minimums are the upper two bits of the first eight bytes.
+    The lower six bits of the first four bytes are the scales of groups 0 to 3, and the lower six
+    bits of the next four bytes are the minimums of groups 0 to 3. Each of the last four bytes has
+    the lower four bits of a scale and of a minimum of groups 4 to 7. The upper two bits of these
+    scales and minimums are the upper two bits of the first eight bytes.
     """
     first, second, third = stored.view(-1, 3, 4).unbind(1)
     scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), 1)

@@ -5,9 +5,9 @@ have the zero points and scales of groups of inputs, where `n` is the number of 
 word; 32 numbers of 3 bits are in three words, one after the other.
 
 The zero point of a symmetric matrix is the middle of the range. Its `qzeros` may be missing. If the
-tensor exists, it must have the middle, or the middle minus one, which the first version of GPTQ
-stores and some writers store by mistake. The tensor `g_idx` [n_in] gives the group of each input,
-unless it is missing or unset.
+tensor exists, each of its numbers must be the middle, or the middle minus one, which the first
+version of GPTQ stores and some writers store by mistake. The tensor `g_idx` [n_in] gives the group
+of each input, unless it is missing or unset.
 """
 
 from __future__ import annotations

@@ -63,8 +63,9 @@ class QuantisedMatrix(GroupedTensor):
     def group_form(self, spans: Spans) -> GroupForm | None:
         """Returns the form in which a part can be read quantised.
 
-        Returns None unless `MULTIPLE` divides both the group size and the first column of the part.
-        Subclasses also return None if the inputs of a group are not neighbours.
+        If inputs are in several groups, returns None unless `MULTIPLE` divides both the group size
+        and the first column of the part. Subclasses also return None if the inputs of a group are
+        not neighbours.
         """
         _, columns = spans
         bits: Bits = 4 if self.form.bits <= 4 else 8

@@ -26,7 +26,8 @@ _Format = Literal[
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """How compressed-tensors stores the weights of one numeric type and number of bits."""
+    """Describes how compressed-tensors stores weights of one numeric type, and with which numbers
+    of bits."""
 
     layout: Layout
     type: Literal["int", "float"]
@@ -44,7 +45,7 @@ _FORMATS: Mapping[str, tuple[_Stored, ...]] = {
 
 
 class _WeightArgs(Settings):
-    """How the weights of one group of modules are quantised."""
+    """The settings that say how the weights of one group of modules are quantised."""
 
     ignored = frozenset(("observer", "observer_kwargs", "scale_dtype", "zp_dtype"))
 

@@ -55,7 +55,8 @@ def read_weight_format(
     """Returns the format of the stored matrices, or None for a checkpoint that is not quantised.
 
     Returns None also for the methods in `own`, whose settings the family reads itself. `summary`
-    turns a validation error into text. Raises UnsupportedModel for a method that is not known.
+    turns a validation error into text. Raises UnsupportedModel for a method or settings that are
+    not supported.
     """
     given = next((config[key] for key in KEYS if config.get(key)), None)
     if given is None:

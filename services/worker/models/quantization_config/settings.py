@@ -46,7 +46,7 @@ class Method(Settings):
 
 def inputs_of_group(size: int) -> int | None:
     """Returns the number of inputs that share a scale. Returns None for the value -1, with which
-    all inputs share one scale."""
+    all inputs share one scale. Raises ValueError for 0."""
     if size == 0:
         raise ValueError("group_size is 0")
     return None if size < 0 else size

@@ -10,5 +10,5 @@ Groups are made from the rendezvous store with a prefix for the epoch, and not t
 global default group, so that no message of an old epoch can reach a new one. Ranks with equal
 numbers in neighbouring stages exchange hidden states. The ranks of a stage have a second process
 group, for the sums and gathers of tensor parallelism. CPU tensors are transferred by gloo, CUDA
-tensors by NCCL.
+tensors by NCCL or through `staging`.
 """
