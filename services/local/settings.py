@@ -135,7 +135,8 @@ class LocalSettings(ServiceSettings):
 
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest sequence, in tokens, as in the worker's settings. When not set, it is the context of
-    the checkpoint, or the original context if the checkpoint uses longrope (Phi)."""
+    the checkpoint, or the original context if the checkpoint uses longrope (Phi). If the K/V memory
+    (`kv_memory`) holds fewer tokens, that number is the limit."""
 
     max_batch_size: int = Field(default=32, ge=1)
     """Largest number of requests in one batch."""

@@ -54,10 +54,9 @@ class SharedSettings(BaseModel):
     adapters."""
 
     allowed_adapter_sources: AdapterSources = ()
-    """Beginnings of the sources from which clients may load adapters while the system runs,
-    separated by commas or given one by one. An absolute directory such as `/adapters` allows all
-    directories below it. When empty, clients can load none. All workers of a model must have the
-    same value."""
+    """Absolute directories below which adapters must lie that clients load while the system runs,
+    separated by commas or given one by one. When empty, clients can load none. All workers of a
+    model must have the same value."""
 
     max_loaded_adapters: int = Field(default=8, ge=1, le=1024)
     """Largest number of loaded adapters that a rank holds in memory, in addition to those of
@@ -85,8 +84,8 @@ class SharedSettings(BaseModel):
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest sequence, in tokens. When not set, it is the context of the checkpoint. For longrope
     (Phi), it is the original context, in which short factors are used as in `transformers`. Set
-    more to serve the stretched context, with long factors for all sequences. All stages must have
-    the same value."""
+    more to serve the stretched context, with long factors for all sequences. If the K/V memory
+    holds fewer tokens, that number is served. All stages must have the same value."""
 
     quantization: Quantization = "none"
     """Quantization of matrices when they are loaded: `int8` takes half of bfloat16's memory, `int4`
