@@ -142,7 +142,7 @@ async def test_a_long_text_is_cut_off_though_its_first_piece_has_too_few_tokens(
 ) -> None:
     encoder = Encoder(checkpoints.word_piece(), max_characters=2**21)
     text = " " * (PIECE_CHARACTERS + 10) + "the lazy dog " * 2_000 + " " * PIECE_CHARACTERS
-    prompt: Prompt = TextPair("the quick fox", text) if is_pair else text
+    prompt = TextPair("the quick fox", text) if is_pair else text
     whole = encoder.tokenizer.to_tokens(prompt, cut_to=cut_to)
     assert len(whole) == cut_to
     encoder.tokenizer.texts.clear()
