@@ -60,6 +60,13 @@ class DirectoryFiles(TensorFiles):
     def paths(self) -> Collection[Path]:
         return set(self._paths.values())
 
+    @property
+    def is_gguf(self) -> bool:
+        return False
+
+    def unread_biases(self) -> list[str]:
+        return []
+
     def find(self, name: str) -> str | None:
         return next((each for each in _spellings(name) if each in self._paths), None)
 
