@@ -24,8 +24,8 @@ class GroupRouter:
     form: RoutingForm
 
     def describe(self, to: Program, x: Buffer) -> tuple[Buffer, Buffer]:
-        """Adds a step to a program, and returns the indices and the weights of the chosen experts,
-        [n_tokens, n_chosen] each."""
+        """Adds the steps to a program, and returns the indices and the weights of the chosen
+        experts, [n_tokens, n_chosen] each."""
         return to.route_in_groups(to.multiply(self.weight, to.widened(x)), self.form)
 
 

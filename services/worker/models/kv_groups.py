@@ -40,7 +40,7 @@ class KVGroups:
         """Returns the groups of a model.
 
         There is one group if all layers that store keys and values have equal windows. There is
-        also one group if the sizes of the keys and values differ between layers, since blocks of
+        also one group if the sizes of the keys and values differ between layers, because blocks of
         different groups would then differ in size.
         """
         sizes = {kv for kv in config.layer_kv if kv.n_heads}

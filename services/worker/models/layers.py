@@ -175,7 +175,7 @@ class VocabParallelEmbedding:
         return cls(table, share, vocab_size)
 
     def describe(self, to: Program, *, is_open: bool = False) -> Buffer:
-        """Adds the step to a program, and returns the table's rows for the batch's tokens,
+        """Adds the steps to a program, and returns the table's rows for the batch's tokens,
         [n_tokens, hidden].
 
         With `is_open`, the batch may have token ids beyond the end of the table. Such tokens get

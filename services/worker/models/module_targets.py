@@ -47,8 +47,9 @@ class ModuleTargets:
         self._patterns.append((index, target, NamePattern(expression)))
 
     def of(self, module: str) -> int | None:
-        """Returns the index of the list to which a module belongs, or None if there is none. Raises
-        CannotStart if matching regular expressions has taken more than MAX_MATCHING_S seconds."""
+        """Returns the index of the list to which a module belongs, or None if it belongs to none.
+        Raises CannotStart if matching regular expressions has taken more than MAX_MATCHING_S
+        seconds."""
         named = [self._names[part] for part in _parts(module) if part in self._names]
         return min(named) if named else self._matched(module)
 

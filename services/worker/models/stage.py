@@ -45,7 +45,8 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class StageBatch:
-    """A flat batch without tokens and hidden states: positions, K/V slots and attention plan."""
+    """Says how a flat batch is computed: the positions of its tokens, their K/V slots and the
+    attention plan. The tokens or hidden states themselves are passed separately."""
 
     positions: Tensor  # [n_tokens] int64, of tokens in their sequences
     slots: Tensor  # [n_tokens] int64, where their keys and values are stored

@@ -70,8 +70,8 @@ class TensorFiles(Protocol):
 
 
 class TensorFilesView(TensorFiles):
-    """Tensors of other files, which are not a `GgufFile`, under other names or in another form. A
-    method calls the method of the same name of these files, unless a subclass overrides it."""
+    """Wraps the tensors of other files, which are not a `GgufFile`, to change their names or form.
+    Its methods call the wrapped files' methods of the same name; subclasses override some."""
 
     def __init__(self, files: TensorFiles) -> None:
         self._files = files

@@ -248,11 +248,11 @@ class Qwen3NextStage(HybridStage):
 
 
 def _rows_by_kind(n_groups: int, kinds: Sequence[int]) -> Tensor:
-    """Returns the indices that reorder the stored rows of `n_groups` groups by kind.
+    """Returns the indices that reorder stored rows by their kind, such as query, key or value.
 
-    In the file, each group has consecutive rows of each kind; `kinds` are the numbers of rows. The
-    result has the rows of the first kind in all groups, then the rows of the second kind, and so
-    on.
+    The file has the rows of one of the `n_groups` groups after the other. `kinds` has, for each
+    kind in turn, how many consecutive rows a group has. The result has the rows of the first kind
+    in all groups, then the rows of the second kind, and so on.
     """
     groups = torch.arange(n_groups * sum(kinds)).view(n_groups, -1)
     return torch.cat([rows.flatten() for rows in torch.split(groups, list(kinds), 1)])
