@@ -46,8 +46,8 @@ quantization."""
 
 
 class CheckpointTensors(TensorSource):
-    """A source of the tensors that a model needs from a checkpoint, with a given element type and
-    device."""
+    """Reads the tensors that a model needs from the files of a checkpoint, in a given element type
+    and onto a given device."""
 
     def __init__(
         self,

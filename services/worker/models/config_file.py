@@ -43,7 +43,7 @@ def read_directory_config(
     """Returns the configuration of the model in a checkpoint's directory. Raises UnsupportedModel
     if the model cannot be served.
 
-    `max_model_len` is the operator's setting for the longest sequence, and `pooling` the setting
+    `max_model_len` is the operator's setting for the longest sequence. `pooling` is the setting
     that says how vectors (embeddings or scores) are made.
     """
     generation_path = directory / "generation_config.json"

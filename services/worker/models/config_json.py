@@ -80,7 +80,7 @@ def parse_with_sources(
 ) -> ReadConfig:
     """Returns the configuration, as `parse_config` does, together with the origins of its values.
 
-    `named_end` is the `eos_token` of `tokenizer_config.json`, and `max_model_len` the operator's
+    `named_end` is the `eos_token` of `tokenizer_config.json`. `max_model_len` is the operator's
     setting for the longest sequence. For `stretching` see `stated_context`. Raises
     UnsupportedModel.
     """

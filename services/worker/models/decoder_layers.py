@@ -206,8 +206,8 @@ class Attention:
 
     @classmethod
     def of(cls, plain: Attention, **parts: Any) -> Self:
-        """Returns attention of this class with the projections of `plain`. `parts` are the fields
-        that only this class has."""
+        """Returns an object of this class with the fields of `plain`. `parts` are the fields that
+        only this class has."""
         return cls(**{each.name: getattr(plain, each.name) for each in fields(plain)}, **parts)
 
     @property

@@ -1,4 +1,5 @@
-"""The mixers of hybrid models: most layers keep a state for each request, the others use attention.
+"""The token mixers of hybrid models. Most layers keep a state for each request, and the others use
+attention.
 
 Layers with a state are `GatedDeltaNet` (`Ops.delta_net`). Layers with attention are
 `GatedAttention`, whose output is multiplied by gates. Each layer has storage either for states, or

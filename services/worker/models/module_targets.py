@@ -19,10 +19,10 @@ thousand experts and ten expressions takes one second."""
 
 
 class ModuleTargets:
-    """Lists of targets. A target is the name of a module or a regular expression for names. A
-    module belongs to the first list that has its name, or a part of its name (see `_parts`). If no
-    list has such a name, the module belongs to the first list with a regular expression that
-    matches its name."""
+    """Assigns modules to lists of targets. A target is the name of a module or a regular expression
+    for names. A module belongs to the first list that has its name, or a part of its name (see
+    `_parts`). If no list has such a name, the module belongs to the first list with a regular
+    expression that matches its name."""
 
     def __init__(
         self, lists: Sequence[Sequence[str]], *, clock: Callable[[], float] = time.thread_time

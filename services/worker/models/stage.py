@@ -45,8 +45,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class StageBatch:
-    """Says how a flat batch is computed: the positions of its tokens, their K/V slots and the
-    attention plan. The tokens or hidden states themselves are passed separately."""
+    """Positions, K/V slots and attention plan of a flat batch, without tokens or hidden states."""
 
     positions: Tensor  # [n_tokens] int64, of tokens in their sequences
     slots: Tensor  # [n_tokens] int64, where their keys and values are stored

@@ -84,7 +84,8 @@ class FittedAdapter:
 
 
 class AdaptableProgram:
-    """The program of a stage without adapters, and the matrix products that adapters may change."""
+    """Fits adapters to the program of a stage, and returns variants of the program with adapters.
+    The program itself stays as it is."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Compares the tokenizer and the chat template of an adapter with those of the model.
+"""Compares an adapter's tokenizer and chat template with the model's.
 
 Training programs write a copy of both into the adapter's directory. All requests are encoded with
 the tokenizer and the chat template of the model. So an adapter that was trained with another

@@ -183,8 +183,8 @@ class SharedKVStage(RotaryStage):
     def projected(self, index: int) -> Projected:
         """Returns which projections the attention of layer `index` computes.
 
-        The result is "q" for a layer that attends to the keys and values of an earlier layer,
-        otherwise "qkv".
+        By default the result is "q" for a layer that attends to the keys and values of an earlier
+        layer, and "qkv" for other layers.
         """
         return "qkv" if self.config.kv_sources[index] == index else "q"
 
