@@ -2,7 +2,8 @@
 then experts in these groups.
 
 Scores and choices are computed in float32. The weight of a chosen expert is its score times a
-factor. In addition, every token passes through the shared experts, which are one MLP.
+factor. In some families, the scores of the chosen experts are first divided by their sum. In
+addition, every token passes through the shared experts, which are one MLP.
 """
 
 from __future__ import annotations

@@ -143,7 +143,8 @@ class BlockwiseMatrix(QuantisedMatrix):
         return self._size("nested_blocksize"), float(offset)
 
     def _size(self, key: str) -> int:
-        """Returns the block size under `key` of the matrix's JSON."""
+        """Returns the block size that the matrix's JSON has under `key`. Raises CheckpointError if
+        it has none."""
         size = self._state.get(key)
         if not isinstance(size, int) or not 0 < size <= _MAX_BLOCK:
             raise self._broken(f"weight: {key} {repr(size)[:80]} is no size")

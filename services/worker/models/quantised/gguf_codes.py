@@ -55,7 +55,8 @@ class _Numbers:
 
     @cached_property
     def _places(self) -> Tensor:
-        """For each value of an int8, as an unsigned byte, its index in `values`, [256] uint8."""
+        """A table [256] uint8 with the index in `values` of each number. The number, an int8, is
+        looked up as an unsigned byte."""
         places = torch.zeros(256, dtype=torch.uint8)
         for place, value in enumerate(self.values or ()):
             places[value & 255] = place
