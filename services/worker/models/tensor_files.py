@@ -68,8 +68,8 @@ class TensorFiles(Protocol):
 
 
 class TensorFilesView(TensorFiles):
-    """Tensors of other files, under other names or in another form. Every method calls the method
-    of the same name of these files, unless a subclass overrides it. Quantised tensors of a
+    """Wraps the tensors of other files to change their names or their form. Each method calls the
+    method of the same name of these files, unless a subclass overrides it. Quantised tensors of a
     `GgufFile` are read from the file itself, not from a view (`find_in_gguf`)."""
 
     def __init__(self, files: TensorFiles) -> None:
