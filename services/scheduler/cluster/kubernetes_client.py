@@ -69,7 +69,7 @@ class KubernetesClient:
         self._api: client.ApiClient
 
     async def __aenter__(self) -> Self:
-        """Reads the configuration. Nothing is connected yet.
+        """Reads the configuration of the client, and does not connect yet.
 
         Raises:
             Unavailable: there is no configuration.
@@ -108,7 +108,7 @@ class KubernetesClient:
             raise _pods_trouble(f"list pod {name} in namespace {namespace}", error) from error
 
     async def set_deletion_cost(self, namespace: str, name: str, cost: int) -> None:
-        """Sets the annotation of a pod by which Kubernetes chooses the pods to delete first.
+        """Annotates a pod with its deletion cost: Kubernetes deletes pods with lower costs first.
 
         Raises:
             PodsUnavailable: the pod could not be changed.
@@ -296,7 +296,7 @@ def _version(item: Any) -> str:
 
 def _part(item: Any, name: str, kind: type[Any]) -> Any:
     """Returns a field that every answer of the API has. Raises ValueError if the field is missing,
-    empty or not of the type `kind`, since then another server may have answered."""
+    empty or not of the type `kind`, because then another server may have answered."""
     part = item.get(name) if isinstance(item, dict) else None
     if not isinstance(part, kind) or not part:
         raise ValueError(f"{name} is missing in what should be the answer of a Kubernetes API")

@@ -1,4 +1,4 @@
-"""The number of replicas of a Deployment, by its `scale` subresource.
+"""Reads and sets the number of replicas of a Deployment through its `scale` subresource.
 
 A right to that subresource allows to change the number of replicas and nothing else of the
 Deployment.
@@ -64,8 +64,8 @@ class KubernetesScale:
 
 
 def _n_replicas(scale: Any) -> int:
-    """Returns the number of replicas in a Scale object. A missing number means 0, since the API
-    leaves a 0 out. Raises ValueError if the answer is no Scale object, since then another server
+    """Returns the number of replicas in a Scale object. A missing number means 0, because the API
+    leaves a 0 out. Raises ValueError if the answer is no Scale object, because then another server
     may have answered."""
     spec = scale.get("spec") if isinstance(scale, dict) and scale.get("kind") == "Scale" else None
     n_replicas = spec.get("replicas", 0) if isinstance(spec, dict) else None

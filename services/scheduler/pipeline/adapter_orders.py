@@ -55,8 +55,8 @@ class AdapterOrders:
         self._ended: list[LoadOutcome] = []
 
     async def order(self, change: AdapterChange) -> None:
-        """Orders the ranks to carry out a change, after the iterations that were sent, and begins
-        to wait for its load, if it has one.
+        """Orders the ranks to load or drop adapters, once they have run the iterations that were
+        sent before. If `change` loads an adapter, begins to wait for the end of the load.
 
         Raises:
             PipelineLost: the epoch is over.
@@ -101,7 +101,7 @@ class AdapterOrders:
         return ended
 
     def close(self) -> None:
-        """Stops waiting for the load."""
+        """Cancels the time limit of the load in progress, if there is one."""
         if self._timer is not None:
             self._timer.cancel()
 

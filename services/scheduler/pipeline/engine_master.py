@@ -4,7 +4,7 @@ Plans go to stage 0 only, on one stream; the controllers forward them. Results c
 the last stage, on a stream opened by the master. Every stage reports timings and, however busy it
 is, heartbeats. A stage that fails, disconnects or falls silent ends the epoch. An iteration that
 does not return in the time that iterations of its size may take ends the epoch, too. Before that,
-an iteration may be suspiciously late, and then the requests may go on elsewhere.
+an iteration may be suspiciously late, and then the requests may go on in other pipelines.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ from services.scheduler.pipeline.suspicion import Suspicion
 log = logging.getLogger(__name__)
 
 CAUSE_S = 0.25
-"""Seconds for which a loss waits for its cause. When a process dies, its peers may report a broken
-connection before the process that watches it reports how it ended."""
+"""Seconds to wait for the cause of a stage's loss. When a process dies, its peers may report a
+broken connection before the process that watches it reports how it ended."""
 
 
 class EngineMaster:
@@ -192,9 +192,9 @@ class EngineMaster:
             self._note_failure(index, report.failure)
 
     def _note_failure(self, index: int, failure: worker_pb2.StageFailure) -> None:
-        """Ends the epoch since a stage has failed. If the stage reports only the loss of another
-        stage, the epoch ends after `CAUSE_S` with this reason, unless another stage reports the
-        cause before."""
+        """Ends the epoch because a stage has failed. If the stage only reports that it lost another
+        stage, the epoch ends after `CAUSE_S` with this reason, unless the cause is reported
+        before."""
         if not failure.is_of_neighbour:
             self._lose(
                 f"stage {index} failed: {failure.reason}",

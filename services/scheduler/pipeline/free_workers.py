@@ -18,7 +18,7 @@ from services.scheduler.pipeline.membership import Member, Pipeline
 
 
 class FreeWorkers:
-    """The directory of the workers from which the next pipeline may be formed."""
+    """Keeps the pipelines that have been formed, and lists the workers for the next one."""
 
     def __init__(self, stages: WorkerDirectory) -> None:
         self._stages = stages
@@ -113,13 +113,12 @@ class FreeWorkers:
             self.drain(pipeline, leaving)
 
     def note_serving(self) -> None:
-        """Notes that a pipeline serves, so that workers that are leaving form no further
-        pipeline."""
+        """Notes that a pipeline serves. From now on, workers that are leaving form no pipeline."""
         self._has_served = True
 
     def drain(self, pipeline: Pipeline, leaving: Collection[str]) -> None:
-        """Notes that a pipeline drains, because the workers at the addresses `leaving` are
-        leaving."""
+        """Notes that a pipeline drains because its workers at the addresses `leaving` are about to
+        end."""
         self._leaving[pipeline.number] = frozenset(leaving)
 
     def give_back(self, pipeline: Pipeline) -> None:

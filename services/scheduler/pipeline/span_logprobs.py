@@ -9,8 +9,8 @@ from services.scheduler.core.span_logprobs import SpanLogprobs
 
 
 class LogprobPieces:
-    """Log-probabilities and vectors that a rank sent ahead of the result of an iteration, because
-    they did not fit into the message with the result."""
+    """Keeps log-probabilities and vectors (embeddings or scores) that a rank sent ahead of the
+    result of an iteration, because they did not fit into the message with the result."""
 
     def __init__(self) -> None:
         self._early = worker_pb2.IterationLogprobs()

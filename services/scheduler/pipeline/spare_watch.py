@@ -24,8 +24,7 @@ PERIOD_S = 10.0
 
 class SpareWatch:
     """Asks the workers that are in no pipeline for their descriptions while any pipeline serves.
-    Makes an observer of each epoch, which reports when the epoch's pipeline begins and stops
-    serving."""
+    An observer of each epoch tells it when the epoch's pipeline begins and stops serving."""
 
     def __init__(
         self,
