@@ -5,9 +5,9 @@ each recorded request of the batch, and the spans of these requests have links b
 
 An iteration is recorded in three cases: it has a recorded request, as often as a rate limit allows;
 it was slow, as often as another limit allows; or the pipeline was lost while it was in flight. In
-the first case the plan of the iteration carries the span, and the stages' spans become children of
-the span. In the second case the iteration is found to be slow only when it returns: then its span
-has the times of the stages as attributes.
+the first case the plan of the iteration carries the context of its span, and the stages' spans
+become children of that span. In the second case the iteration is found to be slow only when it
+returns: then its span has the times of the stages as attributes.
 """
 
 import time

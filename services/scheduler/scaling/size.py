@@ -2,7 +2,7 @@
 
 More pipelines are wanted as soon as the requests in the queue would wait longer than a goal. The
 wanted number is then the number that works off the queue in that time. It does not rise for this
-reason while earlier pipelines are still starting, since the queue grows meanwhile in any case.
+reason while earlier pipelines are still starting, because the queue grows meanwhile in any case.
 
 Fewer pipelines are wanted when fewer would have been enough for `scale_down_after_s` seconds,
 counted from the last change at the earliest. Fewer are enough only with some room to spare: the
@@ -44,7 +44,7 @@ class SizeLimits:
         return self.min_pipelines == 0
 
     def clamp(self, n_pipelines: int) -> int:
-        """Returns the nearest number of pipelines that is within the limits."""
+        """Returns the number within the limits that is nearest to `n_pipelines`."""
         return min(max(n_pipelines, self.min_pipelines), self.max_pipelines)
 
 

@@ -26,8 +26,8 @@ class DraftFacts(BaseModel):
 
 
 class CoreFacts(BaseModel):
-    """All facts of a scheduling core, from which an equal core can be made, except the requests
-    that an earlier core left in the pool."""
+    """The settings from which an equal scheduling core can be made. Requests that an earlier core
+    left in the pool are not included."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -141,6 +141,6 @@ def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
 
 
 def order_of(facts: CoreFacts, now: Callable[[], float]) -> Order:
-    """Returns the order of waiting requests for the pool of a scheduling core, without requests.
-    `now` returns the time in seconds."""
+    """Returns an empty order of waiting requests, of the kind that the facts name, for the pool of
+    a core. `now` returns the time in seconds."""
     return ORDERS[facts.order].of(OrderOptions(facts.ageing_s, facts.fair_batch_tokens), now)

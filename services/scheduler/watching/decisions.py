@@ -65,7 +65,7 @@ class Numbering(Generic[Thing]):
 
 
 class Decisions:
-    """Sends watchers the decisions of all scheduling cores of this process."""
+    """Sends watchers an event about each call of a scheduling core of this process: a decision."""
 
     def __init__(self, audience: Audience, told: ToldRequests) -> None:
         self.clock = Clock(audience)
