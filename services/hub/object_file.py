@@ -54,7 +54,7 @@ class ObjectFile:
         return self.path.with_suffix(f".pieces-{PIECE_BYTES}")
 
     def missing(self) -> list[int]:
-        """Returns the offsets, in bytes, at which the pieces begin that have not been fetched."""
+        """Returns the offsets, in bytes, of the pieces that have not been fetched."""
         if self.path.exists():
             return []
         there = set[int]()
