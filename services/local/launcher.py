@@ -138,7 +138,7 @@ class Launcher:
         self, schedulers: Sequence[str], first: Child
     ) -> list[Child]:
         """Starts all frontends after the first one, and returns them. A frontend that cannot be
-        started is left out, since the system serves without it."""
+        started is left out, because the system serves without it."""
         found = []
         for number in range(2, self._settings.n_frontends + 1):
             try:
@@ -152,7 +152,7 @@ class Launcher:
     ) -> dict[int, Child]:
         """Starts the spare workers, and returns them keyed by index. `ports` has the socket that
         reserves the port of each spare, keyed by index. A spare that cannot be started is left out,
-        since the system serves without it."""
+        because the system serves without it."""
         spares = {}
         for index, port in ports.items():
             address = self._address_at(port)
