@@ -129,4 +129,4 @@ _DECISIONS: Mapping[Callable[..., Any], Callable[..., Decision]] = {
 }
 """For each method of `Scheduler`, a function that returns the decision of a call. The function
 takes the `Decisions`, the core, the result of the call and the arguments of the call. The arguments
-have the names that the method gives them, since callers may pass arguments by name."""
+have the names that the method gives them, because callers may pass arguments by name."""
