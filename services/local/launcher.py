@@ -338,9 +338,9 @@ class Launcher:
 
 
 async def _until_known(*addresses: Coroutine[Any, Any, object]) -> None:
-    """Waits until each of `addresses` is done, but at most `ADDRESS_LIMIT_S` seconds. Each one
-    waits for the address of a service. A service that has died reports no address, and is
-    ignored."""
+    """Waits until all services have reported their addresses, but at most `ADDRESS_LIMIT_S`
+    seconds. Each of `addresses` waits for the address of one service. A service that has died
+    reports no address, and is ignored."""
     waiting = [asyncio.create_task(address) for address in addresses]
     await asyncio.wait(waiting, timeout=ADDRESS_LIMIT_S)
     for task in waiting:

@@ -261,7 +261,7 @@ def climb(
 ) -> Prediction:
     """Returns the best prediction among the values of one setting. `ladder` has the values in
     ascending order, and `change` makes a candidate from a value. Every second value is tried first,
-    and then the two neighbours of the best one."""
+    and then the two neighbours of the best of these values."""
     tried = {index: predict(change(ladder[index])) for index in range(0, len(ladder), COARSE)}
     best = best_of(list(tried.values()))
     place = next(index for index, prediction in tried.items() if prediction is best)

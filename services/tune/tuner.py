@@ -145,8 +145,8 @@ class Tuner:
 
     async def _try(self, layout: Layout, best: Prediction | None) -> Tried:
         """Measures the costs of iterations with a layout, and finds the best settings with this
-        layout. If the predicted value is far below the value of `best`, less time is spent on
-        measuring."""
+        layout. `best` is the best prediction for earlier layouts. If the first measurements predict
+        a far lower value for this layout, no further ones are made."""
         kv_memory = min(PROBE_KV_BYTES, self._max_kv_bytes(layout))
         began_s = self._clock()
         settings = self.local_settings(

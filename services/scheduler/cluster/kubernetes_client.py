@@ -81,7 +81,7 @@ class KubernetesClient:
         await self._api.close()
 
     def lease_store(self, namespace: str, name: str) -> KubernetesLeaseStore:
-        """Returns the store of a Lease object. The first write creates it."""
+        """Returns the store of a Lease object. The first write creates a missing object."""
         return KubernetesLeaseStore(self._api, namespace, name, self._call_timeout_s)
 
     def scale(self, namespace: str, deployment: str) -> KubernetesScale:
@@ -165,7 +165,7 @@ class KubernetesPods:
         self._silence_limit_s = silence_limit_s
 
     async def list_pods(self) -> tuple[Sequence[Pod], str]:
-        """Returns the pods and the version from which to watch for changes. Raises as
+        """Returns the pods and the version from which to watch for changes. Raises the errors of
         `PodSource.list_pods`."""
         try:
             response = await self._request({}, self._call_timeout_s)
@@ -176,7 +176,8 @@ class KubernetesPods:
             raise self._translated("list", error) from error
 
     async def watch_pods(self, version: str) -> AsyncIterator[PodEvent]:
-        """Yields the changes of the pods since `version`. Raises as `PodSource.watch_pods`."""
+        """Yields the changes of the pods since `version`. Raises the errors of
+        `PodSource.watch_pods`."""
         try:
             query = {
                 "watch": "true",

@@ -28,11 +28,11 @@ class KubernetesScale:
         self._call_timeout_s = call_timeout_s
 
     async def read(self) -> int:
-        """Returns the number of replicas. Raises as `ReplicaStore.read`."""
+        """Returns the number of replicas. Raises the errors of `ReplicaStore.read`."""
         return await self._call("GET")
 
     async def write(self, n_workers: int) -> None:
-        """Sets the number of replicas. Raises as `ReplicaStore.write`."""
+        """Sets the number of replicas. Raises the errors of `ReplicaStore.write`."""
         await self._call("PATCH", {"spec": {"replicas": n_workers}})
 
     async def _call(self, method: str, patch: dict[str, Any] | None = None) -> int:

@@ -34,8 +34,8 @@ MAX_PENDING = 64
 
 
 class TraceBudget:
-    """A limit of events per second. After a pause, as many events as the limit allows in one second
-    may pass at once."""
+    """Limits the number of recorded events per second. After a pause, as many events as the limit
+    allows in one second may be recorded at once."""
 
     def __init__(self, per_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_s = per_s
@@ -225,8 +225,8 @@ class IterationTracer:
         """Does nothing: the iteration is recorded as slow when it returns."""
 
     def closed(self, loss: str | None) -> None:
-        """Ends the spans that are left. Iterations that have not returned were lost with the
-        pipeline, if `loss` gives a reason."""
+        """Ends the spans that are left. If the pipeline was lost, `loss` is the reason, and each
+        iteration that has not returned gets a span with this error."""
         for flight in self._slow.values():
             self._end_slow(flight)
         for flight in self._in_flight.values():

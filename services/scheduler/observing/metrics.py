@@ -53,8 +53,8 @@ class SchedulerMetrics:
             self.note_wanted(0)
 
     def note_unfit(self, unfit: Collection[UnfitWorker]) -> None:
-        """Sets the gauge that names unfit workers to 1 for each worker in `unfit`, and removes the
-        others."""
+        """Sets the gauge that names unfit workers to 1 for each worker in `unfit`, and removes all
+        other workers from it."""
         self._unfit.clear()
         for worker in unfit:
             self._unfit.labels(worker.name or worker.address, worker.says).set(1)

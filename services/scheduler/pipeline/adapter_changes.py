@@ -1,8 +1,8 @@
 """Loads and drops the adapters of a pipeline, while its iterations go on.
 
 The adapter gate of the pool decides what is loaded and dropped (`core/admission/adapter_gate.py`),
-and the ranks carry out its decisions (`adapter_orders.py`). A waiting request whose adapter cannot
-be loaded, or was unloaded before the request was admitted, is ended here.
+and the ranks carry out its decisions (`adapter_orders.py`). This module ends the waiting requests
+whose adapter cannot be loaded, or was unloaded before they were admitted.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class AdapterChanges:
     """Loads and drops the adapters of one pipeline, as the pool's adapter gate decides."""
 
     def __init__(self, pool: RequestPool, orders: AdapterOrders) -> None:
-        """`pool` is the pipeline's own `RequestPool`."""
+        """`pool` is the pipeline's own `RequestPool`. `orders` makes the ranks load and drop."""
         self._pool = pool
         self._orders = orders
 

@@ -31,8 +31,8 @@ class LoadOutcome(NamedTuple):
 
 
 class AdapterOrders:
-    """Sends orders to the ranks of one epoch, and waits for the load that the ranks carry out, if
-    there is one."""
+    """Orders the ranks of one epoch to load and drop adapters, and waits for the one load that they
+    carry out at a time."""
 
     def __init__(
         self,
@@ -82,7 +82,8 @@ class AdapterOrders:
         await self._write(message)
 
     def note(self, stage_index: int, report: worker_pb2.AdapterReport) -> None:
-        """Notes the report of a rank. A report of a load that has ended is ignored."""
+        """Notes a rank's report that it has loaded the adapter, or why it has not. Ignores a report
+        of a load that has ended."""
         if report.load_id != self._load_id:
             return
         if report.failure:
@@ -96,7 +97,7 @@ class AdapterOrders:
             self._end(LoadOutcome(self._load_id, report.digest, ""))
 
     def take(self) -> list[LoadOutcome]:
-        """Returns the loads that have ended since the last call."""
+        """Returns the outcomes of the loads that have ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 

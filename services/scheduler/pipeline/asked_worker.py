@@ -91,8 +91,8 @@ class AskedWorker:
 
     @property
     def offer(self) -> Offer | None:
-        """The worker as described by its last answer or assignment; None if there was none in the
-        last `CLAIM_S` seconds."""
+        """The worker as described by its last answer or assignment. None if it has neither answered
+        nor been assigned a stage in the last `CLAIM_S` seconds."""
         if self.description is not None:
             return Offer(self.address, self.description)
         if self._last is None or asyncio.get_running_loop().time() >= self._last_until:
@@ -121,7 +121,7 @@ class AskedWorker:
         self._note(last)
 
     async def close(self) -> None:
-        """Stops asking the worker."""
+        """Stops asking the worker, and closes the channel to it."""
         self._asking.cancel()
         await asyncio.wait((self._asking,))
         await self._channel.close(grace=None)

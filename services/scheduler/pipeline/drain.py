@@ -19,7 +19,8 @@ in flight have to return in this time."""
 
 
 class Drain:
-    """Keeps which workers of a pipeline are leaving, and times the end of the pipeline."""
+    """Notes which workers of a pipeline are leaving, and sets timers for the end of the
+    pipeline."""
 
     def __init__(
         self,

@@ -37,11 +37,11 @@ broken connection before the process that watches it reports how it ended."""
 
 
 class EngineMaster:
-    """The engine master of one epoch. `wake` is called whenever `take_results` has new results to
-    return or an error to raise. `on_suspicion` is called when an iteration is suspiciously late.
-    `Lateness` describes `suspicion` and `may_suspect`, and `join_all` describes `on_slow_join`.
-    `on_leaving` is called at each heartbeat of a stage whose worker was asked to stop, with the
-    index of the stage and the seconds within which the worker ends."""
+    """Sends the batches of one epoch to its stages, and takes the results. `wake` is called when
+    `take_results` has results to return or an error to raise. `on_suspicion` is called when an
+    iteration is suspiciously late. `Lateness` describes `suspicion` and `may_suspect`, and
+    `join_all` describes `on_slow_join`. `on_leaving` is called at each heartbeat of a stage whose
+    worker was asked to stop, with the stage's index and the seconds until the worker ends."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class EngineMaster:
         self._loses_soon: asyncio.TimerHandle | None = None
 
     async def start(self, *, wants_kept_blocks: bool = False) -> None:
-        """Forms the epoch on all stages. `join_all` describes `wants_kept_blocks`.
+        """Makes all stages join the epoch. `join_all` describes `wants_kept_blocks`.
 
         Raises:
             PipelineLost: a stage could not join.

@@ -212,7 +212,7 @@ class Former:
         self._has_ended.set()
 
     async def close(self) -> None:
-        """Stops asking the workers."""
+        """Stops asking the workers for their descriptions."""
         await self._call.close()
 
     def _tell_members(self) -> None:

@@ -1,9 +1,9 @@
 """Lateness: detects a stage that is silent for too long, and an iteration that does not return.
 
-A late iteration is suspected long before its limit (`suspicion.py`). The suspicion ends nothing:
-where other pipelines serve, requests of the pipeline go on there, and the pipeline goes on when the
-iteration returns. Each iteration is suspected at most once. But if a stage is silent meanwhile, two
-things speak for a process that is stopped or a network that is cut, and the stage counts as lost
+A late iteration is suspected to be stuck long before its limit (`suspicion.py`). The suspicion ends
+nothing: where other pipelines serve, requests of the pipeline go on there, and the pipeline goes on
+when the iteration returns. Each iteration is suspected at most once. But if a stage is silent
+meanwhile, two things speak for a stopped process or a cut network, and the stage counts as lost
 sooner than without a late iteration.
 
 Time is counted only while this process runs. While the process is stopped or starved, it reads no
@@ -38,7 +38,7 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class _Suspected:
-    """The iteration that was suspected last."""
+    """The iteration that was last suspected to be stuck."""
 
     iteration: int
     limit_s: float

@@ -49,7 +49,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The members of one epoch, in the order of their stages."""
+    """A pipeline in one epoch: its workers, in the order of their stages."""
 
     pipeline_id: str
     epoch: int
@@ -170,7 +170,8 @@ class RollCall:
         self._surplus.begin_anew()
 
     async def until_complete(self) -> list[Member]:
-        """Waits until every stage has a worker, and returns the workers in the order of the stages.
+        """Waits until every stage has a ready worker, and returns these workers in the order of the
+        stages.
 
         Raises:
             LeadershipLost: another scheduler leads.
@@ -295,7 +296,8 @@ class RollCall:
         )
 
     def _offers(self) -> list[Offer]:
-        """Returns the workers that have answered lately, with what is known of each."""
+        """Returns the workers whose descriptions are known and not too old, with what else is known
+        of each."""
         known = [worker.offer for worker in self._workers.values()]
         return [
             replace(

@@ -48,14 +48,15 @@ class SpareWatch:
         return SparesOfEpoch(self, pipeline)
 
     def begin(self, pipeline: Pipeline) -> None:
-        """Notes that a pipeline serves."""
+        """Notes that a pipeline serves, and begins to ask the other workers, unless that has begun
+        before."""
         self._serving.append(pipeline)
         if self._asking is None:
             self._asking = asyncio.create_task(self._run(), name="spare watch")
 
     def end(self, pipeline: Pipeline) -> None:
-        """Stops watching for a pipeline that no longer serves. Does nothing if the pipeline has
-        never served."""
+        """Notes that a pipeline no longer serves, and stops asking if no other pipeline serves.
+        Does nothing if the pipeline has never served."""
         if pipeline in self._serving:
             self._serving.remove(pipeline)
         if not self._serving and self._asking is not None:

@@ -1,12 +1,14 @@
 """The rule by which the number of pipelines follows the load.
 
-More pipelines are wanted as soon as the requests in the queue would wait longer than a goal. The
-wanted number is then the number that works off the queue in that time. It does not rise for this
-reason while earlier pipelines are still starting, because the queue grows meanwhile in any case.
+More pipelines are wanted as soon as the requests in the queue would wait longer than
+`queue_goal_s`. The wanted number is then the number that works off the queue in that time. It does
+not rise for this reason while earlier pipelines are still starting, because the queue grows
+meanwhile in any case.
 
 Fewer pipelines are wanted when fewer would have been enough for `scale_down_after_s` seconds,
 counted from the last change at the earliest. Fewer are enough only with some room to spare: the
-queue must be worked off in half of the goal, and the pipelines must be no fuller than `MAX_FULL`.
+queue must be worked off in half of `queue_goal_s`, and the pipelines must be no fuller than
+`MAX_FULL`.
 So the number does not alternate while the load stays the same.
 
 A model that may sleep has no pipelines after `sleep_after_s` without a request, and one as soon as

@@ -12,7 +12,7 @@ from services.scheduler.watching.watcher import Watcher
 
 
 class Audience:
-    """All watchers of one scheduler process."""
+    """Sends events to all watchers of one scheduler process."""
 
     def __init__(self, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
         """`wall_ns` returns the nanoseconds since 1970."""

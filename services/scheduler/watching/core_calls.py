@@ -49,8 +49,8 @@ def _call(
     *arguments: Any,
     **options: Any,
 ) -> Any:
-    """Calls a method of a core and returns the result. Sends watchers the decision that
-    `decision_of` makes from the result and the arguments, if it makes any."""
+    """Calls a method of a core and returns the result. If `decision_of` makes a decision from the
+    result and the arguments, sends it to watchers."""
     if not decisions.are_wanted:
         return method(*arguments, **options)
     decisions.begin()

@@ -71,7 +71,7 @@ class RequestTeller:
         self._end(request, REASONS[reason])
 
     def failed(self, request: Request) -> None:
-        """Sends the event that a request ended as UNAVAILABLE."""
+        """Sends the event that a request ended with the status UNAVAILABLE."""
         self._end(request, scheduler_pb2.COMPLETION_REASON_UNAVAILABLE)
 
     def whole(self, request: Request, turn: watch_pb2.RequestTurn) -> watch_pb2.RequestEvent:

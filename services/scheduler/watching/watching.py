@@ -26,7 +26,8 @@ from services.scheduler.watching.watcher import MAX_PENDING_BYTES, Watcher
 
 
 class Watching:
-    """The source of all events of one scheduler process."""
+    """Creates the observers that make the events of one scheduler process, and begins and ends
+    watches."""
 
     def __init__(
         self, settings: SchedulerSettings, *, wall_ns: Callable[[], int] = time.time_ns
