@@ -43,7 +43,7 @@ PROBE_BATCH_SIZE, PROBE_BATCH_TOKENS = 128, 2048
 PROBE_KV_BYTES = 2**30
 N_CHECKS = 3
 BLOCK_SIZE = 16
-"""Number of K/V slots of a block. Most slots of a request's last block may be empty."""
+"""Number of K/V slots of a block. A request may take up to a block more than it has tokens."""
 HEAD_ROOM = 1.5
 """Number of K/V slots to provide, as a multiple of the largest number that the workload's requests
 reserved at any time."""
@@ -54,8 +54,8 @@ requests."""
 SLACK_S = 60.0
 """Seconds beyond the expected time after which a system counts as hung and is stopped."""
 PART_OF_LIMIT = 0.8
-"""Fraction of a run's time limit. The part of the workload that is run should end within this time
-or, if requests arrive at a rate, should arrive within it."""
+"""Fraction of a run's time limit. Only the part of the workload is run that should end within this
+time or, if requests arrive at a rate, that should arrive within it."""
 
 Say = Callable[[str], None]
 

@@ -19,7 +19,7 @@ RELEASED_ANNOTATION = "orcinus/released"
 
 
 class KubernetesLeaseStore:
-    """A `LeaseStore` on an object of `coordination.k8s.io/v1`."""
+    """A `LeaseStore` that keeps the lease in a Lease object (`coordination.k8s.io/v1`)."""
 
     def __init__(
         self, api: client.ApiClient, namespace: str, name: str, call_timeout_s: float

@@ -17,7 +17,7 @@ MERGE_PATCH = "application/merge-patch+json"
 
 
 class KubernetesScale:
-    """A `ReplicaStore` on a Deployment."""
+    """A `ReplicaStore` that keeps the number of workers as the replicas of a Deployment."""
 
     def __init__(
         self, api: client.ApiClient, namespace: str, deployment: str, call_timeout_s: float

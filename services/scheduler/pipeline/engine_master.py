@@ -41,7 +41,7 @@ class EngineMaster:
     `take_results` has results to return or an error to raise. `on_suspicion` is called when an
     iteration is suspiciously late. `Lateness` describes `suspicion` and `may_suspect`, and
     `join_all` describes `on_slow_join`. `on_leaving` is called at each heartbeat of a stage whose
-    worker was asked to stop, with the stage's index and the seconds until the worker ends."""
+    worker was asked to stop, with the stage's index and the seconds that the worker has left."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class EngineMaster:
         self.grammars = GrammarPreparation(
             self._stubs[-1], pipeline.epoch, wake=wake, on_lost=self._lose
         )
-        """The compilation of grammars by the last stage."""
+        """Lets the last stage compile grammars."""
         self.adapters = AdapterOrders(pipeline, write=self._write, wake=wake)
-        """The loads of adapters by the ranks."""
+        """Makes the ranks load and drop adapters."""
         self.joined: Answers = ()
         """The answers of the stages that have joined, about the keys and values that they have."""
         self._results: list[worker_pb2.IterationResult] = []

@@ -26,11 +26,11 @@ from services.scheduler.pipeline.membership import (
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
 
 PAUSE_S = 0.2
-"""Seconds between the loss of a pipeline that never served and the attempt to form the next one.
+"""Shortest pause in seconds between the loss of a pipeline that never served and the next attempt.
 The pause doubles with each further loss of this kind."""
 
 MAX_PAUSE_S = 5.0
-"""Largest number of seconds between two attempts that fail."""
+"""Longest pause in seconds between two attempts that fail."""
 
 OnMembers = Callable[[Sequence[Pipeline], Sequence[Pipeline]], None]
 """A function that is called with two lists: all pipelines that have been formed and have not ended,
@@ -103,8 +103,8 @@ class Former:
         """`limit_s` limits the time without any serving pipeline, and `is_serving` returns whether
         a pipeline serves. `release` ends a pipeline that drains, when another pipeline takes over
         some of its members. `max_pipelines` limits the number of pipelines. `on_wanted` is called
-        with the number of pipelines that the known workers allow. `on_members` is called when
-        pipelines form, begin to drain or end. `AskedWorker` describes `on_return`."""
+        with the number of pipelines that the known workers and this limit allow. `on_members` is
+        called when pipelines form, begin to drain or end. `AskedWorker` describes `on_return`."""
         self._free = FreeWorkers(stages)
         self._term = term
         self._pipeline_id = pipeline_id

@@ -62,8 +62,8 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Muster:
-    """The result of `muster`: the members of a pipeline, if one is complete, and the assignments
-    that complete others."""
+    """The result of `muster`: the members of a pipeline if one is complete, and the stages to
+    assign to workers for further pipelines."""
 
     members: tuple[str, ...] = ()
     """Address of one ready worker for each stage, in the order of the stages; empty if a stage has

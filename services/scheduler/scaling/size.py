@@ -25,8 +25,8 @@ MAX_FULL = 0.7
 from 0 to 1."""
 
 QUIET = 0.5
-"""After a reduction, the forecast time for all waiting requests to begin must be at most this part
-of `queue_goal_s`."""
+"""After a reduction of the pipelines, the forecast time for all waiting requests to begin must be
+at most this part of `queue_goal_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

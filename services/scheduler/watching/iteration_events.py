@@ -32,7 +32,7 @@ class _Entry:
 
 
 class IterationTeller:
-    """Sends watchers the iterations of one epoch of one pipeline."""
+    """Sends watchers an event about each iteration of one epoch."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class IterationTeller:
             del self._entries[next(iter(self._entries))]
 
     def returned(self, iteration: int, updates: Sequence[Update]) -> None:
-        """Adds the new tokens and the ended requests in `updates` to the event of an iteration that
-        has returned. Sends the event if the timings of all stages have come."""
+        """Adds to the event of a returned iteration how many new tokens each request got, and which
+        requests ended. Sends the event if the timings of all stages have come."""
         entry = self._entries.get(iteration)
         if entry is None:
             return
