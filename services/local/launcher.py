@@ -56,7 +56,7 @@ class LocalAddresses:
 
 
 class Launcher:
-    """The processes of a local system: workers and a scheduler for each model, and one or more
+    """Runs the processes of a local system: workers and a scheduler for each model, and one or more
     frontends. At the end of the `async with` block, all processes have ended."""
 
     worker_module = "services.worker"  # benchmarks override these two modules

@@ -61,7 +61,7 @@ Say = Callable[[str], None]
 
 
 class Tuner:
-    """One run of the tuner, from the first layout to the chosen settings."""
+    """Runs the tuner once, from the first layout to the chosen settings."""
 
     def __init__(
         self,
@@ -90,7 +90,8 @@ class Tuner:
         """Finds the best settings.
 
         Raises:
-            SystemFailed: no layout runs, or no layout keeps the latency limits.
+            SystemFailed: the model does not run with a single rank, no settings keep the latency
+                limits, or no settings serve requests.
         """
         tried: list[Tried] = []
         not_tried: list[str] = []

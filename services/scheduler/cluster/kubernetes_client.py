@@ -53,8 +53,8 @@ IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 
 
 class KubernetesClient:
-    """Connections to one API server: the server of the cluster in which this pod runs, or the
-    server that KUBECONFIG names."""
+    """Calls one API server: the server of the cluster in which this pod runs, or the server that
+    KUBECONFIG names."""
 
     def __init__(
         self,

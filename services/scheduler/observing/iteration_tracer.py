@@ -56,7 +56,7 @@ class TraceBudget:
 
 
 class UsualDuration:
-    """The usual duration of iterations, kept for each magnitude of the number of tokens.
+    """Learns the usual duration of iterations, for each magnitude of the number of tokens.
 
     The magnitude is the bit length of the number, so that a prefill is not compared with decodes.
     The usual duration is a running median: it goes up by a fiftieth with every longer iteration,
@@ -104,7 +104,7 @@ class _Flight:
 
 
 class Traces:
-    """The tracers of requests and of iterations, and the limits that all epochs share."""
+    """Makes the tracers of requests and of iterations, with the limits that all epochs share."""
 
     def __init__(self, tracer: Tracer, *, policy: str, iterations_per_s: float) -> None:
         self.requests = RequestTracer(tracer)

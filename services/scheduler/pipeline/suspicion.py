@@ -39,7 +39,7 @@ halved."""
 
 
 class Suspicion:
-    """The time after which late iterations are suspicious, for all pipelines of a leader."""
+    """Computes the time after which an iteration is suspicious, for all pipelines of a leader."""
 
     def __init__(self) -> None:
         self._fixed_s = SUSPICION_S

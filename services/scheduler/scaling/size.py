@@ -8,8 +8,7 @@ meanwhile in any case.
 Fewer pipelines are wanted when fewer would have been enough for `scale_down_after_s` seconds,
 counted from the last change at the earliest. Fewer are enough only with some room to spare: the
 queue must be worked off in half of `queue_goal_s`, and the pipelines must be no fuller than
-`MAX_FULL`.
-So the number does not alternate while the load stays the same.
+`MAX_FULL`. So the number does not alternate while the load stays the same.
 
 A model that may sleep has no pipelines after `sleep_after_s` without a request, and one as soon as
 there is a request. The rule is a function of times and numbers that the caller gives.

@@ -1,6 +1,6 @@
-"""Sends watchers the events of one epoch: its pipeline serves, iterations run, the pipeline was
-lost or has left, which means that it ended without being lost. Several epochs may serve at the same
-time, each on a pipeline of its own."""
+"""Sends watchers the events of one epoch: its pipeline serves, iterations run, and the pipeline is
+lost or ends without being lost. Several epochs may serve at the same time, each on a pipeline of
+its own."""
 
 from collections.abc import Callable, Collection, Sequence
 

@@ -43,7 +43,7 @@ class RecordingFull(Exception):
 
 
 class Recording:
-    """The file of one recording."""
+    """Writes one recording to a file."""
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
         """Opens the file. An existing file is renamed to `NAME.1`.

@@ -24,7 +24,7 @@ EVENT_BYTES = 200
 
 
 class Watcher:
-    """The events that have not been sent to one watcher yet. If the watcher reads too slowly, its
+    """Keeps the events for one watcher until they are sent. If the watcher reads too slowly, its
     watch ends."""
 
     def __init__(
