@@ -63,8 +63,8 @@ checkpoint's files. Returns None for any other matrix."""
 
 
 class _Counted(WantedTensors):
-    """The tensors that a rank needs. Also has lists of the matrices that are made of these tensors,
-    since matrices may be quantised and their bytes are counted in another way."""
+    """The tensors that a rank needs. Also lists the matrices that are made of these tensors,
+    because matrices may be quantised, and their bytes are then counted in another way."""
 
     def __init__(self, tp_rank: int, tp_size: int) -> None:
         super().__init__(tp_rank, tp_size)

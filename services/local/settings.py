@@ -247,7 +247,7 @@ class LocalSettings(ServiceSettings):
     @property
     def has_fixed_stages(self) -> bool:
         """Whether each worker gets its stage as a setting. With several pipelines or spare workers,
-        the scheduler assigns the stages, since a worker may have to take the stage of a lost
+        the scheduler assigns the stages, because a worker may have to take the stage of a lost
         worker."""
         return self.pipelines == 1 and not self.has_spares
 
