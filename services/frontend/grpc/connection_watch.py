@@ -70,22 +70,24 @@ HEAD_BYTES = 4 * 2**10
 """Size of the largest metadata of a call that ordinary clients send, in bytes."""
 
 MAX_DEBT_BYTES = MAX_STREAMS * (WINDOW_BYTES + HEAD_BYTES)
-"""Debt in bytes at which a connection is ended. gRPC may hold this many bytes for the largest
-number of calls of one connection, if this process has not begun any of the calls."""
+"""Debt (bytes that belong to no call) at which a connection is ended. gRPC may hold this many bytes
+for the largest number of calls of one connection, if this process has not begun any of the
+calls."""
 
 QUIET_DEBT_BYTES = 64 * 2**10
-"""Debt in bytes at which a connection is held back, if none of its calls has begun for QUIET_S."""
+"""Debt (bytes that belong to no call) at which a connection is held back, if none of its calls has
+begun for QUIET_S."""
 
 QUIET_S = 2 * PERIOD_S
-"""Seconds without a new call after which a connection with a debt is held back. Time in which this
-process was too busy to begin calls does not count."""
+"""Seconds without a new call after which a connection is held back if its debt exceeds
+QUIET_DEBT_BYTES. Time in which this process was too busy to begin calls does not count."""
 
 HELD_S = 3.0
 """Seconds that a connection may be held back before it is ended."""
 
 MAX_DEBTS_BYTES = 64 * 2**20
-"""Largest sum of the debts of all connections, in bytes. Beyond this limit, the connections with
-the largest debts are ended."""
+"""Largest sum of the debts (bytes that belong to no call) of all connections. Beyond this limit,
+the connections with the largest debts are ended."""
 
 BYTES_PER_S = 16 * 2**10
 """Bytes that a connection may send each second in addition to its calls: pings, window updates,
@@ -97,7 +99,7 @@ CALL_BYTES = 256
 
 @dataclass(slots=True)
 class _WatchedConnection:
-    """The state of a connection at its last inspection."""
+    """The state of a connection as of its last inspection."""
 
     n_acked: int = 0
     n_received: int = 0
@@ -121,11 +123,11 @@ class ConnectionWatch:
         self._refusals = refusals
         self._max_message_bytes = max_message_bytes
         self._earned: Counter[str] = Counter()
-        """Bytes of calls since the last inspection, keyed by gRPC's name for the address of the
-        client."""
+        """Bytes of the calls since the last inspection, for each client. The key is gRPC's name for
+        the address of the client."""
         self._receiving: Counter[str] = Counter()
-        """Number of messages that are being received, keyed by gRPC's name for the address of the
-        client."""
+        """Number of messages that are being received from each client. The key is gRPC's name for
+        the address of the client."""
         self._connections: dict[Address, _WatchedConnection] = {}
 
     def note_call(self, peer: str, metadata: Metadata) -> None:
@@ -210,9 +212,9 @@ class ConnectionWatch:
 
     def _ending(self, debts: Mapping[Address, float]) -> set[Address]:
         """Returns the addresses of the connections that must be ended. `debts` has the debt of each
-        connection, keyed by address. A connection must be ended if its debt exceeds MAX_DEBT_BYTES,
-        or if it has been held back for more than HELD_S. If the sum of the remaining debts exceeds
-        MAX_DEBTS_BYTES, the largest debts are ended first."""
+        connection (its bytes that belong to no call), keyed by address. A connection must be ended
+        if its debt exceeds MAX_DEBT_BYTES, or if it has been held back for more than HELD_S. If the
+        sum of the remaining debts exceeds MAX_DEBTS_BYTES, the largest debts are ended first."""
         ending, n_bytes = set[Address](), sum(debts.values())
         for address in sorted(debts, key=debts.__getitem__, reverse=True):
             is_too_much = debts[address] > MAX_DEBT_BYTES or n_bytes > MAX_DEBTS_BYTES
@@ -241,9 +243,10 @@ def receive_bytes(min_rtt_us: int) -> int:
 
 
 def _note_counts(state: _WatchedConnection, counts: Counts, allowed: float) -> None:
-    """Updates the debt of a connection: adds the bytes that the connection has sent since the last
-    inspection, and subtracts the `allowed` bytes and half of the bytes that the client has
-    acknowledged meanwhile. A debt is never negative."""
+    """Updates the debt of a connection, the number of its bytes that belong to no call. Adds the
+    bytes that the connection has sent since the last inspection. Subtracts the `allowed` bytes, and
+    half of the bytes that the client has acknowledged since the last inspection. A debt is never
+    negative."""
     # A client that reads answers sends window updates and pings for them.
     allowed += (counts.n_acked - state.n_acked) / 2
     n_received = counts.n_received - state.n_received
@@ -252,8 +255,8 @@ def _note_counts(state: _WatchedConnection, counts: Counts, allowed: float) -> N
 
 
 def _make_room(state: _WatchedConnection, connection: socket.socket, min_rtt_us: int) -> None:
-    """Enlarges the receive buffer of a connection whose round trip is too long for the present
-    buffer."""
+    """Enlarges the receive buffer of a connection if the buffer is too small for the round trip of
+    the connection."""
     if (n_bytes := receive_bytes(min_rtt_us)) > state.receive_bytes:
         server_sockets.set_receive_bytes(connection, n_bytes)
         state.receive_bytes = n_bytes
@@ -262,8 +265,8 @@ def _make_room(state: _WatchedConnection, connection: socket.socket, min_rtt_us:
 def _hold(
     state: _WatchedConnection, connection: socket.socket, address: Address, for_s: float
 ) -> None:
-    """Begins to hold back a connection. If the connection is held back already, adds `for_s`
-    seconds to the time for which it has been held."""
+    """Begins to hold back a connection: the kernel accepts no more bytes from the client. If the
+    connection is held back already, adds `for_s` seconds to the time for which it has been held."""
     if state.is_held:
         state.held_for_s += for_s
     else:

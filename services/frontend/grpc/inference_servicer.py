@@ -90,7 +90,7 @@ class InferenceServicer:
     async def Tokenize(
         self, message: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        """Returns the tokens of a prompt, as `Generate` makes them of the same prompt."""
+        """Returns the tokens that `Generate` would make of a prompt."""
         self._check_size(message)
         account = self._api_keys.account_of(_authorization(context))
         service = self._models.select(message.model, account).service
@@ -179,10 +179,10 @@ class InferenceServicer:
         self._api_keys.admit(_authorization(context))
 
     def uploading(self, context: Context) -> AbstractContextManager[object]:
-        """Counts a call as one answer in flight of its API key, until the returned context is
-        closed. The message of the call is received within this context. Raises PoolFull if the key
-        already has as many answers in flight as it may have, and Unauthenticated if the key is no
-        longer known."""
+        """Counts a call as one answer in flight of its API key, until the returned context ends.
+        The message of the call is received within this context. Raises PoolFull if the key already
+        has as many answers in flight as it may have, and Unauthenticated if the key is no longer
+        known."""
         return self._api_keys.account_of(_authorization(context)).receiving()
 
     def _to_request(

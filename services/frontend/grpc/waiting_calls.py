@@ -5,8 +5,8 @@ Clients are compared by their number of waiting calls. A client with few calls g
 before a client with many, and a client with many calls is refused first. All numbers below `FEW`
 count as equal. From there on, all numbers between `FEW` times a power of two and its double count
 as equal. So one waiting call less is no advantage. Among equal clients, the client that made the
-most recent call gets the next turn: it is the least likely to have gone. A client that got a turn
-becomes the last among its equals.
+most recent call gets the next turn, because it is the least likely to have disconnected. A client
+that got a turn becomes the last among its equals.
 """
 
 from collections import OrderedDict

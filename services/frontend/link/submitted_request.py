@@ -80,9 +80,9 @@ class SubmittedRequest:
         self.span.suspended(self.request_id, n_losses)
 
     def lose(self, *, until: float) -> None:
-        """Notes that the scheduler has lost the request or never received it. If the scheduler had
-        accepted the request, the request may now be held until `until`. The time is extended in
-        this way for at most MAX_EXTENSIONS consecutive losses."""
+        """Notes that the scheduler has lost or refused the request, or never received it. If the
+        scheduler had accepted the request, the request may now be held until `until`. The time is
+        extended in this way for at most MAX_EXTENSIONS consecutive losses."""
         if self.is_accepted and self.n_extensions < MAX_EXTENSIONS:
             self.was_lost = True
             self.n_extensions += 1

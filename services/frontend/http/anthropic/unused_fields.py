@@ -12,7 +12,7 @@ from services.frontend.http.bodies.object_kinds import ExactModel
 
 
 class UnusedFields(ExactModel):
-    """Fields of the bodies of conversations that the server accepts and ignores."""
+    """Fields in the body of a conversation that the server accepts and ignores."""
 
     cache_control: Any = None
     """Does nothing: prompts are cached by default."""

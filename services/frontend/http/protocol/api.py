@@ -31,8 +31,8 @@ class Api:
     bodies: BodyLimits
     api_keys: ApiKeys
     comment_s: float
-    """Seconds without an event after which a comment is sent in a stream, which keeps the
-    connection open."""
+    """Seconds without an event after which a stream sends a comment, to keep the connection
+    open."""
     unknown: UnknownFields
     origins: Collection[str] = ()
     """Origins of the web pages that may use the API; `*` allows all pages."""
@@ -57,8 +57,8 @@ class Api:
         return self.api_keys.admit(credentials.shown_in(headers_of(request)))
 
     def admit_generation(self, request: Request) -> Account:
-        """Returns the account of the caller, if there is room for another request. A request that
-        resumes a stream is accepted without a check of the room.
+        """Does what `admit` does, and checks that the server has room for another request that
+        generates. A request that resumes a stream is admitted without this check.
 
         Raises:
             Unauthenticated: the request has no known API key.

@@ -33,8 +33,8 @@ character."""
 
 
 def escaped(text: str) -> str:
-    """Returns the arguments that stand for `text`, the input in an earlier call of a custom tool: a
-    JSON object with the field `input`."""
+    """Returns the arguments by which the model sees an earlier call of a custom tool with the input
+    `text`: a JSON object with the field `input`."""
     return pydantic_core.to_json({INPUT: text}).decode()
 
 

@@ -24,8 +24,8 @@ Event = bytes
 """Type of a server-sent event, as the bytes that are sent."""
 
 LAST_EVENT_ID = "Last-Event-ID"
-"""Header in which a client sends the id of the last event that it has received of a broken
-stream."""
+"""Header by which a client resumes a broken stream. Its value is the id of the last event that the
+client has received."""
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

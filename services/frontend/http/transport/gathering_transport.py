@@ -1,5 +1,5 @@
-"""A transport that writes at most once in each pass of the event loop, and limits how often a
-connection whose client sends fast is read."""
+"""A transport that writes at most once in each pass of the event loop. It also limits how often the
+data of a client that sends fast is read."""
 
 import asyncio
 from collections.abc import Callable
@@ -40,14 +40,14 @@ class GatheringTransport(asyncio.Transport):
     """A transport that gathers the data written during a pass of the event loop, and writes the
     data once at the end of the pass.
 
-    An iteration brings a token for each of many clients in one pass. The system calls for writing
-    then follow each other at the end of the pass, instead of alternating with the work for each
-    token. A client process with many connections is woken once instead of for each token. Data that
-    belongs together, such as the last token of an answer and the end of the answer, leaves as one
-    packet.
+    An iteration of the model brings a token for each of many clients in one pass. The system calls
+    for writing then follow each other at the end of the pass, instead of alternating with the work
+    for each token. A client process with many connections is woken once instead of for each token.
+    Data that belongs together, such as the last token of an answer and the end of the answer,
+    leaves as one packet.
 
-    A connection that resumes reading after a pause waits until `LoopShares.reads` allows it. So
-    connections whose clients send as fast as they can take only a limited part of each pass.
+    A connection that resumes reading after a pause waits until `LoopShares.reads` allows it.
+    Clients that send without a pause can therefore take only a limited part of each pass.
     """
 
     __slots__ = (

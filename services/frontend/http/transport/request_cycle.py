@@ -92,8 +92,8 @@ def _date_header(at_s: int) -> list[tuple[bytes, bytes]]:
 
 
 def without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-    """Wraps the app for a request in HTTP/1.0, where answers cannot be chunked. An answer without a
-    length ends by closing the connection."""
+    """Wraps the app for a request in HTTP/1.0, where answers cannot be chunked. If an answer has no
+    length, the connection is closed at the end of the answer."""
 
     async def unframed(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_on(message: Message) -> None:
