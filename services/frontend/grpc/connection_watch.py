@@ -5,16 +5,16 @@ gRPC limits the bytes of a call, but not the other bytes of a connection. If a c
 without end, gRPC keeps every byte, although it limits metadata: 32 connections fill 3 GiB in ten
 seconds. gRPC does not report how many bytes a connection has sent, but the kernel does. So several
 times per second, the bytes that the kernel has received on each connection are compared with the
-bytes of the calls on that connection. The difference, bytes that belong to no call, is named the
+bytes of the calls on that connection. The difference, bytes that belong to no call, is called the
 connection's debt. A relay in front of gRPC that reads the header of each frame would notice such
 bytes at once, but would cost 8 µs for each streamed message; this watch costs nothing per message.
 
 gRPC reads for all connections, the scheduler's among them, in a few threads. A thread reads from
-one connection as long as there are bytes to read, and other connections wait. So the kernel's
-receive buffer of each connection is kept small, so that the thread soon reads from the next
-connection. When a connection has sent too many bytes, it is held back: the kernel accepts no more
+one connection as long as there are bytes to read, and other connections wait. The kernel's receive
+buffer of each connection is therefore kept small: the thread soon reads from the next connection.
+When a connection has sent too many bytes, it is held back: the kernel accepts no more
 bytes from it. The kernel accepts bytes again when the calls to which the bytes belong have begun.
-The connection is held back for a time and not ended at once, since a client whose connection is
+The connection is held back for a time and not ended at once, because a client whose connection is
 ended connects again at once.
 
 The kernel is asked through the process's own file descriptors, see `server_sockets.py`. Outside
@@ -225,8 +225,8 @@ class ConnectionWatch:
 
 
 def _by_address(counts: Counter[str]) -> Counter[Address]:
-    """Returns `counts` keyed by the address (host and port) of each client, instead of by gRPC's
-    name for it. Clients of Unix sockets are left out."""
+    """Returns `counts` with other keys: the address (host and port) of each client instead of
+    gRPC's name for the client. Clients of Unix sockets are left out."""
     found: Counter[Address] = Counter()
     for peer, count in counts.items():
         if address := of_grpc_peer(peer):

@@ -213,8 +213,8 @@ class InferenceServicer:
                 )
 
     def _check_vectors(self, n_vectors: int, n_values: int) -> int:
-        """Returns the number of bytes that `n_vectors` vectors of `n_values` elements each take in
-        a message. Raises InvalidRequest if this is more than `max_body_bytes`."""
+        """Returns the size, in bytes, of `n_vectors` vectors in a message. Each vector has
+        `n_values` elements. Raises InvalidRequest if the size exceeds `max_body_bytes`."""
         n_bytes = n_vectors * vector_message_bytes(n_values)
         if n_bytes > self._max_body_bytes:
             raise errors.InvalidRequest(

@@ -60,7 +60,8 @@ _MODES: dict[int, ToolChoice] = {
 def to_request(
     message: inference_pb2.GenerateRequest | inference_pb2.GenerateStreamRequest,
 ) -> GenerationRequest:
-    """Returns the request that a message describes, without its resumption.
+    """Returns the request that a message describes. A resumption in the message is ignored;
+    `to_resumed` adds it.
 
     Raises:
         InvalidRequest: a field is missing, unknown, or contradicts another.

@@ -169,9 +169,9 @@ class LimitedExchange(TimedExchange):
         await super().write(message)
 
     def hand_over(self, message: Any) -> None:
-        """Counts the memory of the response of a unary call, which gRPC sends after the RPC method
-        has returned. If gRPC cannot send the response within `send_limit_s`, the call counts as
-        unread.
+        """Counts the memory of the response of a unary call. gRPC sends the response after the RPC
+        method has returned. If it cannot send the response within `send_limit_s`, the call counts
+        as unread.
 
         Raises:
             PoolFull: the memory budget has no room for the response.

@@ -61,8 +61,8 @@ class AdapterLink:
                 waiting.set_exception(errors.Unavailable(LOST))
 
     def take(self, response: scheduler_pb2.ConnectResponse) -> None:
-        """Takes over the changes of the list, and the answers to commands, from a message of the
-        scheduler."""
+        """Applies the changes of the list, and the answers to commands, that a message of the
+        scheduler has."""
         if response.HasField("adapters") and self._list.merge(from_proto(response.adapters)):
             self._on_change(self._list.digests)
         for answer in response.adapter_answers:

@@ -118,7 +118,7 @@ class KnownPipeline:
         The time is infinite while there is a pipeline. It is also infinite while the model is
         asleep or starts, if the last pipeline is known. Otherwise, the time is `hold_s` seconds
         after the loss of the pipeline, or of the scheduler of a model that was asleep or starting.
-        Before the first pipeline the time is in the past, since there may never be a pipeline.
+        Before the first pipeline the time is in the past, because there may never be a pipeline.
         """
         is_taking = self.is_open or (self.is_sleeping and self._last is not None)
         return math.inf if is_taking else self._last_open + hold_s

@@ -106,7 +106,7 @@ class SchedulerClient:
 
     def check_room(self) -> None:
         """Checks that the scheduler's pool has room for a new call. Without a pipeline the check
-        always succeeds, since the call may be held.
+        always succeeds, because the call may be held.
 
         Raises:
             PoolFull: the scheduler has no free place.
@@ -116,7 +116,7 @@ class SchedulerClient:
 
     def check_time(self, account: str, priority: int) -> None:
         """Checks that a request of an account would have its first token in time. Without a
-        pipeline the check always succeeds, since the request may be held.
+        pipeline the check always succeeds, because the request may be held.
 
         Raises:
             PoolFull: the first token of the request would be too late.
@@ -145,7 +145,7 @@ class SchedulerClient:
 
         `generated_token_ids` of the submission are the output tokens that the request has already;
         the events carry only later tokens. A request that was held, here or before this call
-        (`was_held`), is also sent again when the pool is full, since all held requests come at
+        (`was_held`), is also sent again when the pool is full, because all held requests come at
         once. `span` records each time that the request is held or sent again. If the request still
         waits in the scheduler's pool at the time `deadline`, the scheduler drops the request.
         """
@@ -177,7 +177,7 @@ class SchedulerClient:
         self._stream.send(scheduler_pb2.ConnectRequest(cancellation=cancellation))
 
     def close(self) -> None:
-        """Ends all requests as unavailable and refuses new ones."""
+        """Ends all requests with the error Unavailable, and refuses new ones."""
         self.pipeline.is_stopping = True
         self._shut()
         for request in list(self._requests.values()):
@@ -355,8 +355,8 @@ class SchedulerClient:
         self._end(request, error)
 
     def _attempt(self, request: SubmittedRequest) -> None:
-        """Sends a request, or holds the request if it cannot be sent now. Ends the request as
-        unavailable if another model is served now, or if this process is stopping."""
+        """Sends a request, or holds the request if it cannot be sent now. Ends the request with the
+        error Unavailable if another model is served now, or if this process is stopping."""
         request.release()
         pipeline = self.pipeline.current
         if self.pipeline.is_stopping:

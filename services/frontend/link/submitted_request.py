@@ -29,7 +29,7 @@ class EventSink(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class SubmittedRequest:
-    """A request, from its submission to its end."""
+    """The state of a request, from its submission to its end."""
 
     submission: scheduler_pb2.Submission
     inbox: EventSink

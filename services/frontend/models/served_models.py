@@ -112,7 +112,7 @@ class ServedModels:
         )
 
     def with_adapter(self, name: str, account: Account) -> ServedModel:
-        """Returns the model that has an adapter.
+        """Returns the model that has the adapter `name`.
 
         Raises:
             UnknownAdapter: no model that the account may use has an adapter of this name.
@@ -210,7 +210,7 @@ class ServedModels:
             model.feed.close()
 
     def close(self) -> None:
-        """Ends all requests as unavailable and refuses new ones."""
+        """Ends all requests with the error Unavailable, and refuses new ones."""
         for model in self._models:
             model.scheduler.close()
 

@@ -1,4 +1,4 @@
-"""The metrics of a frontend: client calls as clients see them, and its answers.
+"""The metrics of a frontend: the calls of clients, as clients see them, and the answers.
 
 The histograms follow OpenTelemetry's conventions for generative AI. Only their buckets differ: they
 reach as far as the longest call. If the trace of a call is recorded, the histograms get the id of

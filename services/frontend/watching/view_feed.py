@@ -12,8 +12,8 @@ After `here` or `gap` come the changes that `ViewState` keeps, and then new chan
 a queue. If a viewer lets the queue grow too long, the queued changes are dropped, and the stream
 goes on after a gap when the viewer reads again.
 
-The subscription lasts while there are viewers, and `LINGER_S` seconds longer, since pages are often
-loaded again. The subscription includes decisions of the scheduling core only while a viewer
+The subscription lasts while there are viewers, and `LINGER_S` seconds longer, because pages are
+often loaded again. The subscription includes decisions of the scheduling core only while a viewer
 requests decisions. When the first such viewer comes, and when the last one has left, a new
 subscription replaces the old one, and the other viewers get a `gap`. A viewer gets only the
 decisions that are made after its stream began.

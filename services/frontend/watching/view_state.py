@@ -33,7 +33,7 @@ kept."""
 
 
 class History:
-    """Recent changes of one kind, oldest first."""
+    """Keeps the recent changes of one kind, oldest first, within limits of age, number and size."""
 
     def __init__(self, max_s: int, max_changes: int, max_bytes: int) -> None:
         self._max_s = max_s
@@ -127,8 +127,8 @@ class KnownEpochs:
         self._serving[change["pipeline"]] = change, data
 
     def end(self, number: int) -> None:
-        """Removes the epoch `number`, which is over. Keeps the epoch if no other pipeline
-        serves."""
+        """Removes the epoch `number`, which is over. Keeps it if there is no epoch of another
+        pipeline that serves."""
         left = {one: it for one, it in self._serving.items() if it[0]["epoch"] != number}
         self._serving = left or self._serving
 

@@ -144,7 +144,7 @@ class RedactedThinkingBlock(Block):
     the prompt."""
 
     type: Literal["redacted_thinking"]
-    """Always `redacted_thinking`. The block is left out of the prompt, since only the server that
+    """Always `redacted_thinking`. The block is left out of the prompt, because only the server that
     wrote the block can read it."""
     data: Any = None
     """Does nothing."""

@@ -1,4 +1,5 @@
-"""The tools of a body in Anthropic's protocol, and which of the tools must be called.
+"""The tools of a body in Anthropic's protocol, and the `tool_choice`, which says whether the model
+must call a tool.
 
 Tools that Anthropic's own servers run are left out of the prompt.
 """

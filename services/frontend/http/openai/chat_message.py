@@ -63,7 +63,7 @@ MadeContent = Annotated[
     Annotated[str, Tag("text")] | Annotated[MadeContentParts, Tag("list")], TEXT_OR_LIST
 ]
 """Type of a text that a model or a tool has written: one string or a list of parts. Parts of
-unsupported types are left out, since they hold no text of the user."""
+unsupported types are left out, because they hold no text of the user."""
 
 
 class AssistantFunction(ExactModel):

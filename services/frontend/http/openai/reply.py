@@ -2,7 +2,7 @@
 
 The first chunk of a stream has the seed of the request. A stream that shows tokens can be resumed:
 the events have ids, and a resumed stream sends only the parts of each answer that the client has
-not received. Other streams have no ids, since popular clients, such as vLLM's benchmark, fail at
+not received. Other streams have no ids, because popular clients, such as vLLM's benchmark, fail at
 any line that does not begin with `data:`.
 """
 

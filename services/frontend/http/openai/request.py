@@ -197,7 +197,7 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
     equal texts are told apart. `bytes` still has the bytes of the text."""
     add_special_tokens: bool | None = None
     """Whether to add the special tokens that the checkpoint puts around texts. The default is true
-    for texts. The default is false for conversations, since the chat template writes the special
+    for texts. The default is false for conversations, because the chat template writes the special
     tokens."""
     skip_special_tokens: bool | None = None
     """Whether to leave special tokens out of the output's text."""

@@ -47,8 +47,8 @@ class Api:
     """The OpenAPI document and the page that shows it."""
 
     def admit(self, request: Request) -> Account:
-        """Returns the account of the caller, and counts the request against the limit of its API
-        key.
+        """Returns the account of the caller, and counts the request against the limit of the
+        caller's API key.
 
         Raises:
             Unauthenticated: the request has no known API key.
@@ -72,10 +72,10 @@ class Api:
         return account
 
     async def read(self, request: Request, kind: type[Body], account: Account) -> Body:
-        """Returns the body of a request. While the body is read and parsed, it counts as an answer
-        in flight of the account. So an account that may have two answers in flight can also upload
-        only two bodies at a time. The answers themselves are counted later, when the generation is
-        opened."""
+        """Reads the body of a request, and parses it as the model `kind`. Meanwhile the body counts
+        as an answer in flight of the account. So an account that may have two answers in flight can
+        also upload only two bodies at a time. The answers themselves are counted later, when the
+        generation is opened."""
         page_origin.check_page(headers_of(request), self.origins)
         with account.receiving(), self.bodies.budget.share() as share:
             data = await read_body(request, self.bodies, share)

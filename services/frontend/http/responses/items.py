@@ -76,7 +76,7 @@ class ReasoningItem(ExactModel):
     encrypted_content: str | None = None
     """Reasoning in the form that this server writes if `include` has `reasoning.encrypted_content`.
     The value is read only if there is no `content`. Values that another server wrote do nothing,
-    since only that server can read them."""
+    because only that server can read them."""
 
 
 class FunctionCallItem(ExactModel):

@@ -199,8 +199,8 @@ class HttpConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _drop(self, data: bytes) -> None:
-        """Drops data that is received after a refusal. The data must be read from the socket, since
-        some clients read the answer only after they have sent everything."""
+        """Drops data that is received after a refusal. The data must be read from the socket,
+        because some clients read the answer only after they have sent everything."""
         self._n_dropped += len(data)
         if self._n_dropped > MAX_DROPPED_BYTES:
             self._transport.pause_reading()

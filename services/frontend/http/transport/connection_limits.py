@@ -68,7 +68,8 @@ class ConnectionPlaces:
         """Places of connections that wait for a request, ordered from the longest wait to the
         shortest."""
         self.standing: set[ConnectionPlace] = set()
-        """Extra places of connections that are being refused, since all normal places are taken."""
+        """Extra places of connections that are being refused, because all normal places are
+        taken."""
 
     def enter(self, abort: Callable[[], None]) -> ConnectionPlace | None:
         """Returns a place for a new connection, marked as waiting for a request. If all places are

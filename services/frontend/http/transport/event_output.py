@@ -27,9 +27,9 @@ class EventOutput:
     """The output of one stream of events.
 
     One timer serves for the headers and the comments. When it expires, the headers or a comment are
-    sent, unless data has been written meanwhile. In that case the timer is started again, for the
-    rest of the time since the last data. Writing data does not touch the timer, because data is
-    written often.
+    sent, unless data has been written meanwhile. In that case the timer is started again, counted
+    from the time of the last data. Writing data does not touch the timer, because data is written
+    often.
     """
 
     def __init__(

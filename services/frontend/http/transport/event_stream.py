@@ -36,8 +36,8 @@ HEADERS = [
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """Awaits the work and returns the result. If the client disconnects meanwhile, cancels the
-    work. The body of the request must have been read before.
+    """Awaits `work` and returns its result. If the client disconnects meanwhile, cancels `work`.
+    The body of the request must have been read before.
 
     Raises:
         RequestCancelled: the client disconnected. The work was cancelled and has ended.

@@ -13,15 +13,16 @@ event loop's pass."""
 
 
 class WriteRound:
-    """The connections with data that is to be written at the end of this pass of the event loop."""
+    """Writes the data of connections at the end of a pass of the event loop: knows which
+    connections have gathered data in this pass."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._written: list[GatheringTransport] = []
 
     def add(self, transport: "GatheringTransport") -> None:
-        """Adds a connection, whose gathered data is written at the end of this pass of
-        the event loop."""
+        """Adds a connection. Its gathered data is written at the end of this pass of the event
+        loop."""
         if not self._written:
             self._loop.call_soon(self._end)
         self._written.append(transport)
@@ -112,7 +113,7 @@ class GatheringTransport(asyncio.Transport):
         self._transport.abort()
 
     def detach(self) -> None:
-        """Deletes the reference to `on_close`, since the connection is lost."""
+        """Deletes the reference to `on_close`. Called when the connection is lost."""
         self._on_close = None
 
     def is_closing(self) -> bool:

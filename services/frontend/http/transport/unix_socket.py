@@ -30,7 +30,7 @@ def listen_unix(path: Path) -> Iterator[socket.socket]:
 
 @contextmanager
 def bound_at(path: Path, bind: Callable[[], object]) -> Iterator[None]:
-    """Calls `bind`, which must bind a socket to the path, and enters the context. The file of the
+    """Binds a socket to the path by calling `bind`, for the time of the context. The file of the
     socket is removed when the context ends.
 
     Raises:
