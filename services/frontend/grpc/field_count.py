@@ -1,10 +1,10 @@
 """The number of fields in a protobuf message, counted before the message is parsed.
 
 Parsing can turn one byte of a message into a hundred bytes of memory: an empty message in a
-repeated field takes two bytes on the wire, and an unknown field takes three. Real requests have few fields,
-because all numbers of a repeated field are packed into one field. The count of a valid message is
-exact. In an invalid message, only the fields that can be read are counted, and the parser refuses
-the message afterwards.
+repeated field takes two bytes on the wire, and an unknown field takes three. Real requests have few
+fields, because all numbers of a repeated field are packed into one field. The count of a valid
+message is exact. In an invalid message, only the fields that can be read are counted, and the
+parser refuses the message afterwards.
 """
 
 from functools import cache
