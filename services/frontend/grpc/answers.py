@@ -42,7 +42,7 @@ class AnswerMessages:
         self._is_conversation = isinstance(generation.prompts[0].prompt, Conversation)
         self._readers: dict[int, MessageReader] = {}
         self._contents: dict[int, TextScores] = {}
-        """Log-probabilities of the contents of answers to a conversation, by the index of the
+        """Log-probabilities of the contents of answers to a conversation, keyed by the index of the
         answer."""
         self._unechoed: set[int] = set()
         """Indices of the answers that still lack their first message, which begins with the text of

@@ -70,8 +70,8 @@ HEAD_BYTES = 4 * 2**10
 """Size of the largest metadata of a call that ordinary clients send, in bytes."""
 
 MAX_DEBT_BYTES = MAX_STREAMS * (WINDOW_BYTES + HEAD_BYTES)
-"""Debt (bytes that belong to no call) at which a connection is ended. gRPC may hold this many bytes
-for the largest number of calls of one connection, if this process has not begun any of the
+"""Debt (bytes that belong to no call) at which a connection is ended. A client may send this many
+bytes for the largest number of calls of one connection, before this process has begun any of these
 calls."""
 
 QUIET_DEBT_BYTES = 64 * 2**10

@@ -42,8 +42,8 @@ MAX_SCHEMA_CHARACTERS = 2**19
 of this length takes up to 0.08 s; JSON that consists of brackets alone takes longest."""
 
 _APART = ("format", "sampling", "stop", "bad_words")
-"""Fields of the message `GenerationOptions` that are translated one by one. All other fields are
-copied."""
+"""Fields of the message `GenerationOptions` that have translation code of their own. All other
+fields are copied."""
 
 _OWN_NAMES = {"logprobs": "n_logprobs", "prompt_logprobs": "n_prompt_logprobs"}
 """Maps the names of options in the message to their names in the class `GenerationOptions`, where

@@ -17,8 +17,8 @@ from services.frontend.link.scheduler_events import Event, OutputTokens, PromptL
 from services.frontend.observing.request_span import RequestSpan
 
 MAX_EXTENSIONS = 5
-"""Largest number of consecutive losses, without a token in between, after which the time of a
-request is extended. The limit ends a request that crashes each scheduler or pipeline."""
+"""How often the time of a request is extended after consecutive losses, without a token in between.
+The limit ends a request that crashes each scheduler or pipeline."""
 
 
 class EventSink(Protocol):

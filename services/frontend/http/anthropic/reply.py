@@ -179,8 +179,8 @@ class MessagesReply(MessageReply):
 
 
 _UNSIGNED: dict[ItemKind, Mapping[str, object]] = {ItemKind.REASONING: {"signature": ""}}
-"""Fields that have another value at the start of a block than in the complete block, keyed by kind
-of item: a block of reasoning begins with an empty signature."""
+"""Fields whose value at the start of a block differs from the value in the complete block, keyed by
+kind of item: a block of reasoning begins with an empty signature."""
 
 
 def _event(name: str, item: Item, fields: Mapping[str, object]) -> Event:
