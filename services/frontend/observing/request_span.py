@@ -60,7 +60,7 @@ class RequestSpan:
         self._note(semconv.HELD, request_id, reason)
 
     def resubmitted(self, request_id: str, reason: str) -> None:
-        """Notes that an answer is sent to a scheduler again. `reason` says why the attempt before
+        """Notes that an answer is sent to a scheduler again. `reason` says why the previous attempt
         failed."""
         self._note(semconv.RESUBMITTED, request_id, reason)
 

@@ -127,8 +127,7 @@ class KnownEpochs:
         self._serving[change["pipeline"]] = change, data
 
     def end(self, number: int) -> None:
-        """Removes the epoch `number`, which is over. Keeps it if there is no epoch of another
-        pipeline that serves."""
+        """Removes the epoch `number`, which is over. Keeps it if no other pipeline has an epoch."""
         left = {one: it for one, it in self._serving.items() if it[0]["epoch"] != number}
         self._serving = left or self._serving
 

@@ -62,8 +62,9 @@ def _read(kind: type[Body], value: dict[str, Any]) -> Body:
 
 
 def _take_unknown(value: object, path: str, found: dict[str, None]) -> None:
-    """Removes the unknown fields of all models in a value. Adds to `found`, up to `MAX_UNKNOWN`
-    paths, the paths of the removed fields and of the items that are left out of the prompt."""
+    """Removes the unknown fields of all models in a value. Adds the paths of the removed fields,
+    and of the items that are left out of the prompt, to `found`, which gets at most `MAX_UNKNOWN`
+    paths."""
     if isinstance(value, BaseModel):
         extra = value.__pydantic_extra__ or {}
         _note((value.type,) if isinstance(value, LeftOutItem) else extra, path, found)

@@ -69,8 +69,8 @@ def prompt_logprobs(
 ) -> PromptLogprobs:
     """Returns the list `prompt_logprobs` in vLLM's form: null for the first token of the prompt,
     and for each other token an object keyed by token id. The object has the token itself and the
-    `n_top` most likely tokens at its position. If `logprobs` is None, the list has only the
-    null."""
+    `n_top` most likely tokens at its position. If `logprobs` is None, the list has only the null
+    for the first token."""
     listed: PromptLogprobs = [None]
     for place, token_id in enumerate(token_ids[1:]):
         if logprobs is None:
