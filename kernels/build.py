@@ -2,8 +2,8 @@
 
     python -m kernels.build [BUILD ...] [--sanitize] [--machine MACHINE]
 
-BUILD is an instruction set, `best` for the best one that this processor supports, `runnable` for
-all that this processor supports, or `all` for all instruction sets of this processor's
+BUILD is the name of an instruction set, or `best` for the best one that this processor supports,
+`runnable` for all instruction sets that it supports, or `all` for all instruction sets of its
 architecture. Without a BUILD, the best one is built. An existing library is not built again if it
 was built from the present sources with the present options.
 
@@ -82,7 +82,7 @@ def named_for(machine: str, words: Collection[str]) -> list[str]:
 
 def named_by(words: Collection[str], features: Collection[str]) -> list[str]:
     """Returns the instruction sets that `words` name, the best one first. A word is an instruction
-    set, `all`, or `best` or `runnable`, which depend on the processor's `features`.
+    set, `all`, `best` or `runnable`. The last two depend on the processor's `features`.
 
     Raises ValueError for another word.
     """
@@ -101,11 +101,12 @@ def _named(
 
 
 def processor_features(directory: Path | None = None) -> frozenset[str]:
-    """Returns the features that this processor has and some instruction set requires. The library
-    PROCESSOR in `directory`, by default LIBRARIES, detects the features.
+    """Returns the features that this processor has, among the features that an instruction set
+    requires. The library PROCESSOR detects them. It is loaded from `directory`, by default from
+    LIBRARIES.
 
-    Raises OSError if that library is missing or cannot be loaded, and RuntimeError if it cannot
-    detect one of the features.
+    Raises OSError if the library is missing or cannot be loaded, and RuntimeError if the library
+    cannot detect one of the features.
     """
     has = ctypes.CDLL(str(library_path(PROCESSOR, directory))).orcinus_has_feature
     answers = {
@@ -157,7 +158,7 @@ def build(
     PROCESSOR, into `directory`. Skips libraries that exist and are current. Removes libraries that
     were built from other sources or for another machine.
 
-    Raises FileNotFoundError without a compiler, and CalledProcessError if the compiler fails.
+    Raises FileNotFoundError if there is no compiler, and CalledProcessError if the compiler fails.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for path in directory.glob("orcinus_*.so"):

@@ -297,7 +297,8 @@ class Ops:
 
     @classmethod
     def of(cls, *sources: object, otherwise: Ops | None = None, **given: Any) -> Self:
-        """Returns operations whose fields are functions of the same names in `sources`.
+        """Returns operations that are collected from `sources`: each field becomes the function of
+        the same name. If several sources have it, the last one is used.
 
         A source is a module or an object. A module offers the functions that it defines, an object
         offers its methods. An operation that no source has is taken from `otherwise`. Keyword

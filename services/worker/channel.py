@@ -103,7 +103,7 @@ class FrameBuffer:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Adds received bytes."""
+        """Appends received bytes to the buffer."""
         self._data += data
 
     def take(self) -> tuple[MessageKind, bytes] | None:
@@ -193,8 +193,8 @@ class ControllerEnd(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
-        """Queues a message (frame) for sending, and never waits. The queue stays short, since only
-        a few iterations are in flight."""
+        """Queues a message (frame) for sending, and never waits. The queue stays short, because
+        only a few iterations are in flight."""
         self._transport.write(encode(kind, payload))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Orders to the ranks of a stage to compile a grammar.
+"""Orders by which all ranks of a stage compile a grammar.
 
 An order is complete when every rank has answered. Ranks compile in a thread while they compute
 iterations, so an order delays no plan.

@@ -30,7 +30,8 @@ class RankWatch:
         self, tp_size: int, *, on_alive: Callable[[], None], on_lost: Callable[[str, bool], None]
     ) -> None:
         """`on_alive` is called for each heartbeat of the stage. `on_lost` is called once, when a
-        rank is lost, with the reason and whether the rank failed by itself."""
+        rank is lost. Its arguments are the reason, and whether the rank failed by itself (without
+        being stopped or killed from outside)."""
         self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """A future that is done when a rank is lost and the stage fails. Its result is the
         reason."""

@@ -70,8 +70,8 @@ class ReportFeed:
 
     @contextlib.contextmanager
     def expecting(self) -> Iterator[None]:
-        """Makes `until_unwatched` treat the stage as watched inside the `with` block, in which a
-        watcher is about to arrive."""
+        """Makes `until_unwatched` treat the stage as watched inside the `with` block. Use it while
+        a watcher is about to arrive."""
         self._n_expected += 1
         self._note_watchers()
         try:

@@ -47,7 +47,7 @@ class WorkerService:
     async def AssignStage(
         self, request: worker_pb2.AssignStageRequest, context: Any
     ) -> worker_pb2.AssignStageResponse:
-        """Makes the worker the stage of the request."""
+        """Makes the worker the stage that the request names."""
         self._controller.assign(request)
         return worker_pb2.AssignStageResponse()
 

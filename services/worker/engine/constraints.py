@@ -34,7 +34,7 @@ class Matcher(Protocol):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the output ends early, because a step of the grammar takes too much work."""
+        """Whether the output must end here, because a step of the grammar takes too much work."""
 
     def mask(self) -> bytes:
         """Returns the tokens that may come next, as a bit mask: bit b of 32-bit word w is set if
@@ -45,8 +45,8 @@ class Grammars(Protocol):
     """The grammars of a model: `services.grammar.grammars.Grammars`."""
 
     def begin_iteration(self) -> None:
-        """Must be called before the masks of an iteration are made. Resets the counter that limits
-        the work of one iteration."""
+        """Resets the counter that limits the work of one iteration. Must be called before the masks
+        of an iteration are made."""
 
     def matcher(self, digest: bytes) -> Matcher | None:
         """Returns a matcher of the grammar with this digest, at the beginning of an output. Returns
@@ -158,7 +158,7 @@ class Constraints:
         )
 
     def cut(self, constrained: ConstrainedRows) -> list[int]:
-        """Returns the indices of sampled tokens that end an output early, because a step of its
+        """Returns the indices of the sampled tokens whose outputs end early, because a step of the
         grammar takes too much work."""
         places = zip(constrained.places.tolist(), constrained.held, strict=True)
         return [place for place, one in places if one.matcher.is_cut]

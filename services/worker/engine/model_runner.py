@@ -191,7 +191,7 @@ class ModelRunner:
         """Returns the sampled tokens in the order of the plan, [n_sampled] int64. A token is -1 if
         its `logits` are not finite.
 
-        Must be called for every batch, since penalties count the tokens of every batch. The next
+        Must be called for every batch, because penalties count the tokens of every batch. The next
         run may overwrite the result.
         """
         if batch.counted is not None:
@@ -205,7 +205,7 @@ class ModelRunner:
         return tokens
 
     def cut(self, batch: InputBatch) -> list[int]:
-        """Returns the indices of sampled tokens that end an output early, because a step of its
+        """Returns the indices of the sampled tokens whose outputs end early, because a step of the
         grammar takes too much work. Must be called after `sample`."""
         if batch.constrained is None:
             return []

@@ -31,8 +31,9 @@ class StatePooling(Protocol):
     """A way to combine the hidden states of a prompt's tokens into one."""
 
     def needed(self, start: int, n_tokens: int, n_prompt: int) -> range:
-        """Returns which tokens of a span have states that are needed, as indices within the span.
-        The span has `n_tokens` tokens, and its first token has the position `start`."""
+        """Returns the tokens of a span whose states are needed, as indices within the span. The
+        span has `n_tokens` tokens and begins at the position `start` of a prompt of `n_prompt`
+        tokens."""
 
     def add(self, kept: Tensor | None, states: Tensor) -> Tensor:
         """Returns the state to keep [hidden_size] after the needed states [n, hidden_size] of a
@@ -164,7 +165,7 @@ class PooledRequests:
         self._requests.pop(row, None)
 
     def are_in(self, spans: Spans) -> bool:
-        """Returns whether one of `spans` is of a request that asks for a vector."""
+        """Returns whether one of `spans` belongs to a request that asks for a vector."""
         return bool(self._requests) and not self._requests.keys().isdisjoint(spans.rows.tolist())
 
     def wanted(self, spans: Spans, first_tokens: Ints, uploads: Uploads) -> WantedStates | None:

@@ -1,7 +1,7 @@
 """The adapters that a rank loads in one epoch, as the scheduler orders.
 
 Orders and plans are carried out in the order in which they arrive: an order waits until the plans
-before it have been started. A loaded adapter is added between two iterations, so no iteration has
+before it have been started. A loaded adapter is added between two iterations, so no iteration uses
 only a part of it. A new epoch begins with the adapters that the settings name, and the scheduler
 orders the others again.
 """
@@ -19,7 +19,7 @@ from services.worker.rank.adapter_loader import AdapterLoader, LoadEnd, NoLoader
 
 
 class AdaptedRunner(Protocol):
-    """The methods of a model runner that are needed here."""
+    """The methods of a model runner that add and drop adapters."""
 
     def add_adapter(self, fitted: FittedAdapter) -> None:
         """Adds an adapter, for the batches that are prepared from now on."""

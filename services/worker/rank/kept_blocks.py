@@ -1,8 +1,9 @@
-"""The K/V blocks that are in the scheduler's prefix cache, according to the plans of an epoch.
+"""Records which K/V blocks are in the scheduler's prefix cache, according to the plans of an epoch.
 
 The first rank of the first stage keeps this record, because a new leader does not know the prefix
 cache of its predecessor and asks the rank for it. The changes that a plan names are recorded when
-the plan's iteration begins, so before the iteration writes to a block that has left the cache.
+the plan's iteration begins. So a block that has left the cache is removed from the record before
+the iteration writes to it.
 """
 
 from orcinus.v1 import worker_pb2

@@ -33,7 +33,7 @@ REPORT_INTERVAL_S = 0.25
 """Interval in seconds between two reports of the timings of iterations."""
 
 LOAD_INTERVAL_S = 0.01
-"""Interval in seconds at which an idle rank looks whether an adapter has been loaded."""
+"""Interval in seconds at which an idle rank checks whether an adapter has been loaded."""
 
 
 class Grammars(Protocol):
@@ -68,9 +68,9 @@ class Rank:
         activity: Activity | None = None,
     ) -> None:
         """`report_results` is true on one rank of each stage: the rank that reports results and
-        timings. `rendezvous` is the store in which ranks meet, on the one rank of the pipeline that
-        serves it. `grammars` is None on ranks that do not sample, and if the model can follow no
-        grammar. `activity` records the steps of the loop."""
+        timings. `rendezvous` is the store in which ranks meet; None except on the one rank of the
+        pipeline that serves the store. `grammars` is None on ranks that do not sample, and if the
+        model can follow no grammar. `activity` records the steps of the loop."""
         self.membership = membership
         """The epoch that the rank is in. Other threads may only call `leave_before`."""
         self._channel = channel
@@ -104,7 +104,7 @@ class Rank:
                 self._report_timings()
 
     def _show_activity(self) -> None:
-        """Records what the main thread does: a new turn of the loop, or a step of an iteration that
+        """Records what the main thread does: a new pass of the loop, or a step of an iteration that
         the device computes."""
         member = self.membership.current
         if member is not None and member.n_started:
