@@ -1,8 +1,8 @@
 """The two socket pairs between a controller and one of its ranks, which carry frames.
 
 A frame has a kind and a payload. The payload is a protobuf message or UTF-8 text, as `MessageKind`
-says, and never a pickle. The rank's end blocks; the controller's end is a protocol on the event
-loop.
+says, and never a pickle. The rank's end has blocking calls; the controller's end is an asyncio
+protocol.
 
 The first pair is for work, and the rank's main thread reads it between iterations. The second pair
 is for messages that must not wait that long: heartbeats of the rank, the order to leave an epoch,

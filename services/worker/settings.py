@@ -242,8 +242,8 @@ class WorkerSettings(SharedSettings, ServerSettings):
 
     drain_s: float = Field(default=120.0, ge=0, le=86400)
     """Longest time, in seconds, for which a worker that is told to stop goes on serving. It ends
-    earlier, 15 seconds after its pipeline has moved its requests, or after a replacement has taken
-    over. A pod's grace period must be longer."""
+    earlier if its pipeline no longer needs it: 15 seconds after the pipeline has moved the requests
+    away, or after a replacement has taken over. A pod's grace period must be longer."""
 
     load_limit_s: float = Field(default=600.0, gt=0)
     """Seconds in which a stage must have read its weights. A worker that exceeds the limit ends, so

@@ -1,7 +1,7 @@
 """Delivers the reports of a stage to all watchers of the stage.
 
-Most reports come from a rank and are forwarded as bytes, without decoding. The stage itself adds
-two kinds of reports: its heartbeats and its failure.
+Most reports come from a rank and are forwarded as bytes, without decoding. The controller adds two
+kinds of reports: the stage's heartbeats and its failure.
 """
 
 import asyncio

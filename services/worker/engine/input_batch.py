@@ -229,7 +229,7 @@ class BatchBuilder:
         )
 
     def _sampling(self, rows: Ints, positions: Ints) -> SamplingColumns:
-        """Returns the sampling columns for the next tokens of `rows`, at `positions`."""
+        """Returns the arguments of `Ops.sample` for the next tokens of `rows`, at `positions`."""
         if self._vocab_size is None or self._table.is_greedy(rows):
             return ALL_GREEDY
         return self._table.sampling(rows, positions).columns(self._uploads, self._vocab_size)

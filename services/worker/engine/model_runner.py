@@ -294,8 +294,8 @@ class ModelRunner:
         return tokens.numpy() if tokens.is_cpu else tokens
 
     def _sampling(self, batch: InputBatch) -> SamplingColumns:
-        """Returns the sampling columns of a batch, with the masks of matchers. Must be called as
-        late as possible: the host then makes the masks while the device computes."""
+        """Returns the arguments of `Ops.sample` for a batch, with the masks of matchers. Call it as
+        late as possible, so that the host makes the masks while the device computes."""
         if batch.constrained is None:
             return batch.sampling
         masks = self._table.constraints.masks(batch.constrained, self._uploads)

@@ -213,7 +213,7 @@ class RequestTable:
         return [held[row].n_blocks for row in rows.tolist()]
 
     def is_greedy(self, rows: Ints) -> bool:
-        """Returns whether the next token of each of `rows` is the argmax of its logits."""
+        """Returns whether, for all `rows`, the next token is simply the argmax of the logits."""
         return self._not_greedy.isdisjoint(rows.tolist())
 
     def sampling(self, rows: Ints, positions: Ints) -> SamplingBatch:

@@ -133,7 +133,8 @@ class StageShard:
 
         Raises:
             NoMemoryLeft: no memory is left for keys and values.
-            CannotStart: the setting for the memory of keys and values is smaller than one block.
+            CannotStart: the memory for keys and values is too small for one block and the states of
+                one request.
         """
         settings, model = self._settings, self._model
         return worker_pb2.DescribeResponse(

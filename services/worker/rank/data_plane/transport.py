@@ -23,7 +23,8 @@ class TransferError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """A rank's place in its pipeline."""
+    """The place of a rank in an epoch of its pipeline: its stage, and its index within the
+    stage."""
 
     pipeline_id: str
     epoch: int
