@@ -26,7 +26,7 @@ _IN_BLOCKS = (RotaryWriteKV, WriteKV, WriteLatents, Attend)
 
 
 class LayerStorage:
-    """The addresses of the storage of all layers of a program.
+    """Keeps the addresses of the storage of all layers of a program, for the native library.
 
     Only a weak reference to the first tensor is held, so that storage can be freed.
     """

@@ -168,7 +168,7 @@ async def until_end(controller: Controller, stop: asyncio.Event, *, drain_s: flo
 
 
 async def leave(controller: Controller, stop: asyncio.Event, *, drain_s: float) -> None:
-    """Waits until `stop` is set, and then until no leader has needed the worker for LINGER_S
+    """Waits until `stop` is set. Then waits until no leader has needed the worker for LINGER_S
     seconds, but at most `drain_s` seconds."""
     await stop.wait()
     log.info("told to stop: serving for %g s at most, until its pipeline can do without", drain_s)

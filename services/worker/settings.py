@@ -91,8 +91,8 @@ class SharedSettings(BaseModel):
     quantization: Quantization = "none"
     """Quantization of matrices when they are loaded: `int8` takes half of bfloat16's memory, `int4`
     less than a third, and both are less exact. Needs the native kernels on a CPU and Triton on a
-    GPU. All stages must have the same value. Norms, routers, experts and matrices that the files
-    already store with so few bits are not quantised."""
+    GPU. All stages must have the same value. Norms, routers and experts are not quantised, nor are
+    matrices that the files already store with so few bits."""
 
     activations: Activations = "rounded"
     """Whether the inputs of products with quantised matrices are rounded. With `rounded` a CPU

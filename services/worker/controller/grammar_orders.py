@@ -28,7 +28,7 @@ class _Order:
 
 
 class GrammarOrders:
-    """The unfinished orders of the current epoch, by the digests of the grammars."""
+    """Makes all ranks compile grammars, and keeps the unfinished orders of the current epoch."""
 
     def __init__(self, epoch: Epoch) -> None:
         self._epoch = epoch

@@ -17,7 +17,8 @@ MAX_UNREAD_REPORTS = 4096
 
 
 class ReportFeed:
-    """A queue of serialized WatchStageResponses for each watcher of the current epoch."""
+    """Passes reports to the watchers of the current epoch. Each watcher has a queue of serialized
+    WatchStageResponses."""
 
     def __init__(self, epoch: Epoch) -> None:
         self._epoch = epoch

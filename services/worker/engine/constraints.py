@@ -1,11 +1,11 @@
 """Limits the next token of requests whose allowed tokens depend on the output so far: requests that
 follow a grammar, and requests with banned words.
 
-Each of these requests has a matcher. Generated tokens are passed to the matcher in order: the
-tokens that this rank has sampled and, for a request that is resumed after a loss, the generated
-tokens that the plan contains. On a CPU sampled tokens are known at once. On a GPU they arrive while
-the device computes the next iteration. `masks` waits for their arrival; the host waits nowhere
-else.
+Each of these requests has a matcher, an object that follows its output. Generated tokens are passed
+to the matcher in order: the tokens that this rank has sampled and, for a request that is resumed
+after a loss, the generated tokens that the plan contains. On a CPU sampled tokens are known at
+once. On a GPU they arrive while the device computes the next iteration. `masks` waits for their
+arrival; the host waits nowhere else.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class ConstrainedRows:
 
 
 class Constraints:
-    """The matchers of an epoch's requests, by the requests' rows in the request table."""
+    """Keeps the matchers of an epoch's requests, by the requests' rows in the request table, and
+    passes generated tokens to the matchers."""
 
     def __init__(self, grammars: Grammars | None) -> None:
         """`grammars` is None on ranks that do not sample, and for models that can follow no
@@ -188,8 +189,8 @@ class Constraints:
 
 
 class _DeviceArrival:
-    """A copy of sampled tokens from a GPU to the host. The copy is queued after the kernels that
-    sample."""
+    """A copy of sampled tokens from a GPU to the host, queued after the kernels that sample the
+    tokens."""
 
     def __init__(self, tokens: Tensor) -> None:
         self._tokens = tokens.to("cpu", non_blocking=True)

@@ -117,7 +117,8 @@ def cuda_graphs() -> Callable[[], Graph]:
 
 
 class DecodeGraphs:
-    """The decode graphs of one epoch, one for each recorded batch shape."""
+    """Runs batches of decodes as recorded graphs, one graph for each batch shape, during one
+    epoch."""
 
     def __init__(
         self,

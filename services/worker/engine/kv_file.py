@@ -101,7 +101,8 @@ class KVFile:
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Returns the next tensor in the memory. New memory is filled with zeros. A later process
         that takes over the file, and calls this method with the same arguments in the same order,
-        gets the content that the earlier process left."""
+        gets the content that the earlier process left. Raises ValueError if the memory is too
+        small."""
         start = -(-self._n_used // _ALIGNMENT) * _ALIGNMENT
         n_bytes = torch.Size(shape).numel() * dtype.itemsize
         if start + n_bytes > len(self._bytes):

@@ -128,8 +128,8 @@ class BatchLogprobs:
         return BatchLogprobs(self.spans, self.columns.to_host())
 
     def by_span(self) -> Iterator[ReportedSpan]:
-        """Yields the log-probabilities of each span. `to_host` must have been called, and its copy
-        must have arrived."""
+        """Yields the log-probabilities of each span. Call it on the result of `to_host`, when the
+        copy has arrived."""
         columns = self.columns
         logprobs, ranks = columns.logprobs.numpy(), columns.ranks.numpy()
         top_ids, top_logprobs = columns.top_ids.numpy(), columns.top_logprobs.numpy()

@@ -133,13 +133,13 @@ class BatchVectors:
         return BatchVectors(self.spans, self.values.to("cpu", non_blocking=True))
 
     def by_span(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yields the index of each span and its vector. `to_host` must have been called, and its
-        copy must have arrived."""
+        """Yields the index of each span and its vector. Call it on the result of `to_host`, when
+        the copy has arrived."""
         yield from zip(self.spans, self.values.numpy(), strict=True)
 
 
 class PooledRequests:
-    """The requests of a rank's table that ask for vectors, by row."""
+    """Keeps the requests that ask for vectors, by row, and combines the states of their tokens."""
 
     def __init__(self, pooling: Pooling | None) -> None:
         """`pooling` is None if the rank makes no vectors."""

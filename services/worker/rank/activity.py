@@ -34,7 +34,7 @@ class Step:
 
 
 class Activity:
-    """The current step of the main thread."""
+    """Holds the current step of a rank's main thread, and gives the time limits of steps."""
 
     def __init__(self, limit: IterationLimit | None = None) -> None:
         """`limit` gives the time limits of steps. If it is None, no step has a limit."""

@@ -42,8 +42,8 @@ NO_RUNNER = NoRunner()
 
 
 class EpochAdapters:
-    """The loaded adapters of one epoch on one rank, in addition to the adapters that the settings
-    name."""
+    """Loads and drops adapters on one rank during one epoch, in addition to the adapters that the
+    settings name."""
 
     def __init__(
         self, loader: AdapterLoader | NoLoader, runner: AdaptedRunner, fixed: Collection[str] = ()

@@ -14,7 +14,7 @@ from services.worker.rank.kept_blocks import KeptBlocks
 
 
 class Journal(Protocol):
-    """The journal of a rank's keys and values, for all epochs of its process."""
+    """Records which keys and values a rank's memory holds, for all epochs of the rank's process."""
 
     def answer(self, request: worker_pb2.JoinPipelineRequest) -> worker_pb2.JoinPipelineResponse:
         """Returns the rank's response to a request to join an epoch. The response describes the

@@ -54,7 +54,7 @@ RECORDING_LIMIT_S = 1.0
 
 
 class StageShard:
-    """One rank's weights, on its device."""
+    """Holds one rank's weights on its device, and makes a new `EpochMember` for each epoch."""
 
     def __init__(
         self,
