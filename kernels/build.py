@@ -140,7 +140,8 @@ def missing_of(names: Iterable[str], directory: Path, machine: str = HERE) -> li
 
 
 def sources_digest(machine: str = HERE) -> str:
-    """Returns a digest of the sources and the compiler options. It identifies a build."""
+    """Returns a digest of the sources and of the compiler options for `machine`. Every library
+    contains the digest with which it was built."""
     digest = hashlib.sha256(repr((OPTIONS, SANITIZE, instruction_sets(machine))).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
@@ -223,8 +224,8 @@ def _run(command: Sequence[str | Path]) -> None:
 
 
 def main() -> None:
-    """Builds the libraries that the command line names. If the build fails, ends the process with a
-    message."""
+    """Builds the libraries that the command line names. If the build fails, ends the process with
+    an error message."""
     parser = argparse.ArgumentParser(
         prog="python -m kernels.build",
         description=__doc__,

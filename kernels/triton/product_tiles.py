@@ -130,7 +130,7 @@ def tokens_up_to(n_tokens: int) -> int:
 
 
 def entry(product: Product, n_tokens: int) -> str:
-    """Returns the key under which the measurement of a product is stored in the file of
+    """Returns the key under which the fastest tiles of a product are stored in the file of
     measurements."""
     kind = "int8 gated" if product.is_gated else "int8"
     dtype = str(product.dtype).removeprefix("torch.")

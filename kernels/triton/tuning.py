@@ -115,7 +115,8 @@ def _wide_tiles(kind: Kind, dtype: torch.dtype, device: Device) -> Tiles:
 
 
 def entry(kind: Kind, head_dim: int, dtype: torch.dtype) -> str:
-    """Returns the key under which a measurement is stored in the file of measurements."""
+    """Returns the key under which the fastest tiles for attention are stored in the file of
+    measurements."""
     return f"{kind} {head_dim} {str(dtype).removeprefix('torch.')}"
 
 

@@ -42,7 +42,7 @@ class Matcher(Protocol):
 
 
 class Grammars(Protocol):
-    """The grammars of a model: `services.grammar.grammars.Grammars`."""
+    """The compiled grammars of a model; implemented by `services.grammar.grammars.Grammars`."""
 
     def begin_iteration(self) -> None:
         """Resets the counter that limits the work of one iteration. Must be called before the masks

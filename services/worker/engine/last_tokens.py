@@ -22,8 +22,8 @@ Numbers = Ints | Tensor
 
 
 class LastTokens(Protocol):
-    """The last token of each row of the request table. A row must not be read before a token was
-    sampled for it."""
+    """Stores the last sampled token of each row of the request table. A row must not be read before
+    a token has been sampled for it."""
 
     def grow(self, n_rows: int) -> None:
         """Makes the store hold at least `n_rows` rows."""

@@ -10,8 +10,8 @@ from orcinus.v1 import worker_pb2
 
 
 class KeptBlocks:
-    """The full blocks in the prefix cache of one epoch, each with the key that identifies its
-    tokens."""
+    """Keeps the ids of the full blocks in the prefix cache of one epoch, each with the key that
+    identifies the block's tokens."""
 
     def __init__(self) -> None:
         self._epoch = 0

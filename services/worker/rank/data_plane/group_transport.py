@@ -36,7 +36,8 @@ from services.worker.rank.data_plane.transport import (
 
 
 class GroupTransport:
-    """Transfers in the group of the pipeline, and collectives in the group of the stage."""
+    """Transfers tensors in the process group of the pipeline, and offers collectives in the process
+    group of the stage."""
 
     def __init__(
         self,
@@ -60,7 +61,8 @@ class GroupTransport:
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        """The ranks that share this stage's layers, with collectives in the group of the stage."""
+        """The ranks that share this stage's layers. Their collectives use the group of the
+        stage."""
         if self.place.tp_size == 1:
             return SINGLE
         return GroupTensorParallel(self._stage, self.place.tp_rank, self.place.tp_size)
@@ -120,7 +122,7 @@ class GroupTransport:
 
 
 class GroupTensorParallel:
-    """The ranks of one stage; implements `TensorParallel` for the stage's model."""
+    """Computes the collectives of the ranks of one stage; implements `TensorParallel`."""
 
     def __init__(self, group: Group, rank: int, size: int) -> None:
         self.rank = rank

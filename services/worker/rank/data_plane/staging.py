@@ -19,7 +19,7 @@ class StagedTransport:
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        """The ranks that share this stage's layers, with collectives through CPU memory."""
+        """The ranks that share this stage's layers. Their collectives go through CPU memory."""
         return self._tensor_parallel
 
     def warm_up(self) -> None:
