@@ -40,7 +40,7 @@ LIBRARIES = NATIVE / "lib"
 SANITIZED = LIBRARIES / "sanitized"
 
 HERE = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
-"""The architecture of this machine, by the name that Linux has for it."""
+"""Name of this machine's architecture, as Linux calls it."""
 
 PORTABLE = "portable"  # the instruction set that the compiler uses by default
 PROCESSOR = "processor"  # the source, and the library, that tells what the processor has
@@ -213,7 +213,7 @@ def _options(name: str, machine: str) -> list[str]:
 
 
 def compiler(machine: str = HERE) -> list[str]:
-    """Returns the words of the command that compiles for `machine`."""
+    """Returns the command that compiles for `machine`, as a list of words."""
     if machine == HERE:
         return shlex.split(os.environ.get("CXX", "g++"))
     return shlex.split(os.environ.get("CROSS_CXX", f"{machine}-linux-gnu-g++"))

@@ -55,8 +55,8 @@ class Uploads:
 
     @property
     def n_bytes(self) -> int:
-        """Number of bytes of all arrays that the last `flush` copied. A buffer for `aim` must have
-        this size."""
+        """Number of bytes of all arrays that the last `flush` copied. A buffer for `aim` needs this
+        size to hold arrays of equal sizes."""
         return 0
 
 
@@ -82,8 +82,8 @@ class StagedUploads(Uploads):
 
     @property
     def n_bytes(self) -> int:
-        """Number of bytes of all arrays that the last `flush` copied. A buffer for `aim` must have
-        this size."""
+        """Number of bytes of all arrays that the last `flush` copied. A buffer for `aim` needs this
+        size to hold arrays of equal sizes."""
         return self._n_bytes
 
     def add(self, values: NDArray[Any]) -> Tensor:

@@ -2,7 +2,7 @@
 
 The storage of a layer is two tensors, whose shapes depend on the steps of the layer. The tensors
 are checked and their addresses are read in the first run. This is repeated only if a later run has
-another object as the first tensor, or another number of layers.
+another object as the first tensor of the first layer, or another number of layers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _IN_BLOCKS = (RotaryWriteKV, WriteKV, WriteLatents, Attend)
 class LayerStorage:
     """Keeps the addresses of the storage of all layers of a program, for the native library.
 
-    Only a weak reference to the first tensor is held, so that storage can be freed.
+    Only a weak reference to the first tensor of the storage is held, so that the storage can be
+    freed.
     """
 
     def __init__(self, program: Program) -> None:

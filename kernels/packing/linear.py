@@ -69,8 +69,7 @@ def can_compute(quantization: Quantization, device: torch.device) -> bool:
 
 
 def can_group(device: torch.device) -> bool:
-    """Returns whether `pack_grouped` can pack matrices that are quantised in groups for
-    `device`."""
+    """Returns whether `pack_grouped` supports `device`."""
     return _group_forms(device.type) is not None
 
 

@@ -67,8 +67,8 @@ def _sample_rows(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> Tens
 
 
 def token_weights(logits: Tensor, columns: SamplingColumns) -> Tensor:
-    """Returns the weights with which tokens are sampled, [n_rows, vocab_size]. The changes by
-    `adjust` are not made here.
+    """Returns the weights with which tokens are sampled, [n_rows, vocab_size]. Does not make the
+    changes of `adjust`.
 
     A weight is a token's probability divided by the probability of the row's most likely token. It
     is 0 for tokens that the filters drop. Every row's temperature must be above 0.

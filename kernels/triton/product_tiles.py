@@ -125,7 +125,7 @@ def default_tiles(product: Product, n_tokens: int) -> ProductTiles:
 
 def tokens_up_to(n_tokens: int) -> int:
     """Rounds `n_tokens` up to the next power of two, at least 16 and at most MAX_TOKENS. Measured
-    tiles are stored by this number."""
+    tiles are stored under this number."""
     return min(MAX_TOKENS, max(_MIN_TOKENS, 1 << (n_tokens - 1).bit_length()))
 
 

@@ -59,9 +59,10 @@ class SharedSettings(BaseModel):
     of a model must have the same value."""
 
     max_loaded_adapters: int = Field(default=8, ge=1, le=1024)
-    """Largest number of loaded adapters that a rank holds in memory, in addition to those of
-    `adapters`, if `allowed_adapter_sources` allows any. The least recently used one is removed to
-    make room for another. All workers of a model must have the same value."""
+    """Largest number of adapters loaded by clients that a rank holds in memory, in addition to the
+    adapters in `adapters`. Has an effect only if `allowed_adapter_sources` is set. The least
+    recently used adapter is removed to make room for another. All workers of a model must have the
+    same value."""
 
     pooling: PoolingSetting = ""
     """How a model that generates text also makes vectors of texts (embeddings or scores). For the
@@ -83,10 +84,11 @@ class SharedSettings(BaseModel):
     """Element type of weights and K/V. `auto` is the checkpoint's type, or float32 for float16."""
 
     max_model_len: int | None = Field(default=None, ge=1)
-    """Longest sequence, in tokens. When not set, it is the context of the checkpoint. For longrope
-    (Phi), it is the original context, in which short factors are used as in `transformers`. Set
-    more to serve the stretched context, with long factors for all sequences. If the K/V memory
-    holds fewer tokens, that number is served. All stages must have the same value."""
+    """Longest sequence, in tokens. When not set, it is the context length of the checkpoint. For
+    longrope (Phi), it is then the original context length, within which the short factors are used
+    as in `transformers`. Set more to serve the stretched context, with the long factors for all
+    sequences. If the K/V memory holds fewer tokens, that number is served. All stages must have the
+    same value."""
 
     quantization: Quantization = "none"
     """Quantization of matrices when they are loaded: `int8` takes half of bfloat16's memory, `int4`
@@ -110,9 +112,9 @@ class SharedSettings(BaseModel):
 
     kv_directory: Path | None = None
     """Directory in memory, such as one below `/dev/shm`, for the keys and values of ranks on a CPU.
-    The keys and values then outlive a rank's process, and the next process of the rank goes on with
-    them. Prompts can be reconstructed from these files, so only the user of the process can read
-    them. When not set, keys and values are lost whenever an epoch ends."""
+    The keys and values then outlive a rank's process, and the rank's next process uses them again.
+    Prompts can be reconstructed from these files, so only the user of the process can read them.
+    When not set, keys and values are lost whenever an epoch ends."""
 
     load_format: LoadFormat = "safetensors"
     """Source of the weights. `random` makes random weights, needs only config.json and is for
@@ -170,8 +172,9 @@ class SharedSettings(BaseModel):
 
     hang_limit_s: float = Field(default=7.0, ge=2)
     """Seconds that an iteration may take on a rank, in addition to ten times the time of earlier
-    iterations of its size, before the rank counts as hung and its stage starts again. Set less than
-    the scheduler's `hang_limit_s`, which ends the epoch, and more than `rank_silence_limit_s`."""
+    iterations of its size. A rank that takes longer counts as hung, and its stage starts again. Set
+    less than the scheduler's `hang_limit_s`, which ends the epoch, and more than
+    `rank_silence_limit_s`."""
 
     @property
     def n_loaded_adapters(self) -> int:
@@ -233,7 +236,7 @@ class WorkerSettings(SharedSettings, ServerSettings):
 
     address: HostPort = "localhost:50053"
     """Address, host:port, where the controller listens for schedulers and other workers. The
-    default is reachable only from this machine, since without TLS every caller may command the
+    default is reachable only from this machine, because without TLS every caller may command the
     stage. Port 0 takes a free port."""
 
     stage_index: int | None = Field(default=None, ge=0)

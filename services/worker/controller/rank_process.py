@@ -111,7 +111,7 @@ class RankProcess:
         return cls(tp_rank, process, *ends)
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
-        """Queues a frame for the rank, on the channel for its kind; never waits."""
+        """Queues a frame for the rank, on the channel for frames of this kind. Never waits."""
         channel = self._lifeline if kind in URGENT else self._channel
         channel.send(kind, payload)
 

@@ -16,7 +16,7 @@ HEARTBEAT_S = 0.5
 """Seconds between two heartbeats of the stage."""
 
 RECENTLY_S = 1.0
-"""A rank that has sent a heartbeat within this number of seconds is alive."""
+"""Seconds after its last heartbeat for which a rank counts as alive."""
 
 LOADING_SILENCE_LIMIT_S = 60.0
 """Seconds without a heartbeat after which a rank that has not loaded counts as lost. A rank sends

@@ -26,8 +26,8 @@ CALLERS = {
 stage. Profiles are ordered by people in a worker's pod."""
 
 MAX_STREAMS = 16
-"""Largest number of concurrent calls of RunIterations, and also of WatchStage. An epoch needs one
-call of each."""
+"""Largest number of concurrent calls of RunIterations, and largest number of concurrent calls of
+WatchStage. An epoch needs one call of each."""
 
 
 class WorkerService:

@@ -83,8 +83,9 @@ class EpochAdapters:
         self._loader.begin(order, index, self._ended.put)
 
     def take_reports(self) -> list[worker_pb2.AdapterReport]:
-        """Adds the adapters that have been loaded since the last call, and returns the reports of
-        the loads that have ended. Loads whose adapters were dropped meanwhile are left out."""
+        """Adds to the model runner the adapters that have been loaded since the last call. Returns
+        the reports of the loads that have ended since then. Loads whose adapters were dropped
+        meanwhile are left out."""
         while not self._ended.empty():
             end = self._ended.get()
             if end.load_id not in self._indices:
@@ -98,8 +99,8 @@ class EpochAdapters:
         return reports
 
     def _add(self, load_id: int, fitted: FittedAdapter) -> None:
-        """Adds the adapter of a load, unless the rank has an adapter with the same digest already.
-        That adapter then serves both loads, and stays until both are dropped.
+        """Adds the adapter of a load to the model runner, unless the rank already has an adapter
+        with the same digest. That adapter then serves both loads, and stays until both are dropped.
 
         Ranks end a load at different times. So an order that drops the earlier load may reach one
         rank before the later load has ended there, and another rank after that."""

@@ -88,8 +88,8 @@ class Membership:
             raise TransferError("called off")
 
     def leave(self) -> bool:
-        """Leaves the current epoch and releases its resources. Does nothing without an epoch.
-        Returns whether the epoch had been cancelled before."""
+        """Leaves the current epoch and releases its resources. Does nothing if the rank is in no
+        epoch. Returns whether the epoch had been cancelled before."""
         with self._lock:
             entry, self._entry = self._entry, None
         member, self._member = self._member, None

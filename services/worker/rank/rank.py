@@ -152,7 +152,8 @@ class Rank:
             self._channel.send(MessageKind.JOINED, self._joined(request.epoch))
 
     def _joined(self, epoch: int) -> bytes:
-        """Returns the payload of a message that the rank has joined an epoch."""
+        """Returns the payload of the message by which the rank reports that it has joined an
+        epoch."""
         member = self.membership.current
         answer = worker_pb2.JoinPipelineResponse() if member is None else member.joined
         return f"{epoch} ".encode() + answer.SerializeToString()
@@ -183,8 +184,8 @@ class Rank:
             member.announce(plan)
 
     def _report_adapters(self) -> None:
-        """Adds adapters that this rank has loaded, and reports the loads of this rank that have
-        ended."""
+        """Adds the adapters that this rank has loaded to the model, and reports the loads of this
+        rank that have ended."""
         member = self.membership.current
         if member is None or not member.adapters.is_loading:
             return
