@@ -2,10 +2,10 @@
 
 A choice is a pair of a token and an expert that was chosen for it. Only the device knows how many
 tokens chose each expert, but the host knows the maximum number of tiles. All tiles of an expert are
-full, except the last one. So n choices among n_experts make at most `(n + min(n, n_experts) * (tile
-- 1)) / tile` tiles. Programs are launched for that many tiles, and programs without a tile end at
-once. All shapes depend only on the number of tokens, so that the launches can be captured in a CUDA
-graph. There are four launches, and a fifth for many tokens:
+full, except the last one. So n choices among n_experts make at most
+`(n + min(n, n_experts) * (tile - 1)) / tile` tiles. Programs are launched for that many tiles, and
+programs without a tile end at once. All shapes depend only on the number of tokens, so that the
+launches can be captured in a CUDA graph. There are four launches, and a fifth for many tokens:
 
 1. count (only for many tokens): counts how often each expert occurs in each chunk of choices.
 2. sort: sorts the choices by expert, and writes the expert and the choices of each tile. The index
