@@ -93,8 +93,8 @@ class KVFile:
         return cls(_made(path, n_bytes), path)
 
     def begin(self, n_blocks: int) -> Stored:
-        """Begins an epoch with `n_blocks` blocks: `allocate` again returns the tensors from the
-        beginning of the memory. Returns which keys and values the memory holds."""
+        """Begins an epoch with `n_blocks` blocks. `allocate` then starts again at the beginning of
+        the memory. Returns which keys and values the memory holds."""
         self._n_used = _HEADER_BYTES
         return self.record.begin(n_blocks)
 

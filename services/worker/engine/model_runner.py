@@ -67,7 +67,7 @@ class ModelRunner:
         max_loaded_adapters: int = 0,
     ) -> None:
         """With `new_graph`, batches of up to `max_graph_batch_size` decodes run as graphs. The
-        model's operations must then have fixed shapes (see `Ops.plan_attention`). A batch has at
+        model's operations must then allow fixed shapes (`Ops.has_fixed_shapes`). A batch has at
         most `max_batch_tokens` tokens, by default one for each K/V slot.
 
         If layers keep a state of each request, at most `n_state_rows` requests run at a time. With
