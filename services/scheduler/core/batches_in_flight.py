@@ -23,7 +23,7 @@ class BatchesInFlight:
         return self._batches.values()
 
     def get(self, iteration: int) -> Batch | None:
-        """Returns the batch of an iteration, or None if it is not in flight."""
+        """Returns the batch of an iteration, or None if that batch is not in flight."""
         return self._batches.get(iteration)
 
     def add(self, batch: Batch) -> None:
@@ -55,5 +55,5 @@ class BatchesInFlight:
             self._batches[iteration] = batch.with_requests(replacements)
 
     def clear(self) -> None:
-        """Forgets all batches, since the pipeline is lost."""
+        """Forgets all batches, because the pipeline is lost."""
         self._batches.clear()

@@ -53,7 +53,8 @@ class Entry(Protocol):
 
 
 class Sources(Protocol):
-    """The adapters that requests may use in addition to the workers' adapters from the start."""
+    """Finds the adapters that requests may use in addition to those that the workers have from the
+    start."""
 
     def source_of(self, digest: str) -> Entry | None:
         """Returns the known adapter with the digest `digest`, or None."""
@@ -74,12 +75,12 @@ class WantedLoad:
     name: str
     source: str
     on_end: Callable[[str, str], None]
-    """Called with the digest of the adapter and an empty text, or with an empty text and the reason
-    why the adapter was not loaded."""
+    """Called when the load has ended: with the digest of the adapter and an empty text, or with an
+    empty digest and the reason why the adapter was not loaded."""
     is_taken: bool = False
     """Whether a pipeline is loading the adapter."""
     arrival: int = 0
-    """Requests with a lower number in the order of arrival arrived before the client asked."""
+    """Requests with a smaller `Request.arrival` came before the client asked."""
     n_losses: int = 0
     """Number of epochs that were lost while their ranks loaded the adapter."""
 
@@ -95,7 +96,7 @@ class SharedAdapters:
         self.wanted: list[WantedLoad] = []
         """The adapters that clients ask to load, in the order in which clients asked."""
         self.n_arrived = 0
-        """1 plus the largest number that a request with an adapter has in the order of arrival."""
+        """1 plus the largest `Request.arrival` of the requests with an adapter that have come."""
 
     def want(self, wanted: WantedLoad) -> None:
         """Adds an adapter that a client asks to load."""
@@ -133,7 +134,8 @@ class _AnyDigest:
 
 
 class AdapterGate:
-    """The adapters that the ranks of a pipeline hold in this epoch."""
+    """Keeps waiting requests out of batches until the ranks of a pipeline hold their adapters, and
+    decides which adapters are loaded and dropped."""
 
     def __init__(self, shared: SharedAdapters) -> None:
         self._shared = shared
@@ -157,7 +159,7 @@ class AdapterGate:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there may be something to load or to drop, or a request that waits for an
+        """Whether there may be an adapter to load or to drop, or a request that waits for an
         adapter."""
         if self._doomed or (self._max_loaded and self._next_wanted() is not None):
             return True
@@ -170,12 +172,11 @@ class AdapterGate:
         return digest in self._fixed or (digest in self._loaded and digest != self._closed)
 
     def is_loading(self, digest: str) -> bool:
-        """Returns whether the ranks load an adapter for waiting requests."""
+        """Returns whether the ranks are loading the adapter with a digest for waiting requests."""
         return self._load is not None and self._load.digest == digest
 
     def passes(self, request: Request) -> bool:
-        """Returns whether the adapter of a request, if it has one, permits that the request is
-        admitted."""
+        """Returns whether a request uses no adapter, or one that the ranks hold."""
         return not request.adapter or self.holds(request.adapter)
 
     def passing(self, requests: Iterator[Request]) -> Iterator[Request]:
@@ -352,8 +353,8 @@ class AdapterGate:
         return self._last_id
 
     def _end_load(self) -> WantedLoad | None:
-        """Notes that the load has ended. Returns the client's demand for the load, if there was
-        one."""
+        """Notes that the load in progress has ended. If a client had asked for it, removes the
+        client's wish and returns it. Otherwise returns None."""
         wanted, self._load, self._wanted = self._wanted, None, None
         if wanted is not None and wanted in self._shared.wanted:
             self._shared.wanted.remove(wanted)

@@ -158,7 +158,7 @@ class _Line:
 
 
 class _Class:
-    """The waiting work of one rank."""
+    """The waiting work of one rank: of one kind of requests and one priority."""
 
     def __init__(self) -> None:
         self.work = NOTHING

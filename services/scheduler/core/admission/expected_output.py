@@ -16,7 +16,7 @@ N_NEEDED = 8
 
 
 class ExpectedOutput:
-    """The fractions of `max_tokens` that recent requests have used."""
+    """Learns which fraction of `max_tokens` requests use, and predicts the lengths of outputs."""
 
     def __init__(self) -> None:
         self._shares: dict[int, _Average] = {}  # by the bit length of `max_tokens`

@@ -26,7 +26,7 @@ from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.request import Request
 
 FRESH_S = 0.05
-"""Seconds for which a forecast of when running requests end is reused."""
+"""The forecast of the times at which running requests end is reused for this many seconds."""
 
 WEIGHT = 1 / 64
 """Weight of the last iteration, and of the last admission, in averages."""
@@ -41,7 +41,7 @@ class Pool(Protocol):
 
     @property
     def running(self) -> Collection[Request]:
-        """Requests that have run or are running, and have not ended."""
+        """Requests that the pipeline has admitted and that have not ended."""
         ...
 
 

@@ -18,7 +18,7 @@ LEAST_S = 1e-6
 
 
 class Forecasts:
-    """A forecast for each pipeline that serves."""
+    """Combines the forecasts of all pipelines that serve."""
 
     def __init__(self, expected: ExpectedOutput) -> None:
         self._expected = expected
@@ -44,13 +44,13 @@ class Forecasts:
 
     @property
     def used(self) -> float:
-        """Used part of the capacity of all pipelines: the sum of a number between 0 and 1 for each
-        pipeline."""
+        """Sum of the used parts of all pipelines, each between 0 and 1: 1.5 means that one and a
+        half pipelines would do."""
         return sum([forecast.used for forecast in self._open])
 
     def open(self, machine: Machine) -> Forecast:
-        """Adds a pipeline whose speed is not known yet, and returns its forecast. The forecast of a
-        closed pipeline may be used again, with its averages over requests."""
+        """Adds a pipeline whose speed is not known yet, and returns its forecast. If a pipeline was
+        closed, its `Forecast` is reused with the averages that it has learned from requests."""
         forecast = self._closed.pop() if self._closed else Forecast(self._expected)
         forecast.open(machine)
         self._open.append(forecast)
@@ -102,8 +102,8 @@ class Forecasts:
         return [1 / max(LEAST_S, one.first_token_s(work, NOTHING, now)) for one in known]
 
     def _share(self, before: WaitingWork, now: float) -> None:
-        """Computes the share of each pipeline whose speed is known in the waiting work. A pipeline
-        whose speed is not known yet is assumed to be as fast as the others on average."""
+        """Computes which share of the waiting work each pipeline of known speed takes. A pipeline
+        of unknown speed is assumed to be as fast as the others on average."""
         self._shared_at = now
         known = [forecast for forecast in self._open if forecast.is_known]
         speeds = self._speeds(before, now)

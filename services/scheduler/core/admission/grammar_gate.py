@@ -39,8 +39,8 @@ class DueGrammar:
 
 
 class GrammarGate:
-    """The grammars that the sampling ranks of a pipeline have compiled in this epoch, and the
-    number of waiting requests of each grammar."""
+    """Keeps waiting requests out of batches until the sampling ranks of a pipeline have compiled
+    their grammars, and decides which grammar they compile next."""
 
     def __init__(self, waiting: Counter[bytes] | None = None) -> None:
         """`waiting`, if given, counts the waiting requests of each grammar, for all pipelines."""
@@ -85,12 +85,11 @@ class GrammarGate:
             self._compiled[digest] -= 1
 
     def has_compiled(self, digest: bytes) -> bool:
-        """Returns whether the ranks have compiled a grammar."""
+        """Returns whether the ranks have compiled the grammar with a digest."""
         return digest in self._compiled
 
     def passes(self, request: Request) -> bool:
-        """Returns whether the grammar of a request, if it has one, permits that the request is
-        admitted."""
+        """Returns whether a request has no grammar, or one that the ranks have compiled."""
         return request.grammar_digest is None or request.grammar_digest in self._compiled
 
     def passing(self, requests: Iterator[Request]) -> Iterator[Request]:
@@ -126,8 +125,8 @@ class GrammarGate:
         self._due = None
 
     def reset(self, waiting: Iterable[Request]) -> None:
-        """Forgets the grammars of an epoch that is over, since the next epoch may have other ranks.
-        `waiting` are all waiting requests."""
+        """Forgets the grammars of an epoch that is over, because the next epoch may have other
+        ranks. `waiting` are all waiting requests."""
         self._due = None
         self._compiled.clear()
         self._waiting.clear()

@@ -15,7 +15,8 @@ class Waiting:
     """Counts the waiting requests of an order, and finds the requests that have waited too long."""
 
     def __init__(self, order: Order, control: AdmissionControl | NoControl) -> None:
-        """`control` is notified of each request that starts or stops waiting."""
+        """`order` holds the waiting requests. `control` is notified of each request that starts or
+        stops waiting."""
         self._order = order
         self._control = control
         self._n_of_kind = [0] * len(PRIORITY_KINDS)

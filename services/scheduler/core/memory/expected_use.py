@@ -24,7 +24,7 @@ class WholeLife:
     """The paper's reservation: a request reserves memory for its longest possible sequence."""
 
     may_be_exceeded = False
-    """Whether a request may need more than it has reserved."""
+    """Whether a request may come to need more memory than it has reserved."""
 
     def n_tokens(self, request: Holder) -> int:
         """Returns the number of tokens for which a request reserves memory when it is admitted."""
@@ -41,7 +41,7 @@ class ExpectedUse:
     may_be_exceeded = True
 
     WEIGHT = 1 / 16
-    """Weight of the last request in the fraction."""
+    """Weight of the last ended request in the fraction of `max_tokens` that requests use."""
 
     def __init__(self) -> None:
         self.share = 1.0

@@ -34,7 +34,7 @@ class Reservation:
     cache. Without a prefix cache this number is never reached."""
 
     def clear(self) -> None:
-        """Empties the reservation, since other requests may get its blocks from now on."""
+        """Empties the reservation, because other requests may get its blocks from now on."""
         self.block_ids = []
         self.window_blocks = ()
         self.n_block_slots = self.n_reserved_blocks = self.n_reserved_columns = 0

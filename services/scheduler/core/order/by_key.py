@@ -20,8 +20,8 @@ _place = attrgetter("place")
 
 
 class OrderByKey(Order):
-    """Waiting requests by their keys, and by arrival where keys are equal. Preempted requests come
-    first, since they have begun."""
+    """Sorts waiting requests by their keys, and by arrival where keys are equal. Preempted requests
+    come first, because they have begun."""
 
     def __init__(self) -> None:
         self._keyed: list[tuple[float, int, Request]] = []  # sorted

@@ -103,9 +103,9 @@ class Allowances:
         return self._spare.get(client, 1) > 0
 
     def next_place(self, client: ServedClient | None) -> int:
-        """Returns the place at which the client's turns begin in the next batch. This is the place
-        of the first request in `turns` that took no token in this batch, or, if all took tokens,
-        the place after the last one in `turns`. Returns 0 for a client without turns."""
+        """Returns the place at which the client's turns begin in the next batch: the place of its
+        first request in `turns` that took no token in this batch. If all of them took tokens, this
+        is the place after the last one. Returns 0 for a client without turns."""
         turns = self._turns.get(client)
         if not turns:
             return 0
@@ -185,8 +185,8 @@ class Room:
 def shared_out(
     n_tokens: int, n_running: Mapping[ServedClient | None, int]
 ) -> dict[ServedClient | None, int]:
-    """Returns the limit on tokens, rounded up, of each client that has more requests, relative to
-    its weight, than some other client.
+    """Returns the limits of clients, in tokens of a batch, rounded up. A client has a limit if it
+    has more requests, relative to its weight, than some other client.
 
     All clients together, also clients without a limit, get `n_tokens` tokens. The sum is larger if
     otherwise a client would get fewer tokens, relative to weight, than the client with the fewest

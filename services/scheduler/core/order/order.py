@@ -50,7 +50,7 @@ class BatchLimits(Protocol):
 
 
 class Order(ABC):
-    """The waiting requests, and the choice of the next one. A subclass must have a `name`, an `api`
+    """Holds the waiting requests, and chooses the next one. A subclass must have a `name`, an `api`
     and the abstract methods."""
 
     api: ClassVar[int]

@@ -1,5 +1,5 @@
-"""The waiting requests of one priority in the fair order, sorted by the counters of their
-clients."""
+"""The waiting requests of one priority in the fair order, sorted by the service that their clients
+have received."""
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
@@ -9,17 +9,19 @@ from services.scheduler.core.clients.client import ServedClient
 from services.scheduler.core.request import Request
 
 N_PREFERABLE = 16
-"""Number of a client's first requests, for each pipeline, among which one may be preferred."""
+"""A request may be preferred if it is among the first n `N_PREFERABLE` waiting requests of its
+client, where n is the number of pipelines."""
 
 MAX_PASSES = 8
-"""Largest number of times, for each pipeline, that a client's first request is passed over."""
+"""A client's first request is passed over at most n `MAX_PASSES` times, where n is the number of
+pipelines."""
 
 MayBegin = Callable[[ServedClient], bool]
 """Function that returns whether a request of a client may begin."""
 
 
 def any_client(client: ServedClient) -> bool:
-    """Returns True, since requests of any client may begin."""
+    """Returns True: requests of any client may begin."""
     return True
 
 
@@ -113,8 +115,8 @@ class PriorityClass:
     def __init__(self, priority: int, *, since: float) -> None:
         self.priority = priority
         self.since = since
-        """Time of the last admission from the class; before the first admission, the time since
-        which the class has waited."""
+        """Time of the last admission from the class. Before the first admission, it is the time at
+        which the class began to wait."""
         self._n_requests = 0
         self._lines: dict[ServedClient, ClientLine] = {}
         self._heap: list[_Entry] = []
@@ -153,7 +155,8 @@ class PriorityClass:
         return self._lines[client]
 
     def least_served(self) -> float:
-        """Returns the least counter of the clients in the class, which must not be empty."""
+        """Returns the least service that a client in the class has received. The class must not be
+        empty."""
         heap = self._heap
         while True:
             entry = heap[0]
@@ -207,7 +210,7 @@ class PriorityClass:
 
 
 class Counters:
-    """Counters and last turns of clients as they would be after assumed admissions. The clients
+    """Service and last turns of clients, as they would be after assumed admissions. The clients
     themselves are not changed."""
 
     def __init__(self, n_places: int) -> None:

@@ -42,7 +42,8 @@ class ShortestPolicy(Policy):
         self._selected: dict[Request, None] = {}
 
     def claim(self, request: Request) -> float:
-        """Returns the number by which requests are compared; the lowest ones are selected."""
+        """Returns the number by which requests are compared; the requests with the lowest numbers
+        are selected."""
         return self._predictor.n_left(request)
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:

@@ -2,9 +2,9 @@
 
 A request moves if moving costs less than staying. The cost of moving is the number of tokens that
 another pipeline would have to compute again; tokens in its prefix cache do not count. The cost of
-staying is the number of tokens that are left to generate, since the pipeline must wait for them. A
-request stays while no other pipeline has room for it, or while no other pipeline has the build that
-made its tokens. Near the end all requests move. A request in flight moves when its batch has
+staying is the number of tokens that are left to generate, because the pipeline must wait for them.
+A request stays while no other pipeline has room for it, or while no other pipeline has the build
+that made its tokens. Near the end all requests move. A request in flight moves when its batch has
 returned, so that no iteration is lost.
 """
 
@@ -18,8 +18,8 @@ TOKENS_PER_STEP = 16
 
 
 class ForDeparture:
-    """The requests of a draining pipeline that are about to move to other pipelines. There are none
-    before `begin` is called."""
+    """Decides which requests of a draining pipeline move to other pipelines, and preempts them.
+    Does nothing before `begin` is called."""
 
     def __init__(self, pool: RequestPool, *, preempt: Callable[[Request], None]) -> None:
         """`preempt` preempts a request that is in no batch."""
@@ -63,8 +63,8 @@ class ForDeparture:
         """Does nothing: it does not matter here which requests are in a batch."""
 
     def is_due(self, request: Request) -> bool:
-        """Returns whether a request must move now. The request has just returned and is in no
-        batch."""
+        """Returns whether a request was chosen to move, so that it must be preempted now. Called
+        when no batch in flight contains the request any more."""
         return request in self._due
 
     def note_preempted(self, request: Request) -> None:
