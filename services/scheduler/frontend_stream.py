@@ -35,7 +35,7 @@ watchdog allows before the scheduler cuts it off."""
 ACCEPTANCE_S = 0.05
 """Largest number of seconds for which the acceptance of a request waits, so that the acceptance
 leaves in one message with the tokens of an iteration. A separate message would cost as much as some
-thirty tokens. The wait delays no token of the request, since it has no tokens before an iteration
+thirty tokens. The wait delays no token, because the request has no tokens before an iteration
 returns."""
 
 MAX_LOGPROB_BYTES = 2**20
@@ -84,8 +84,8 @@ class FrontendStream:
         return self._is_ending and not self._has_mail.is_set()
 
     async def next_message(self) -> scheduler_pb2.ConnectResponse:
-        """Waits for news and returns the next message. Must be called only when the previous
-        message has been sent."""
+        """Waits until there is something to send, and returns the next message. Call it only when
+        the previous message has been sent."""
         self._n_unsent_bytes -= self._n_leaving_bytes
         self._n_leaving_bytes = 0
         await self._has_mail.wait()
@@ -114,7 +114,8 @@ class FrontendStream:
             self._has_mail.set()
 
     def open(self, pipeline: scheduler_pb2.PipelineDescription) -> None:
-        """Sends the frontend the description of the pipeline. Requests may come from now on."""
+        """Sends the frontend the description of the pipeline, so that it submits requests from now
+        on."""
         self._outbox.pipeline.CopyFrom(pipeline)
         self._outbox.ClearField("sleep")
         self._outbox.is_closed = False
@@ -123,7 +124,7 @@ class FrontendStream:
 
     def close(self) -> None:
         """Reports to the frontend that no more requests are accepted, in a message of its own after
-        all earlier news."""
+        all earlier messages."""
         if self._has_mail.is_set() or self._acceptance_timer is not None:
             self._seal()
         self._outbox.ClearField("pipeline")
@@ -148,7 +149,7 @@ class FrontendStream:
         self._has_mail.set()
 
     def answer(self, command_id: str, answer: Answer) -> None:
-        """Sends the frontend the end of a command about adapters."""
+        """Sends the frontend the answer to a command about adapters."""
         self._outbox.adapter_answers.add(
             command_id=command_id,
             outcome=answer.outcome,

@@ -33,8 +33,8 @@ TOKEN_BYTES = 5
 
 FRONTEND_BYTES = 4 * MIB
 """Memory for messages that a frontend has not read: tokens, other updates, log-probabilities, and
-copies of messages that are being sent. A frontend for which more waits is disconnected at the next
-update."""
+copies of messages that are being sent. A frontend is disconnected at the next update if more bytes
+than these wait for it."""
 
 
 RECORD_BYTES = 96 * MIB

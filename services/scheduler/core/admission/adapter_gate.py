@@ -134,8 +134,8 @@ class _AnyDigest:
 
 
 class AdapterGate:
-    """Keeps waiting requests out of batches until the ranks of a pipeline hold their adapters, and
-    decides which adapters are loaded and dropped."""
+    """Keeps a request waiting until the ranks of a pipeline hold its adapter, and decides which
+    adapters are loaded and dropped."""
 
     def __init__(self, shared: SharedAdapters) -> None:
         self._shared = shared
@@ -353,8 +353,8 @@ class AdapterGate:
         return self._last_id
 
     def _end_load(self) -> WantedLoad | None:
-        """Notes that the load in progress has ended. If a client had asked for it, removes the
-        client's wish and returns it. Otherwise returns None."""
+        """Notes that the load in progress has ended. If a client asked for it and still waits,
+        removes the client's `WantedLoad` and returns it. Otherwise returns None."""
         wanted, self._load, self._wanted = self._wanted, None, None
         if wanted is not None and wanted in self._shared.wanted:
             self._shared.wanted.remove(wanted)

@@ -44,8 +44,8 @@ class Forecasts:
 
     @property
     def used(self) -> float:
-        """Sum of the used parts of all pipelines, each between 0 and 1: 1.5 means that one and a
-        half pipelines would do."""
+        """Sum of the used parts of all pipelines, each between 0 and 1: 1.5 means that as much is
+        in use as one and a half pipelines have."""
         return sum([forecast.used for forecast in self._open])
 
     def open(self, machine: Machine) -> Forecast:

@@ -39,8 +39,8 @@ class DueGrammar:
 
 
 class GrammarGate:
-    """Keeps waiting requests out of batches until the sampling ranks of a pipeline have compiled
-    their grammars, and decides which grammar they compile next."""
+    """Keeps a request waiting until the sampling ranks of a pipeline have compiled its grammar, and
+    chooses the grammar to compile next."""
 
     def __init__(self, waiting: Counter[bytes] | None = None) -> None:
         """`waiting`, if given, counts the waiting requests of each grammar, for all pipelines."""

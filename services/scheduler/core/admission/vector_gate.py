@@ -22,8 +22,8 @@ from services.scheduler.core.request import Request
 
 MAX_SHARE = 1000.0
 """Largest share: the time that prompts of requests for vectors may add to an iteration, divided by
-its time without prompts. No batch has room for that many tokens, so with this share these requests
-are not limited."""
+its time without prompts. Usual batches have room for fewer tokens, so with this share these
+requests are hardly limited."""
 
 
 def share_tokens(overhead_tokens: int, share: float) -> int:

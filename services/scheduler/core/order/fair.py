@@ -137,18 +137,18 @@ class Fair(Order):
         return next(iter(self._preempted), None)
 
     def call(self, request: Request | None, *, place: int | None = None) -> None:
-        """Calls a waiting request: no other request may be admitted before it. It must never have
-        run. When it is admitted, it gets the place `place` among the running requests, which must
-        be free by then, or the last place if `place` is None. If `request` is None, ends the call,
-        so that all requests may be admitted again."""
+        """Calls a waiting request: no other request may be admitted before it. The request must
+        never have run. When it is admitted, it gets the place `place` among the running requests,
+        which must be free by then, or the last place if `place` is None. If `request` is None, ends
+        the call, so that all requests may be admitted again."""
         self._called, self._called_to = request, place
 
     def prefer(
         self, n_cached: Callable[[Request], int], *, pipeline: int = 0, n_pipelines: int = 1
     ) -> None:
-        """Lets one of the first requests of the client whose turn is next take this turn: the
-        request with the largest part in the prefix cache. The choice holds until `end_preference`
-        is called. `n_cached` returns the size of the cached part of a request in the memory of the
+        """Gives the next turn to the request with the largest part in the prefix cache, among the
+        first requests of the client whose turn is next. The choice holds until `end_preference` is
+        called. `n_cached` returns the size of the cached part of a request in the memory of the
         pipeline that selects. This pipeline has the number `pipeline` among `n_pipelines`."""
         first = self.first_in_turn
         if first is not None:
