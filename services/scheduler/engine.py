@@ -1,4 +1,4 @@
-"""The engine as the serving loop sees it."""
+"""The interface through which the serving loop uses the engine."""
 
 from collections.abc import Sequence
 from typing import Protocol

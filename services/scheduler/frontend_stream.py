@@ -24,7 +24,7 @@ from services.scheduler.settings import FRONTEND_BYTES
 from services.scheduler.token_columns import NewTokens
 
 UPDATE_BYTES = 208
-"""Number of bytes counted for an update without its log-probabilities: 155 bytes in the message,
+"""Number of bytes that an update counts without its log-probabilities: 155 bytes in the message,
 and a copy while the message is sent."""
 
 COLUMN_BYTES = 32
@@ -52,7 +52,7 @@ _REASONS = {
 
 
 class FrontendStream:
-    """A connected frontend: its requests, and the message that waits to be sent to it."""
+    """Keeps the requests of a connected frontend, and the messages that wait to be sent to it."""
 
     def __init__(self, n_free: Callable[[], int | None] = lambda: None) -> None:
         """`n_free` returns the number of free places in the pool, or None while no requests are
@@ -102,8 +102,9 @@ class FrontendStream:
         return message
 
     def check_unsent(self) -> None:
-        """Sets `is_overfull` if more than `FRONTEND_BYTES` wait to be sent. Called before the
-        updates of an iteration are added: the updates of a single iteration are never too many."""
+        """Sets `is_overfull` if more than `FRONTEND_BYTES` wait to be sent. Call it before the
+        updates of an iteration are added, not after: the updates of a single iteration never count
+        as too many."""
         if self._n_unsent_bytes > FRONTEND_BYTES:
             self.is_overfull.set()
 

@@ -249,8 +249,8 @@ class Leader:
 
     def _resume(self, epoch: Epoch) -> Written:
         """Lets an epoch whose stages have joined go on with the keys and values of an ended epoch,
-        or of an earlier leader, if the stages still have them. Returns what has been written to
-        their memories."""
+        or of an earlier leader, if the stages still have them. Returns a record of what has been
+        written to the memories of the stages."""
         number, answers = epoch.pipeline.epoch, epoch.engine.joined
         kv_manager, stored_kv = epoch.scheduler.kv_manager, stored_kv_of(answers)
         written, earlier = self._kept.begin(number, stored_kv, epoch.scheduler)

@@ -89,7 +89,7 @@ class SchedulerService:
         self.known = KnownModel()
         """The description of the model, which outlives pipelines."""
         self.adapters = AdapterCommands(on_change=self._tell_adapters)
-        """The adapters that were loaded while the system runs."""
+        """Loads and unloads adapters while the system runs, and lists the loaded ones."""
         self._fleet: Fleet
 
     @property

@@ -10,7 +10,7 @@ from services.scheduler.core.request import Request
 
 
 class BatchesInFlight:
-    """The batches in flight, the oldest first."""
+    """Holds the batches in flight, the oldest first."""
 
     def __init__(self) -> None:
         self._batches: dict[int, Batch] = {}  # by iteration
@@ -27,7 +27,7 @@ class BatchesInFlight:
         return self._batches.get(iteration)
 
     def add(self, batch: Batch) -> None:
-        """Notes that a batch is sent."""
+        """Adds a batch that is about to be sent."""
         self._batches[batch.iteration] = batch
 
     def take(self, iteration: int, n_tokens: int) -> Batch:

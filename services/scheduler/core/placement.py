@@ -61,13 +61,13 @@ class Placement:
         self._rooms.remove(pipeline)
 
     def drain(self, pipeline: Hashable, *, is_last: bool) -> None:
-        """Marks a pipeline as draining. Waiting requests are left to pipelines that do not drain,
-        if any of them may run them. With `is_last`, the draining pipeline admits no request at
-        all."""
+        """Notes that a pipeline drains: it is about to end. Waiting requests are left to pipelines
+        that do not drain, if any of them may run them. With `is_last`, the draining pipeline admits
+        no request at all."""
         self._rooms.drain(pipeline, is_last=is_last)
 
     def drains(self, pipeline: Hashable) -> bool:
-        """Returns whether a pipeline drains."""
+        """Returns whether a pipeline drains, so that it is about to end."""
         return self._rooms.drains(pipeline)
 
     def is_needed(self, pipeline: Hashable, waiting: Collection[Request]) -> bool:

@@ -65,8 +65,8 @@ class Request:
     The sequence of a request consists of the prompt, the generated tokens, and `n_awaited` tokens
     that are being sampled. The first `n_scheduled` tokens of the sequence have been sent to the
     ranks, so their keys and values are stored or about to be stored. A request may arrive with
-    tokens that were generated under an earlier leader, and may be preempted and computed again. All
-    tokens that it has at that time are its prefill.
+    tokens that were generated under an earlier leader, and may be preempted and computed again. In
+    both cases, the tokens that it then has are its prefill.
     """
 
     request_id: RequestId

@@ -101,8 +101,8 @@ class Rooms:
         self._compare()
 
     def drain(self, pipeline: Hashable, *, is_last: bool) -> None:
-        """Notes that a pipeline drains. With `is_last`, the pipeline admits no request from now
-        on."""
+        """Notes that a pipeline drains: it is about to end. With `is_last`, the pipeline admits no
+        request from now on."""
         self._draining[pipeline] = is_last
         self._compare()
 

@@ -26,8 +26,8 @@ N_LOOKED_AT = 64
 loading. The limit keeps the search short in each iteration."""
 
 MAX_LOSSES = 2
-"""Number of epochs that are lost during a load that a client asked for, after which the load counts
-as failed: the adapter may be the cause."""
+"""A load that a client asked for counts as failed when this many epochs have been lost during it,
+because the adapter may be the cause."""
 
 LOADED, FAILED, UNFINISHED = "loaded", "failed", "lost"
 LOAD_ENDS = (LOADED, FAILED, UNFINISHED)
@@ -86,13 +86,13 @@ class WantedLoad:
 
 
 class SharedAdapters:
-    """The state that the gates of all pipelines share."""
+    """The state that the adapter gates of all pipelines share."""
 
     def __init__(self) -> None:
         self.sources: Sources = NoSources()
-        """The known adapters."""
+        """Finds known adapters by their digests."""
         self.waiting: Counter[str] = Counter()
-        """Number of the waiting requests of each adapter, by its digest."""
+        """Number of the waiting requests that use an adapter, by the digest of the adapter."""
         self.wanted: list[WantedLoad] = []
         """The adapters that clients ask to load, in the order in which clients asked."""
         self.n_arrived = 0
@@ -254,8 +254,8 @@ class AdapterGate:
             wanted.on_end(digest, "")
 
     def note_failed(self, load_id: int, failure: str) -> str:
-        """Notes that a load has failed on a rank. Returns the digest of the adapter for which
-        requests wait; empty if the load was for no request."""
+        """Notes that a load has failed on a rank. If it was a load for waiting requests, returns
+        the digest of their adapter; otherwise returns an empty text."""
         self.on_load_end(FAILED)
         load, wanted = self._load, self._end_load()
         self._doomed.append(load_id)  # some ranks may have it

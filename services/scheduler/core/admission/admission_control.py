@@ -75,7 +75,8 @@ class TooLate(PoolFull):
 
 
 class AdmissionControl:
-    """Decides whether a request that arrives now may wait."""
+    """Decides whether a request that arrives may wait, or is refused because its first token would
+    come too late."""
 
     def __init__(
         self,

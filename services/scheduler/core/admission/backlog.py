@@ -49,8 +49,8 @@ NOTHING = WaitingWork()
 
 
 class Backlog:
-    """The waiting work of a pool: by kind of request (for tokens or for vectors), by priority and
-    by client."""
+    """Counts the waiting work of a pool by kind of request (for tokens or for vectors), by priority
+    and by client."""
 
     def __init__(
         self, expected: ExpectedOutput, *, is_fair: bool, vectors_yield: bool = False

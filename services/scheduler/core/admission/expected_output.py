@@ -9,7 +9,7 @@ much, the number of tokens that a request has generated says nothing about how m
 from services.scheduler.core.request import Request
 
 WEIGHT = 1 / 64
-"""Weight of the last request in an average."""
+"""Weight of the last ended request in an average."""
 
 N_NEEDED = 8
 """Number of requests that must have ended before the average of their lengths is used."""

@@ -54,7 +54,7 @@ class Machine:
     max_running: int
     """Largest number of requests that may run at the same time."""
     prompt_groups: PromptGroups | NoPromptGroups
-    """The groups in which prompts begin."""
+    """Knows how many prompts begin together in a batch."""
 
 
 class Forecast:
@@ -100,7 +100,8 @@ class Forecast:
         return max(self.n_running / n_most, kv_manager.n_reserved_slots / kv_manager.n_slots)
 
     def open(self, machine: Machine) -> None:
-        """Replaces the pipeline, and drops the measured speed of the last pipeline."""
+        """Begins to forecast for the pipeline `machine`. Drops the measured speed of the pipeline
+        before."""
         self._machine = machine
         self._time = IterationTime()
         self.overhead = Overhead(self._time)
@@ -143,8 +144,8 @@ class Forecast:
         return (n_iterations + 1) * self._time.base_s + n_tokens * self._time.token_s
 
     def _n_until_place(self, machine: Machine, before: WaitingWork) -> float:
-        """Returns the number of iterations until one more request can run. All waiting requests
-        before this one must have begun to run by then."""
+        """Returns the number of iterations until a place is free for a new request, after all
+        waiting requests before it have begun to run."""
         if not self._places:
             return 0.0
         n_begun = self._n_admitted - self._n_admitted_then

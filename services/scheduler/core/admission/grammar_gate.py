@@ -134,8 +134,8 @@ class GrammarGate:
             self.add(request)
 
     def _make_room(self, wanted: Iterable[bytes]) -> None:
-        """Drops the least recently used grammars if ranks would have to keep too many. Keeps the
-        grammars of running requests and those in `wanted`."""
+        """Drops the least recently used grammars if ranks would have to keep too many. Never drops
+        a grammar of a running request or in `wanted`."""
         unused = [digest for digest, n_running in self._compiled.items() if not n_running]
         n_over = len(unused) + 1 - MAX_COMPILED_GRAMMARS
         dropped = [digest for digest in unused if digest not in set(wanted)]

@@ -23,7 +23,7 @@ class Waiting:
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap; some may have ended
 
     def n_of(self, kind: str) -> int:
-        """Returns the number of waiting requests with a priority of the kind `kind`, one of
+        """Returns the number of waiting requests whose priority is of the kind `kind`, one of
         `PRIORITY_KINDS`."""
         return self._n_of_kind[PRIORITY_KINDS.index(kind)]
 

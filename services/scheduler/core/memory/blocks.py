@@ -11,8 +11,8 @@ Cache = PrefixCache | NoPrefixCache
 
 
 class Blocks:
-    """All blocks of a memory. Each block is free, in use by requests (its users), or kept by the
-    prefix cache without a user."""
+    """Assigns the blocks of one K/V memory to requests. Each block is free, in use by requests (its
+    users), or kept by the prefix cache without a user."""
 
     def __init__(self, n_blocks: int, cache: Cache = NO_PREFIX_CACHE) -> None:
         self.n_blocks = n_blocks

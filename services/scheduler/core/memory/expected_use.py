@@ -2,11 +2,11 @@
 
 With the paper's admission, a request reserves memory for the largest number of tokens that its
 sequence can reach. With optimistic admission, a request reserves the memory that it is expected to
-need. Running requests are at all points of their lives. So on average a request holds half of the
-memory that it uses at its end, and a new request reserves about that. The larger the fraction of
-`max_tokens` that requests use, the less memory optimistic admission saves, and the more
-recomputation it costs. If requests use all of `max_tokens`, a request reserves memory for all of
-it.
+need. At any time, some running requests have just begun and others are about to end. So on average
+a request holds half of the memory that it uses at its end, and a new request reserves about that
+much. The larger the fraction of `max_tokens` that requests use, the less memory optimistic
+admission saves, and the more recomputation it costs. If requests use all of `max_tokens`, a request
+reserves memory for all of it.
 """
 
 import math

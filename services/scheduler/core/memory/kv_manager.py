@@ -47,8 +47,8 @@ MAX_SEQUENCE_LEN = 2**31 - 1
 
 
 class KVManager:
-    """The accounts of all K/V memory. Never more than `n_blocks` blocks are reserved, and every
-    block is free, in use, or kept by the prefix cache."""
+    """Keeps account of the K/V memory of a pipeline. Never more than `n_blocks` blocks are
+    reserved, and every block is free, in use, or kept by the prefix cache."""
 
     def __init__(
         self,

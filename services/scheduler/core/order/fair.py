@@ -58,7 +58,8 @@ MAX_CLIENTS = 65_536
 
 
 class Fair(Order):
-    """The fair order: priority classes, and within each class the clients by their counters."""
+    """The fair order: by priority class, and within each class by the service that clients have
+    received."""
 
     name: ClassVar[str] = "fair"
     heeds_clients: ClassVar[bool] = True

@@ -33,11 +33,11 @@ from services.scheduler.core.request import Request
 _CLIENT, _PLACE = attrgetter("client"), attrgetter("place")
 
 ROUNDING = 1e-9
-"""Tolerance for rounding errors when a count is divided by a weight, as a fraction."""
+"""Relative tolerance for rounding errors when a count is divided by a weight."""
 
 
 class Allowances:
-    """The tokens that requests may have in one batch while their clients are limited."""
+    """Decides how many tokens requests may have in one batch while clients are limited."""
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ class Allowances:
 
     def take(self, request: Request, n_tokens: int) -> int:
         """Takes at most `n_tokens` tokens for a request, within the limit of its client. Returns
-        the number taken. A request that runs whole takes all, even beyond the limit, and no further
-        request of its client is in the batch."""
+        the number of tokens taken. A request that runs whole takes all `n_tokens`, even beyond the
+        limit. Then no further request of its client comes into the batch."""
         if request.client not in self._spare:
             return n_tokens
         n_own = int(request in self._riding)

@@ -37,7 +37,7 @@ class OrderOptions:
 
 
 class BatchLimits(Protocol):
-    """The limits of an order for the candidates in one batch."""
+    """The limits that an order sets on the requests of one batch."""
 
     def riders(self, candidates: Iterable[Request], max_running: int) -> Iterator[Request]:
         """Yields the candidates that may be in the batch, in order. Waiting candidates are yielded

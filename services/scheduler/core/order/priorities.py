@@ -26,7 +26,8 @@ def any_client(client: ServedClient) -> bool:
 
 
 class ClientLine:
-    """The waiting requests of one client in one class, by arrival; never empty."""
+    """The waiting requests of one client in one priority class, by arrival. A line is never
+    empty."""
 
     __slots__ = ("choices", "client", "entry", "n_passes", "preferred", "requests")
 
@@ -41,10 +42,11 @@ class ClientLine:
     def prefer(
         self, n_cached: Callable[[Request], int], *, pipeline: int, n_pipelines: int
     ) -> None:
-        """Puts the request with the largest cached part first. Only the first requests of the line
-        are compared. `n_cached` returns the cached part of a request in the memory of the pipeline
-        with the number `pipeline`. A request that another pipeline prefers is not chosen. A choice
-        is kept until the chosen request leaves the line, so that most selections need no search."""
+        """Puts the request with the largest part in the prefix cache first. Only the first requests
+        of the line are compared. `n_cached` returns the cached part of a request in the memory of
+        the pipeline with the number `pipeline`. A request that another pipeline prefers is not
+        chosen. A choice is kept until the chosen request leaves the line, so that most selections
+        need no search."""
         if len(self.requests) == 1 or self.n_passes >= MAX_PASSES * n_pipelines:
             return
         chosen = self.choices.get(pipeline)

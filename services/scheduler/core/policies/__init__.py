@@ -44,7 +44,7 @@ selection_of = maker(Selection)
 
 
 class PoolView(Protocol):
-    """The requests of a pipeline, as its scheduling policy may read them."""
+    """The interface through which a policy reads the requests of a pipeline."""
 
     @property
     def n_waiting(self) -> int:
@@ -82,7 +82,8 @@ class PoolView(Protocol):
 
 
 class MemoryView(Protocol):
-    """The K/V memory of a pipeline, in which its scheduling policy reserves blocks for requests."""
+    """The interface through which a policy reserves blocks of a pipeline's K/V memory for
+    requests."""
 
     @property
     def n_free_blocks(self) -> int:
@@ -154,7 +155,7 @@ class Policy(ABC):
     max_tokens: int | None = None
     """Largest number of tokens of a batch. None where the policy has no limit."""
     prompt_groups: PromptGroups | NoPromptGroups = NO_PROMPT_GROUPS
-    """The groups in which the policy begins prompts."""
+    """Decides how many prompts begin together in a batch."""
 
     def __init__(self, options: PolicyOptions) -> None:
         if options.max_batch_size < 1 or options.n_shares < 1:

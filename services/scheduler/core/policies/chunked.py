@@ -61,8 +61,8 @@ class ChunkedPolicy(Policy):
 
     @classmethod
     def of(cls, options: PolicyOptions) -> Self:
-        """Returns the policy with the given options. Raises ValueError if they do not limit the
-        tokens of a batch, or if the limit is below `max_batch_size`."""
+        """Returns the policy with the given options. Raises ValueError if `max_batch_tokens` is not
+        given or is below `max_batch_size`, or if `vector_share` is not in its range."""
         size, n_tokens = options.max_batch_size, options.max_batch_tokens
         if n_tokens is None:
             raise ValueError("the policy `chunked` needs max_batch_tokens")

@@ -14,7 +14,7 @@ from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
 
 TOKENS_PER_STEP = 16
-"""Tokens of a prefill that take about as long as an iteration for one new token."""
+"""Number of prefill tokens that take about as long as an iteration that generates one token."""
 
 
 class ForDeparture:
