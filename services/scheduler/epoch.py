@@ -12,8 +12,8 @@ from services.scheduler.serving_loop import ServingLoop
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """Holds the objects that serve one epoch, which is one life of a pipeline: its workers, its
-    scheduling core, its engine master, its serving loop, and others."""
+    """Holds the objects that serve a pipeline during one epoch: its workers, its scheduling core,
+    its engine master, its serving loop, and others."""
 
     pipeline: Pipeline
     scheduler: Scheduler

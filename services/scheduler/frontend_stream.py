@@ -24,8 +24,8 @@ from services.scheduler.settings import FRONTEND_BYTES
 from services.scheduler.token_columns import NewTokens
 
 UPDATE_BYTES = 208
-"""Number of bytes that an update counts without its log-probabilities: 155 bytes in the message,
-and a copy while the message is sent."""
+"""Number of bytes that are counted for an update without its log-probabilities: 155 bytes in the
+message, and a copy while the message is sent."""
 
 COLUMN_BYTES = 32
 """Number of bytes counted for a token in the columns of a message: 12 bytes, and copies while the
@@ -138,7 +138,7 @@ class FrontendStream:
         self._note_update(text)
 
     def note_sleep(self, sleep: scheduler_pb2.Sleep) -> None:
-        """Sends the frontend the state of the model, which is asleep or starting."""
+        """Sends the frontend the state of the model: asleep or starting."""
         self._outbox.sleep.CopyFrom(sleep)
         self._note_update()
 

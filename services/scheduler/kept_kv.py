@@ -26,7 +26,7 @@ the scheduler. The pipeline that ended last is always remembered."""
 @dataclass(frozen=True, slots=True)
 class Written:
     """The keys and values that a pipeline has written to the memories of its ranks, in one epoch or
-    in several epochs of which each continued with the blocks of the one before."""
+    in several epochs, each of which went on with the blocks of the epoch before."""
 
     memories: Sequence[bytes]
     """Names of the memories of all ranks, stage by stage. Empty if a memory has no name."""

@@ -87,7 +87,7 @@ class SchedulerService:
         self.shortfall = ""
         """Reason why there is no pipeline, as text for clients; empty while a pipeline serves."""
         self.known = KnownModel()
-        """The description of the model, which outlives pipelines."""
+        """Keeps the description of the model, also while no pipeline serves."""
         self.adapters = AdapterCommands(on_change=self._tell_adapters)
         """Loads and unloads adapters while the system runs, and lists the loaded ones."""
         self._fleet: Fleet
@@ -218,7 +218,7 @@ class SchedulerService:
     ) -> None:
         """Reports to the frontends that the requests of a lost or late pipeline wait. `begun` are
         the requests that had begun. `ended` are updates of requests that end instead of waiting.
-        `is_open` says that other pipelines serve, which take the requests over. Without another
+        `is_open` says that other pipelines serve and take the requests over. Without another
         pipeline, submissions are refused until the next one serves, and requests that had not begun
         wait for it, too."""
         begun = list(begun)

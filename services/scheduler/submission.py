@@ -270,7 +270,8 @@ def _cache_scope(submission: scheduler_pb2.Submission) -> bytes | None:
 
 
 def _without_grammar(options: sampling_pb2.SamplingParams) -> bytes:
-    """Returns serialised options without the grammar, which the ranks get before the request."""
+    """Returns serialised options without the grammar, because the ranks get the grammar before the
+    request."""
     if not options.grammar:
         return options.SerializeToString()
     rest = sampling_pb2.SamplingParams()

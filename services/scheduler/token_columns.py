@@ -30,8 +30,8 @@ class NewTokens:
         return self._newest
 
     def move_to(self, columns: scheduler_pb2.TokenColumns) -> None:
-        """Moves all waiting tokens to `columns`, which must be empty. Tokens of one request are
-        joined, so that a slow frontend gets one update for each request."""
+        """Moves all collected tokens to `columns`. `columns` must be empty. Tokens of one request
+        are joined, so that a slow frontend gets one update for each request."""
         self.next_iteration()
         packed, self._packed = self._packed, array("I")
         numbers, starts, token_ids = packed[0::3], packed[1::3], packed[2::3]

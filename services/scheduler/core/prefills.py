@@ -18,9 +18,9 @@ class Prefills:
         return sum([one.n_prefill_tokens - one.n_scheduled for one in self._requests])
 
     def settle(self, batch: Sequence[Request]) -> None:
-        """Brings the record up to date after a batch has been selected: adds those of its requests
-        that have prompt tokens left, and removes all requests that have none left. A token is left
-        until it is in a batch."""
+        """Brings the record up to date after `batch` has been selected. Adds its requests that have
+        prompt tokens left, and removes all requests that have none left. A token is left until it
+        is in a batch."""
         known = [*self._requests, *batch]
         self._requests = {one: None for one in known if one.n_scheduled < one.n_prefill_tokens}
 

@@ -189,9 +189,9 @@ class Request:
 
     @property
     def needs_trial(self) -> bool:
-        """Whether this suspect is admitted only while no other suspect is on trial, so that a loss
-        can be blamed on it. It was in flight at two losses in a row, or when a rank failed by
-        itself (by an error or a signal)."""
+        """Whether the request is admitted as the only suspect on trial, so that a loss can be
+        blamed on it. True if it was in flight at two losses of a pipeline in a row, or when a rank
+        failed by itself (by an error or a signal)."""
         return self.n_losses > 1 or self.n_deaths > 0
 
     @property

@@ -277,8 +277,8 @@ class Scheduler:
         has all complete keys and values (`complete_kv.py`), for a later epoch that takes it over.
         `is_by_itself` says that a rank failed without a cause from outside. `iteration` is the
         iteration that the rank computed, or 0 if that is not known. The requests of this iteration,
-        or else all requests in flight, are suspects (`suspects.py`). Returns the requests that had
-        begun, and the updates of requests that end because they were cancelled or have failed."""
+        or else all requests in flight, become suspects (`suspects.py`). Returns the requests that
+        had begun, and the updates of requests that end, cancelled or failed."""
         computed = self._in_flight.get(iteration)
         held = self.pool.running if computed is None else computed.columns.requests
         suspects.suspect([one for one in held if one.n_in_flight], is_by_itself=is_by_itself)

@@ -66,9 +66,9 @@ class SharedRequests:
         self.waiting = Waiting(self.order, control)
         """Deadlines and counts of the waiting requests."""
         self.suspects: dict[Request, None] = {}
-        """The waiting suspects that need a trial (`suspects.py`)."""
+        """The waiting requests that need a trial (`suspects.py`)."""
         self.grammars: Counter[bytes] = Counter()
-        """The number of waiting requests of each grammar, by the grammar's digest."""
+        """Number of the waiting requests that use a grammar, by the digest of the grammar."""
         self.adapters = SharedAdapters()
         """The adapters that requests may use, and the adapters that clients ask to load."""
         self.placement = Placement()

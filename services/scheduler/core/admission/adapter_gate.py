@@ -22,7 +22,7 @@ from typing import Protocol
 from services.scheduler.core.request import Request, RequestState
 
 N_LOOKED_AT = 64
-"""Number of waiting requests, from the first in the order on, whose adapters are considered for
+"""Only the adapters of this many waiting requests, the first in the order, are considered for
 loading. The limit keeps the search short in each iteration."""
 
 MAX_LOSSES = 2
@@ -39,7 +39,7 @@ UNLOADED = "model: its adapter was unloaded"
 
 
 class Entry(Protocol):
-    """A known adapter."""
+    """An adapter that the leader knows by its digest."""
 
     @property
     def name(self) -> str:
@@ -153,8 +153,8 @@ class AdapterGate:
         self._doomed: list[int] = []  # loads whose adapters must be dropped
 
     def begin(self, fixed: Iterable[str], max_loaded: int) -> None:
-        """Begins an epoch, whose ranks hold the adapters with the digests `fixed` and may load
-        `max_loaded` others at a time."""
+        """Begins an epoch. Its ranks hold the adapters with the digests `fixed`, and may hold up to
+        `max_loaded` loaded adapters in addition."""
         self._fixed, self._max_loaded = frozenset(fixed), max_loaded
 
     @property

@@ -33,7 +33,8 @@ ON_TIME = 0.99
 """Fraction of first tokens that should come no later than forecast plus allowance."""
 
 STEP = 1 / 32
-"""Largest change of the allowance after one first token, as a fraction of the goal."""
+"""Largest change of the allowance after the first token of one request, as a fraction of the
+goal."""
 
 TELLING = 0.5
 """The allowance learns only from forecasts of at least this fraction of the longest forecast with
@@ -44,10 +45,11 @@ STEADINESS = 1 / 8
 the pool that have a forecast and no first token yet."""
 
 FIRST_ALLOWANCE = 1 / 8
-"""The allowance at first, as a fraction of the goal."""
+"""The allowance before anything is learned, as a fraction of the goal."""
 
 MAX_ALLOWANCE = 0.5
-"""Largest absolute value of the allowance, which may be negative, as a fraction of the goal."""
+"""Largest absolute value of the allowance, as a fraction of the goal. The allowance may be
+negative."""
 
 WAYS = 0.1
 """Fraction of the goal that is left for the frontend and the network, in both directions."""

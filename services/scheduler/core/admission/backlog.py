@@ -78,7 +78,7 @@ class Backlog:
 
     def add(self, request: Request, *, has_begun: bool = False) -> None:
         """Adds a waiting request. `has_begun` says that the request has run before. It then comes
-        before all others of its kind."""
+        before all requests of its kind (for tokens or for vectors) that have not run."""
         rank = self._rank_of(request)
         if has_begun:
             rank = _Rank(rank.yields, FIRST_OF_ALL)
@@ -120,7 +120,7 @@ class Backlog:
 
         The fraction covers the waiting work of the request's client, and the work that other
         clients receive meanwhile. Half of the work of the request itself is counted too, because
-        requests of other clients with a similar turn may receive that much before it.
+        other clients whose turn is at about the same time may receive that much before it.
         """
         weight = self._weight_of(request)
         line = own.lines.get(self._client_of(request))

@@ -127,8 +127,8 @@ class Forecast:
 
     def first_token_s(self, before: WaitingWork, own: WaitingWork, now: float) -> float:
         """Returns the seconds from now until a request has its first token. The request needs the
-        work `own`, and the work `before` is done first. Returns 0 as long as too little is
-        known."""
+        work `own`, and the work `before` is done first. Returns 0 until enough iterations have been
+        measured."""
         machine = self._machine
         if machine is None or not self.is_known:
             return 0.0

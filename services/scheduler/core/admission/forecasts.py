@@ -44,8 +44,8 @@ class Forecasts:
 
     @property
     def used(self) -> float:
-        """Sum of the used parts of all pipelines, each between 0 and 1: 1.5 means that as much is
-        in use as one and a half pipelines have."""
+        """Sum of the used parts of all pipelines, each between 0 and 1: 1.5 means that one and a
+        half pipelines are full."""
         return sum([forecast.used for forecast in self._open])
 
     def open(self, machine: Machine) -> Forecast:
@@ -75,8 +75,8 @@ class Forecasts:
 
     def first_token_s(self, before: WaitingWork, own: WaitingWork, now: float) -> float:
         """Returns the seconds from now until a request has its first token. The request needs the
-        work `own`, and the work `before` is done first. Returns 0 as long as too little is
-        known."""
+        work `own`, and the work `before` is done first. Returns 0 until enough iterations have been
+        measured."""
         if len(self._open) == 1:
             return self._open[0].first_token_s(before, own, now)
         if now - self._shared_at >= FRESH_S:
@@ -91,7 +91,8 @@ class Forecasts:
 
     def begin_all_s(self, work: WaitingWork, now: float) -> float:
         """Returns the seconds from now until the last request of the waiting work `work` has its
-        first token, if all pipelines share the work. Returns 0 as long as too little is known."""
+        first token, if all pipelines share the work. Returns 0 until enough iterations have been
+        measured."""
         speeds = self._speeds(work, now)
         return 1 / (sum(speeds) * len(self._open) / len(speeds)) if speeds else 0.0
 

@@ -23,7 +23,7 @@ from services.common.sampling import MAX_COMPILED_GRAMMARS
 from services.scheduler.core.request import Request, RequestState
 
 N_LOOKED_AT = 64
-"""Number of waiting requests, from the first in the order on, whose grammars are considered for
+"""Only the grammars of this many waiting requests, the first in the order, are considered for
 compilation. The limit keeps the search short in each iteration."""
 
 

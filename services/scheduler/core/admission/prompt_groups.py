@@ -33,7 +33,7 @@ class PromptGroups:
         self.n_shares = n_shares
         self.overhead_tokens = FIRST_OVERHEAD_TOKENS
         """The constant c of this module's description: the number of prompt tokens that take as
-        long as the rest of an iteration, which is mostly the reading of weights."""
+        long as the rest of an iteration. The rest is mostly the reading of weights."""
 
     def learn_overhead(self, n_tokens: int) -> bool:
         """Sets the overhead of an iteration to `n_tokens` prompt tokens. Returns whether the value
@@ -43,9 +43,9 @@ class PromptGroups:
         return is_news
 
     def is_whole(self, n_prompts: int, n_tokens: int, *, n_waiting: int) -> bool:
-        """Returns whether `n_prompts` prompts, which have `n_tokens` tokens together, are a whole
-        group, so that no further prompt begins in their batch. `n_waiting` more prompts wait, and
-        are assumed to be equally long on average."""
+        """Returns whether `n_prompts` prompts with `n_tokens` tokens together are a whole group, so
+        that no further prompt begins in their batch. `n_waiting` more prompts wait, and are assumed
+        to be equally long on average."""
         return n_tokens * n_prompts >= self.overhead_tokens * (n_prompts + n_waiting) > 0
 
     def n_iterations(self, n_prompts: float, n_tokens: float, *, n_running: int) -> float:

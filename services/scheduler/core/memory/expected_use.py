@@ -35,7 +35,7 @@ class WholeLife:
 
 
 class ExpectedUse:
-    """The optimistic reservation, which depends on the fraction of `max_tokens` that ended requests
+    """The optimistic reservation: it depends on the fraction of `max_tokens` that ended requests
     have used."""
 
     may_be_exceeded = True

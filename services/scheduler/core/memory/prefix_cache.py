@@ -54,7 +54,7 @@ MB of this process's memory."""
 
 
 class PrefixCache:
-    """Records the cached blocks: those that running requests use and may share, and those that no
+    """Records the cached blocks: blocks that running requests use and may share, and blocks that no
     request uses any more."""
 
     def __init__(
@@ -190,8 +190,7 @@ class PrefixCache:
 
     def _first_seen(self, n_columns: int) -> list[tuple[bytes, int]]:
         """Returns, for each group with a window, the mark of the group (the end of its keys) and
-        the first column of blocks that the next token sees. The next token is the one after the
-        first `n_columns` columns."""
+        the first column of blocks that the token after the first `n_columns` columns sees."""
         position = n_columns * self._block_size
         return [
             (mark, first_seen(position, window) // self._block_size)
@@ -228,7 +227,7 @@ class PrefixCache:
         self.n_cached_tokens += n_cached
 
     def take(self, block_ids: Sequence[int]) -> None:
-        """Adds a user to each of the given blocks, which must be in the cache."""
+        """Adds a user to each of the given blocks. All must be in the cache."""
         for block_id in block_ids:
             if block_id in self._unused:
                 del self._unused[block_id]
@@ -267,9 +266,9 @@ class PrefixCache:
     def enter_rest(
         self, request: Holder, block_id: int, *, column: int, n_tokens: int
     ) -> int | None:
-        """Enters into the cache the rest of a request that ends. The rest is the last block of the
-        request, which is not full: the block in column `column`, with `n_tokens` tokens. All
-        earlier tokens of the request must be stored too.
+        """Enters into the cache the rest of a request that ends: its last, partly filled block,
+        which is in column `column` and has `n_tokens` tokens. All earlier tokens of the request
+        must be stored too.
 
         If the cache has a rest that follows the same full blocks, that rest is replaced, because
         the newest rest is the most likely to be continued. Returns the replaced block, or None if
@@ -311,7 +310,7 @@ class PrefixCache:
         """Forgets all blocks of a request's sequence from the column `first` on, so that no further
         request finds them.
 
-        Returns the blocks that had no users, which are free now. A block with users stays in the
+        Returns the blocks that had no users. They are free now. A block with users stays in the
         cache until its last user leaves, and is free then.
         """
         keys = self._known_keys(request).keys[first:]

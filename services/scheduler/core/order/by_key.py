@@ -45,7 +45,7 @@ class OrderByKey(Order):
         insort(self._keyed, entry)
 
     def restore(self, requests: Sequence[Request]) -> None:
-        """Adds preempted requests, which come first, in the order of their places."""
+        """Adds preempted requests. They come before all others, in the order of their places."""
         self._preempted = sorted([*self._preempted, *requests], key=_place)
 
     def admit(self, request: Request) -> None:

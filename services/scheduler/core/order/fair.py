@@ -184,7 +184,7 @@ class Fair(Order):
         priority_class.add(request, client)
 
     def restore(self, requests: Sequence[Request]) -> None:
-        """Adds preempted requests, which come before all others."""
+        """Adds preempted requests. They come before all other waiting requests."""
         self._preempted = dict.fromkeys(sorted([*self._preempted, *requests], key=_place))
         self._n_waiting += len(requests)
         for request in requests:
@@ -326,7 +326,7 @@ class Fair(Order):
         return client
 
     def _forget(self) -> None:
-        """Forgets clients without requests whose counters would be raised on their return anyway,
+        """Forgets clients without requests whose `served` would be raised on their return anyway,
         so that nothing is lost. If too many clients remain, forgets all clients without a request.
         Each of these gains at most the largest possible difference between clients."""
         least = self._least_served()

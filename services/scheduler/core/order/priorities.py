@@ -93,13 +93,13 @@ class ClientLine:
 
 
 _Entry = tuple[float, int, int, ClientLine]
-"""Heap entry of a line: the counter and the last turn of its client, the arrival number of its
-oldest request, and the line itself."""
+"""Heap entry of a line: `served` and `turn` of its client, the arrival number of its oldest
+request, and the line itself."""
 
 _Ahead = tuple[float, int, int, int, ClientLine, Iterator[Request], Request | None]
-"""Heap entry of a line during iteration: counter, turn and arrival as in `_Entry`, the index of the
-entry in the class's heap, the line, the requests after the next one, and the next request. The next
-request is None until the line has been examined."""
+"""Heap entry of a line during iteration: `served`, `turn` and arrival as in `_Entry`, the index of
+the entry in the class's heap, the line, the requests after the next one, and the next request. The
+next request is None until the line has been examined."""
 
 
 _NONE: Iterator[Request] = iter(())
@@ -153,7 +153,7 @@ class PriorityClass:
             heapify(self._heap)
 
     def line_of(self, client: ServedClient) -> ClientLine:
-        """Returns the line of a client, which must have a waiting request in the class."""
+        """Returns the line of a client. The client must have a waiting request in the class."""
         return self._lines[client]
 
     def least_served(self) -> float:

@@ -75,8 +75,8 @@ class ChunkedPolicy(Policy):
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
         """Returns the requests of the next batch. Requests are taken in the order of the pool, each
-        with as many tokens as fit. New prompts begin in at most one group. Prompts of encoders,
-        which run whole, begin as long as they fit: a client waits for the last of its texts."""
+        with as many tokens as fit. New prompts begin in at most one group. Prompts of encoders must
+        run whole, and as many begin as fit: a client waits for the last of its texts."""
         selections: list[Selection] = []
         n_free = self.max_batch_tokens
         n_decodes_free = -(-pool.n_running // self.n_shares)
