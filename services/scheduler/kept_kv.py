@@ -31,8 +31,8 @@ class Written:
     memories: Sequence[bytes]
     """Names of the memories of all ranks, stage by stage. Empty if a memory has no name."""
     complete: tuple[int, int]
-    """Number of the last of these epochs in which an iteration has returned, and number of the last
-    iteration that returned in it; 0 if none has returned."""
+    """Number of the last epoch in which an iteration has returned, and number of the last iteration
+    that returned in it; 0 if none has returned."""
     last_epoch: int
     """Number of the last epoch in which the pipeline wrote to the memories."""
 

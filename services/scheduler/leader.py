@@ -350,8 +350,8 @@ class Leader:
             )
 
     async def _drain(self, failing: "asyncio.Task[None]") -> None:
-        """Gives running requests at most `drain_s` seconds to finish. Pipelines that have not
-        formed yet end at once."""
+        """Gives running requests at most `drain_s` seconds to finish. Pipelines that do not serve
+        yet end at once."""
         joining = [
             task for task, epoch in self._serving.items() if epoch.loop not in self._fleet.loops
         ]

@@ -220,7 +220,8 @@ class _Choice:
         return min((best, *idle), key=soonest) if idle else best
 
     def _before(self, pipeline: Hashable) -> int:
-        """Returns how many prompt tokens a pipeline has to compute before another request."""
+        """Returns how many prompt tokens a pipeline has to compute before it begins another
+        request. Running requests are counted as prompt tokens."""
         n_tokens = self._n_tokens.get(pipeline)
         if n_tokens is None:
             room = self._rooms[pipeline]

@@ -49,8 +49,8 @@ first two losses many requests may have been in flight; at the later ones this r
 suspect in flight."""
 
 MAX_DEATHS = 2
-"""A request counts as the cause if, at this many of the losses in a row with it in flight, a rank
-failed by itself (by an error or a signal). The number is smaller than `MAX_LOSSES`, because such a
+"""A request counts as the cause if a rank failed by itself (by an error or a signal) at this many
+of the losses that its `n_losses` counts. The number is smaller than `MAX_LOSSES`, because such a
 failure is stronger evidence than the loss of a node."""
 
 N_PROVING_TOKENS = 2
@@ -99,7 +99,7 @@ class Request:
     deadline: float | None = None
     """Time, by the scheduler's clock, at which the request is given up if it still waits."""
     client: ServedClient | None = None
-    """The client that is charged for the request; set by an order that counts service."""
+    """The client that is charged for the request; set by an order that is fair to clients."""
     arrival: int = -1
     """The request's number in the order of arrival; set by the pool."""
     place: int = -1

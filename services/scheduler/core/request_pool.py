@@ -133,7 +133,7 @@ class RequestPool:
 
     @property
     def ready_by_place(self) -> Sequence[Request]:
-        """Snapshot of the admitted requests that can be in the next iteration, by their places."""
+        """Snapshot of the admitted requests that can be in the next iteration, sorted by place."""
         return tuple(self._ready.by_place)
 
     @property

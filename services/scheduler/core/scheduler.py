@@ -104,7 +104,7 @@ class Scheduler:
 
     @property
     def has_left(self) -> bool:
-        """Whether the pipeline drains and has nothing left to do, so that its epoch can end."""
+        """Whether the pipeline drains, and no request runs in it or needs it: its epoch can end."""
         return not self.n_in_flight and self._departure.is_over
 
     def submit(self, request: Request) -> None:

@@ -49,8 +49,9 @@ class Forecasts:
         return sum([forecast.used for forecast in self._open])
 
     def open(self, machine: Machine) -> Forecast:
-        """Adds a pipeline whose speed is not known yet, and returns its forecast. If a pipeline was
-        closed, its `Forecast` is reused with the averages that it has learned from requests."""
+        """Adds a pipeline whose speed is not known yet, and returns its forecast. Reuses the
+        `Forecast` of a closed pipeline, if there is one, with the averages that it has learned from
+        requests."""
         forecast = self._closed.pop() if self._closed else Forecast(self._expected)
         forecast.open(machine)
         self._open.append(forecast)

@@ -226,9 +226,9 @@ class Fair(Order):
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields the running requests, then the preempted ones, then the other waiting requests as
-        their turns come. While a request is called, it is the only waiting request that is yielded.
-        `waiting`, if given, lists the only waiting requests to yield."""
+        """Yields the running requests, then the preempted ones, then the other waiting requests in
+        the order of their turns. While a request is called, it is the only waiting request that is
+        yielded. `waiting`, if given, lists the only waiting requests to yield."""
         if waiting is not None:
             return chain(ready, waiting)
         if self._called is not None:

@@ -135,8 +135,8 @@ class FairBatch:
         pipeline. Returns None if no client is limited.
 
         `running` are all requests that run in the pipeline. `ready` are the requests that could be
-        in the batch, by place. `called` is the waiting request that takes the place of a running
-        one.
+        in the batch, sorted by place. `called` is the waiting request that takes the place of a
+        running one.
         """
         n_running = Counter(map(_CLIENT, running))
         limits = self._limits(n_running)

@@ -173,9 +173,9 @@ class PriorityClass:
             heapreplace(heap, now)
 
     def in_turn(self, counters: "Counters", may_begin: "MayBegin") -> Iterator[Request]:
-        """Yields requests as if each were admitted before the next is asked for. A request is
-        yielded only if `may_begin` is then true for its client. `counters` records the charges of
-        these assumed admissions.
+        """Yields requests in the order that results if each is admitted before the caller asks for
+        the next. A request is yielded only if `may_begin` is then true for its client. `counters`
+        records the charges of these assumed admissions.
 
         The heap is searched from its top and is not changed. Only the entries before the yielded
         requests are examined.
