@@ -237,7 +237,7 @@ def attention(
         TypeError: `plan` is of another type.
         ValueError: the strides of the two caches differ, so that `value_cache` neither has the
             layout of `key_cache` nor is a part of it; or the plan is for attention in the other
-            direction.
+            direction, or for several kinds of K/V heads without the kind of `key_cache`.
     """
     items = items_for(plan, key_cache)
     if items.is_causal != form.is_causal:

@@ -198,11 +198,12 @@ class SchedulerSettings(ServerSettings):
     """Largest number of K/V slots to use (the paper's `n_slots`), in tokens over all requests. When
     not set, all slots that the stages have memory for."""
 
-    admission: Literal["reserve", "optimistic"] = "reserve"
-    """Memory that an admitted request reserves. With `reserve` it is all the memory that the
-    request can ever need, as in the paper. With `optimistic` it is the memory that the request
-    needs now, and the share of `max_tokens` that other requests have used lately. Then more
-    requests run, and when memory runs out the last request is preempted and recomputed."""
+    admission: Literal["reserve", "optimistic"] = "optimistic"
+    """Memory that an admitted request reserves. With `optimistic` it is the memory that the request
+    needs now, and the share of `max_tokens` that other requests have used lately. When memory runs
+    out, the last request is preempted and recomputed. With `reserve` it is all the memory that the
+    request can ever need, as in the paper: no request is recomputed for want of memory, but far
+    fewer run if clients set `max_tokens` high or not at all."""
 
     first_token_goal_s: float | None = Field(default=None, gt=0)
     """Seconds within which a request should have its first token. A request whose first token is

@@ -42,10 +42,10 @@ class BatchesInFlight:
                 f"iteration {iteration} returned, but {oldest} is the oldest in flight"
             )
         batch = self._batches.pop(iteration)
-        n_sampled = batch.n_sampled + batch.n_drafts
-        if n_tokens != n_sampled:
+        n_expected = batch.n_sampled + batch.n_drafts
+        if n_tokens != n_expected:
             raise ValueError(
-                f"iteration {iteration} returned {n_tokens} tokens for {n_sampled} spans"
+                f"iteration {iteration} returned {n_tokens} tokens instead of {n_expected}"
             )
         return batch
 

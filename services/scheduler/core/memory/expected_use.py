@@ -40,15 +40,24 @@ class ExpectedUse:
 
     may_be_exceeded = True
 
-    WEIGHT = 1 / 16
-    """Weight of the last ended request in the fraction of `max_tokens` that requests use."""
+    FIRST_GUESS = 1 / 4
+    """The fraction of `max_tokens` that is assumed before any request has ended. The guess counts
+    as one ended request. Clients that set no `max_tokens` use a small part of the default, so with
+    a guess of 1 the first of their requests would reserve all memory."""
+
+    N_AVERAGED = 16
+    """Number of ended requests over which the fraction is averaged. The average is a plain mean
+    until that many requests have ended. Then it is a moving average, in which the last request has
+    the weight 1 / `N_AVERAGED`."""
 
     def __init__(self) -> None:
-        self.share = 1.0
+        self.share = self.FIRST_GUESS
+        self._n_learnt = 1
 
     def learn(self, n_generated: int, max_new_tokens: int) -> None:
         """Learns that an ended request has generated `n_generated` tokens of `max_new_tokens`."""
-        self.share += self.WEIGHT * (n_generated / max_new_tokens - self.share)
+        self._n_learnt = min(self._n_learnt + 1, self.N_AVERAGED)
+        self.share += (n_generated / max_new_tokens - self.share) / self._n_learnt
 
     def n_tokens(self, request: Holder) -> int:
         """Returns the number of tokens for which a request reserves memory when it is admitted.
