@@ -32,7 +32,7 @@ from services.scheduler.pipeline.span_logprobs import logprobs_of
 
 
 class ServingLoop:
-    """Selects, runs and applies batches until the epoch ends."""
+    """Selects batches, sends them to the engine, and applies their results, in one epoch."""
 
     def __init__(
         self,

@@ -172,7 +172,8 @@ class AdapterGate:
         return digest in self._fixed or (digest in self._loaded and digest != self._closed)
 
     def is_loading(self, digest: str) -> bool:
-        """Returns whether the ranks are loading the adapter with a digest for waiting requests."""
+        """Returns whether the ranks are loading, for waiting requests, the adapter with this
+        digest."""
         return self._load is not None and self._load.digest == digest
 
     def passes(self, request: Request) -> bool:

@@ -85,7 +85,7 @@ class GrammarGate:
             self._compiled[digest] -= 1
 
     def has_compiled(self, digest: bytes) -> bool:
-        """Returns whether the ranks have compiled the grammar with a digest."""
+        """Returns whether the ranks have compiled the grammar with this digest."""
         return digest in self._compiled
 
     def passes(self, request: Request) -> bool:

@@ -9,12 +9,12 @@ from services.scheduler.core.clients.client import ServedClient
 from services.scheduler.core.request import Request
 
 N_PREFERABLE = 16
-"""A request may be preferred if it is among the first n `N_PREFERABLE` waiting requests of its
-client, where n is the number of pipelines."""
+"""Number of a client's first requests among which one may be preferred. With n pipelines, n times
+as many requests are considered."""
 
 MAX_PASSES = 8
-"""A client's first request is passed over at most n `MAX_PASSES` times, where n is the number of
-pipelines."""
+"""Largest number of times that a client's first request is passed over. With n pipelines, it may be
+passed over n times as often."""
 
 MayBegin = Callable[[ServedClient], bool]
 """Function that returns whether a request of a client may begin."""
