@@ -3,13 +3,15 @@ size.
 
     python -m benchmarks.control.scheduler
     python -m benchmarks.control.scheduler --prefix-cache
+    python -m benchmarks.control.scheduler --reserve
 
 The requests of the batch decode. Every request that ends is replaced by a waiting request, so
 admission, block allocation and release are included. Two batches are in flight, and the rank keeps
 tokens for the next batch, as with one stage. In the fair order the requests belong to one client,
 or to many clients in turn. Budget: 0.3 ms for both calls together at batch 64, independent of the
 size of the pool. With `--prefix-cache` no two prompts are alike, so that every block is entered
-into the cache and none is found.
+into the cache and none is found. With `--reserve` requests reserve memory for their longest
+possible sequences (the setting `admission`).
 """
 
 import argparse
@@ -21,6 +23,7 @@ from collections import deque
 
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
+from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.order.fair import Fair
 from services.scheduler.core.order.fcfs import FirstComeFirstServed
@@ -53,13 +56,19 @@ class Bench:
         order: Order,
         n_clients: int = 1,
         has_prefix_cache: bool = False,
+        expected_use: ExpectedUse | None = None,
     ) -> None:
         self._n_submitted = 0
         self._accounts = [AccountUse(AccountLimits(), name=str(n)) for n in range(n_clients)]
         self._in_flight: deque[Batch] = deque()
         self.scheduler = Scheduler(
             RequestPool(max_requests=n_waiting + BATCH_SIZE, order=order),
-            KVManager(n_blocks=100 * BATCH_SIZE, block_size=16, has_prefix_cache=has_prefix_cache),
+            KVManager(
+                n_blocks=100 * BATCH_SIZE,
+                block_size=16,
+                has_prefix_cache=has_prefix_cache,
+                expected_use=expected_use,
+            ),
             policy=policy,
             pipeline_depth=DEPTH,
             token_hand_off=True,
@@ -113,7 +122,13 @@ def order_of(name: str) -> tuple[Order, int]:
 
 
 def measure(
-    policy: Policy, order: str, n_waiting: int, n_iterations: int, *, has_prefix_cache: bool
+    policy: Policy,
+    order: str,
+    n_waiting: int,
+    n_iterations: int,
+    *,
+    has_prefix_cache: bool,
+    is_optimistic: bool,
 ) -> tuple[float, float, float]:
     """Returns the median milliseconds per iteration of `select`, of `apply`, and of both
     together."""
@@ -124,6 +139,7 @@ def measure(
         order=of_requests,
         n_clients=n_clients,
         has_prefix_cache=has_prefix_cache,
+        expected_use=ExpectedUse() if is_optimistic else None,
     )
     for _ in range(n_iterations // 10):
         bench.iterate()
@@ -140,6 +156,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=2000)
     parser.add_argument("--pools", type=int, nargs="+", default=[100, 1_000, 10_000])
     parser.add_argument("--prefix-cache", action="store_true")
+    parser.add_argument("--reserve", action="store_true")
     arguments = parser.parse_args()
     print(
         f"batch {BATCH_SIZE}, medians of {arguments.iterations} iterations, budget {BUDGET_MS} ms"
@@ -162,6 +179,7 @@ def main() -> None:
                 n_waiting,
                 arguments.iterations,
                 has_prefix_cache=arguments.prefix_cache,
+                is_optimistic=not arguments.reserve,
             )
             verdict = "kept" if both <= BUDGET_MS else "BROKEN"
             print(

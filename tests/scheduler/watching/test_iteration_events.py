@@ -15,7 +15,7 @@ async def iterations(play: Play, n: int) -> list[watch_pb2.IterationEvent]:
 
 
 async def test_an_iteration_tells_who_rode_and_how_full_the_memory_was() -> None:
-    play = Play()
+    play = Play(SchedulerSettings(n_stages=1, max_batch_size=4, admission="reserve"))
     play.open()
     play.submit("a", max_new_tokens=2)
     first, second = await iterations(play, 2)

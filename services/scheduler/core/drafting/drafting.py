@@ -4,7 +4,8 @@ must wait for batches in flight.
 A request gets a draft only when its last token is known. So with token hand-off, the next batch
 waits for a batch in flight in two cases: a batch in flight has drafts, or a request of the batch
 that just returned will get a draft once its next token is known. Drafts use free room in the batch
-and in the memory that a request has already reserved; they never reserve more.
+and in the memory that a request has already reserved. With optimistic admission, reservations grow
+ahead for drafts while memory is free (`preemption/for_memory.py`).
 
 A request that continues after a loss or a preemption gets its first token without drafts. That
 token shows that the request runs again, and with the second token a suspect is cleared.

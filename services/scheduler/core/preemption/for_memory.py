@@ -43,6 +43,7 @@ class ForMemory:
         that is in no batch."""
         self._pool = pool
         self._kv_manager = kv_manager
+        self._n_drafts = kv_manager.groups.max_drafts
         self._can_run = can_run
         self._preempt = preempt
         self._held: list[Request] = []  # requests that wait for memory, by rank
@@ -59,10 +60,12 @@ class ForMemory:
             if self._can_run(request):
                 self._pool.let_run(request)
         held: list[Request] = []
-        for request in sorted(self._pool.ready_by_place, key=self._pool.order.rank):
+        for request in sorted(self._short_of_room(), key=self._pool.order.rank):
             if request.state is RequestState.INITIATION or request is self._victim:
                 continue  # preempted, or about to be, for an earlier request
             # A request takes no memory while an earlier request waits for memory.
+            if not held and request not in self._wanted and self._grow(request):
+                continue
             if not self._has_room(request) and (held or not self._obtain(request)):
                 held.append(request)
         self._held = [one for one in held if one.state is not RequestState.INITIATION]
@@ -106,8 +109,28 @@ class ForMemory:
         """Notes that the memory of a request is free."""
         self._leaving.discard(request)
 
+    def _short_of_room(self) -> list[Request]:
+        """Returns the requests that may be selected and whose reservations have no room for their
+        next tokens and the largest number of drafts."""
+        block_size = self._kv_manager.block_size
+        return [
+            request
+            for request in self._pool.ready_by_place
+            if (reservation := request.reservation) is not None
+            and reservation.n_reserved_columns * block_size
+            < request.n_tokens + request.n_awaited + self._n_drafts
+        ]
+
     def _has_room(self, request: Request) -> bool:
         return self._kv_manager.has_room(_reservation_of(request), _n_tokens(request))
+
+    def _grow(self, request: Request) -> bool:
+        """Enlarges the reservation of a request for its next tokens and, if memory is free, for
+        drafts. Returns whether its next tokens have room."""
+        reservation, n_tokens = _reservation_of(request), _n_tokens(request)
+        n_wanted = min(n_tokens + self._n_drafts, request.max_sequence_len)
+        grow = self._kv_manager.grow
+        return grow(reservation, n_wanted) or grow(reservation, n_tokens)
 
     def _obtain(self, request: Request) -> bool:
         """Returns whether a request has enough memory now, after preempting other requests if
@@ -115,8 +138,6 @@ class ForMemory:
         kv_manager, reservation = self._kv_manager, _reservation_of(request)
         wanted = self._wanted.get(request)
         if wanted is None:
-            if kv_manager.grow(reservation, _n_tokens(request)):
-                return True
             request.n_wanted_blocks = max(1, 2 * request.n_wanted_blocks)
             wanted = _n_tokens(request) + (request.n_wanted_blocks - 1) * kv_manager.block_size
             wanted = self._wanted[request] = min(wanted, request.max_sequence_len)
