@@ -1,4 +1,4 @@
-"""The length of the model's context, as the files of the checkpoint state it.
+"""Reads the length of the model's context from the files of the checkpoint.
 
 The length bounds the characters of a prompt, and so the memory of a frontend, before any pipeline
 serves the model. The pipeline may serve a shorter context.
@@ -103,8 +103,9 @@ def stated_context(
 def _stretched(
     config: Mapping[str, Any], plain: Derived[int] | None, stretching: Collection[str]
 ) -> Derived[int] | None:
-    """Returns the original context times the factor of the rotary setting. Returns None if there is
-    no setting that stretches the context, or if the model's plain length includes the factor."""
+    """Returns the stretched length: the original length times the factor of the rotary setting.
+    Returns None if no rotary setting stretches the context, or if the length under the plain key
+    includes the factor already (Gemma 3)."""
     if str(config.get("model_type")).startswith(_COUNTED):
         return None
     key, rope = _rope(config)

@@ -101,7 +101,7 @@ class Unsupported(InvalidRequest):
 
 
 class UnknownModel(InvalidRequest):
-    """The request names a model that is not served here."""
+    """The request names a model that is not served, or that the caller may not use."""
 
     def __init__(self, model: str, *, served: Sequence[str]) -> None:
         """`served` are the names of the models that the caller may use."""
@@ -134,7 +134,8 @@ class PermissionDenied(OrcinusError):
 
 
 class PoolFull(OrcinusError):
-    """The request pool is full, or one client has used up its part of the pool."""
+    """Too many requests, or too much data of clients, are in the system at the moment, or one
+    client has used up its share. Trying again later may help."""
 
     def __init__(self, message: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
         super().__init__(message)
@@ -142,7 +143,8 @@ class PoolFull(OrcinusError):
 
 
 class Unavailable(OrcinusError):
-    """No pipeline serves at the moment; trying again may help."""
+    """The request cannot be served at the moment, for example because there is no pipeline or this
+    process is stopping. Trying again may help."""
 
 
 class RequestFailed(OrcinusError):

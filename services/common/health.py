@@ -33,8 +33,8 @@ hangs."""
 
 
 class Health:
-    """The standard gRPC health service of one process. After `start`, the process counts as alive,
-    but not as started or ready."""
+    """The health of one process, as the standard gRPC health service reports it. After `start`, the
+    process counts as alive, but not as started or ready."""
 
     def __init__(self, api: str) -> None:
         self._api = api
@@ -74,15 +74,16 @@ class Health:
         return None if status is None else status == health_pb2.HealthCheckResponse.SERVING
 
     def end(self) -> None:
-        """Ends all open watches after the last status. Otherwise a server that waits for its calls
-        to end would wait for the watches."""
+        """Ends all open watches (calls of `Watch`) after they have sent the last status. Otherwise
+        a server that waits for its calls to end would wait for the watches."""
         self._statuses.end()
 
     def add_to(
         self, server: grpc.aio.Server, *, exchange: rpc_handlers.MakeExchange = _TIMED
     ) -> None:
-        """Adds the health service to a server. Each server has watches of its own. `exchange` makes
-        the object that receives and sends the messages of a call."""
+        """Adds the health service to a gRPC server. Its limit on watches is separate from the
+        limits on other servers. `exchange` makes the object that receives and sends the messages of
+        a call."""
         handler = rpc_handlers.service_handler(
             SERVICE, HealthServicer(self._statuses), exchange=exchange
         )

@@ -1,9 +1,9 @@
-"""The standard gRPC health service, in which a slow client never delays a change of status.
+"""Implements the standard gRPC health service. A slow client never delays a change of status.
 
-The implementation of grpcio-health-checking holds a lock while it writes to a watcher: a client
-that does not read would prevent the process from reporting that it stops. Here each watch sends the
-latest status when its client has read the previous one. Statuses in between are skipped, as the
-protocol allows.
+The package grpcio-health-checking holds a lock while it writes to a watching client. With this
+package, a client that does not read could keep the process from reporting that it stops. Here each
+watch sends the latest status when its client has read the previous one. Statuses in between are
+skipped, as the protocol allows.
 """
 
 import asyncio
@@ -86,7 +86,8 @@ class HealthServicer:
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> health_pb2.HealthCheckResponse:
-        """Answers with the status of a name. Ends with NOT_FOUND if the status was never set."""
+        """Answers with the status of a name. Ends the call with NOT_FOUND if the status of this
+        name was never set."""
         status = self._statuses.get(request.service)
         if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no health is told under this name")

@@ -1,4 +1,5 @@
-"""A client of a frontend's HTTP API, for commands on a terminal: JSON, and server-sent events.
+"""A client of a frontend's HTTP API, for commands on a terminal. It reads JSON and server-sent
+events.
 
 The client blocks and needs only the standard library. Each call makes a new connection.
 """

@@ -1,4 +1,5 @@
-"""The memory limit of this process's container, and whether a service's settings fit into it.
+"""Finds the memory limit of this process's container, and checks whether a service's settings fit
+into it.
 
 A service that may need more memory than its limit would run well until the requests of some client
 need that much. Then the kernel would kill the service, and the requests of all clients would fail.

@@ -18,7 +18,7 @@ later than its caller."""
 
 
 class OutageLog:
-    """The log lines about one kind of failure. Any thread may call the methods.
+    """Writes the log lines about one kind of failure. Any thread may call the methods.
 
     There is at most one line about failures every `REPEAT_S` seconds, even if attempts fail and
     succeed in turn.

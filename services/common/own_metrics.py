@@ -76,7 +76,8 @@ Child = TypeVar("Child", Count, Distribution)
 
 
 class _Metric(Collector, Generic[Child]):
-    """A metric with one name. It has a child for each set of label values in use."""
+    """A metric with one name. It has a child (a value of its own) for each set of label values in
+    use."""
 
     _only: Child
     """The only child of a metric without labels."""
@@ -105,7 +106,8 @@ class _Metric(Collector, Generic[Child]):
         return child
 
     def describe(self) -> Iterator[Metric]:
-        """Yields the metric family without samples, so that the registry learns its name."""
+        """Yields the metric family without samples. The registry calls this method to learn the
+        metric's name."""
         yield self._family({})
 
     def collect(self) -> Iterator[Metric]:

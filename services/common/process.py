@@ -97,9 +97,9 @@ def die_with_parent() -> None:
 
 def wait_for_turn(fd: int | None, *, ready_fd: int | None) -> None:
     """Reports to the launcher that this process is a spare process, and waits until the launcher
-    lets it serve. `fd` is the read end of a pipe. The function returns when the launcher writes a
-    byte to the pipe. If the launcher closes the pipe, the process ends. Returns at once if `fd` is
-    None."""
+    lets the process serve. `fd` is the read end of a pipe. The function returns when the launcher
+    writes a byte to the pipe. If the launcher closes the pipe, the process ends. Returns at once if
+    `fd` is None."""
     if fd is None:
         return
     with contextlib.suppress(BrokenPipeError):  # then the launcher has ended, as `read` shows
@@ -119,8 +119,8 @@ def raise_descriptor_limit() -> None:
 
 
 def stop_event() -> asyncio.Event:
-    """Returns an event that is set by SIGTERM or SIGINT, which then no longer end the process. A
-    SIGTERM that arrived while the signal was blocked sets the event, too."""
+    """Returns an event, and makes SIGTERM and SIGINT set this event instead of ending the process.
+    A SIGTERM that arrived while the signal was blocked sets the event, too."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -167,8 +167,8 @@ def end_within(limit_s: float, status: int) -> None:
 async def happens_before(
     task: asyncio.Task[Any], event: asyncio.Event, *, cancel: bool = True
 ) -> bool:
-    """Waits for a task or an event. Returns whether the task finished before the event was set. If
-    not, the task is cancelled unless `cancel` is false.
+    """Waits until a task has finished or an event is set. Returns whether the task finished before
+    the event was set. If not, the task is cancelled unless `cancel` is false.
 
     If the caller is cancelled, the task is cancelled, too.
     """

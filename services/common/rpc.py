@@ -1,4 +1,4 @@
-"""gRPC connections as all services make them: channels, servers and one set of limits.
+"""Makes gRPC channels and servers for all services, with one set of limits.
 
 `rpc_handlers` makes the handlers of servicers.
 """
@@ -107,10 +107,10 @@ def public_server_options(
     """Returns the options of a public server, whose clients are not trusted.
 
     `MAX_STREAMS` limits the concurrent calls of one connection. The client's gRPC library keeps
-    further calls waiting. gRPC's own protection against overload is off. A waiting call begins as
-    soon as another call ends, before the server has removed the ended call. With the protection,
-    the server would count one call too many and refuse the new call, and then all other waiting
-    calls.
+    further calls waiting. gRPC's own protection against overload is off, for the following reason.
+    A waiting call begins as soon as another call ends, before the server has removed the ended
+    call. With the protection, the server would count one call too many and refuse the new call, and
+    then all other waiting calls.
 
     Connections beyond `max_connections` are closed before anything is read from them. gRPC's
     defaults are right for floods of reset frames and settings frames: at most 32 calls begin at a

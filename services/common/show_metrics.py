@@ -1,7 +1,8 @@
 """`python -m services.common.show_metrics HOST:PORT NAME…`: prints samples of a process's metrics.
 
-Each NAME is the beginning of a sample, so it may include labels. Samples that are 0 are left out.
-So for a gauge whose label is a state, only the present state is printed.
+Each NAME is the beginning of a sample's line, so it may include labels. Samples that are 0 are left
+out. So if a gauge has a sample for each possible state, only the sample of the present state is
+printed.
 """
 
 import argparse

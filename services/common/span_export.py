@@ -27,7 +27,7 @@ _RETRYING = re.compile(r",? retrying in [0-9.]+s\.?")
 
 
 class BoundedSpanProcessor(BatchSpanProcessor):
-    """A bounded queue of spans, and a thread that sends the spans in batches.
+    """Queues spans, and sends them in batches in a thread of its own. The queue is bounded.
 
     A span is dropped if the queue is full.
     """

@@ -42,7 +42,8 @@ _W3C = TraceContextTextMapPropagator()
 
 
 class Tracing:
-    """The tracing of one process: its tracer, and the exporter that sends its spans."""
+    """The tracing of one process: the tracer that makes its spans, and the exporter that sends
+    them."""
 
     def __init__(
         self,

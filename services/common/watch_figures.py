@@ -1,5 +1,5 @@
-"""Figures of the pipelines of a scheduler: totals and rates of their iterations, for each second of
-the scheduler's clock.
+"""Computes figures (totals and rates) of the iterations of a scheduler's pipelines, for each second
+of the scheduler's clock.
 
 Events of iterations arrive a little late, so the figures of a second are computed `LAG_S` seconds
 after its end. While no iterations run, no figures are made.
@@ -74,7 +74,7 @@ def quantile_s(durations: Durations, part: float) -> float | None:
 
 
 class Figures:
-    """The totals of each second of the last minute, and the figures that are computed from them."""
+    """Keeps the totals of each second of the last minute, and computes the figures from them."""
 
     def __init__(self) -> None:
         self._seconds: deque[tuple[int, Totals]] = deque()

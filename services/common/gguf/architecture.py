@@ -1,5 +1,5 @@
-"""Describes an architecture of GGUF files: which keys of `config.json` its keys correspond to, and
-which tensors of a model family its tensors correspond to.
+"""Describes an architecture of GGUF files: how its metadata keys correspond to keys of
+`config.json`, and how its tensors correspond to the tensors of a model family.
 
 Each file in `architectures/` describes one architecture or several that are alike. The rest of the
 program does not distinguish architectures.
@@ -37,7 +37,8 @@ _FRACTIONS = (
 
 
 class Metadata:
-    """The metadata of one architecture. Errors name the key and the file."""
+    """Reads the metadata of one GGUF file, under the keys of its architecture. Errors name the key
+    and the file."""
 
     def __init__(self, header: GgufHeader, architecture: str) -> None:
         self.header = header
@@ -81,8 +82,8 @@ class Metadata:
         return value
 
     def per_layer(self, key: str, n_layers: int) -> list[Any] | None:
-        """Returns the number under a key for each of the first `n_layers` layers, or None if the
-        key is missing. The file has a list of these numbers, or one number for all layers. Raises
+        """Returns, for each of the first `n_layers` layers, its number under a key. Returns None if
+        the key is missing. The file has a list of numbers, or one number for all layers. Raises
         ValueError if the list has fewer numbers, or if a value is not a number."""
         value = self.value(key)
         if value is None:
@@ -101,7 +102,7 @@ class Metadata:
         return tensor in self.header.tensors
 
     def has_in_layers(self, tensor: str) -> bool:
-        """Returns whether any layer has a tensor. `tensor` is its name without the prefix of the
+        """Returns whether any layer has the tensor `tensor`, a name without the prefix of the
         layer."""
         return any(name.endswith(f".{tensor}") for name in self.header.tensors)
 

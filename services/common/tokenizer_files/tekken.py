@@ -130,8 +130,8 @@ def _special_tokens(contents: Json, n_special: int) -> list[str]:
 
 
 def _tokens(vocab: list[Json], n_tokens: int) -> list[bytes]:
-    """Returns the bytes of the first `n_tokens` tokens. The file may list more tokens than the
-    model has."""
+    """Returns the bytes of each of the first `n_tokens` tokens in `vocab`. The file may list more
+    tokens than the model has."""
     if not 0 < n_tokens <= min(len(vocab), MAX_TOKENS):
         raise ValueError(f"vocab has {len(vocab)} tokens, and the model {n_tokens}")
     try:

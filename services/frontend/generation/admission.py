@@ -18,7 +18,8 @@ from services.frontend.request.refusals import Refusal, Refusals
 
 
 class Admission:
-    """The calls that this process has admitted, and the limits on all of them together."""
+    """Counts the calls that this process has admitted, and enforces the limits on all of them
+    together."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Admission:
         await self._idle.wait()
 
     def check_room(self, n_answers: int = 1) -> None:
-        """Checks that `n_answers` more answers may be in flight.
+        """Checks that the limit on answers in flight allows `n_answers` more.
 
         Raises:
             PoolFull: there is no room for them at the moment.

@@ -204,7 +204,8 @@ class Answer:
 
     def _scores(self, piece: Piece, logprobs: Logprobs | None) -> TokenScores | None:
         """Returns the log-probabilities that are delivered with a piece, or None if the client
-        requests none. `logprobs` has the log-probabilities of the tokens of the piece."""
+        requests none. `logprobs` has the log-probabilities of the piece's own tokens. The
+        log-probabilities of tokens whose text is held back are delivered with a later piece."""
         if self._offsets is None:
             return None
         if logprobs is not None:

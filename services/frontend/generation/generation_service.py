@@ -134,8 +134,8 @@ class GenerationService:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether new requests are served. They are served if this process does not refuse them,
-        and if there is a pipeline or one is likely to form while the requests wait for it."""
+        """Whether new requests are served: this process does not refuse them, and there is a
+        pipeline or one is likely to form while the requests wait."""
         return not self._admission.is_stopping and _now() < self._scheduler.pipeline.hold_deadline(
             self._limits.hold_s
         )
@@ -184,9 +184,9 @@ class GenerationService:
         return self._profile.created
 
     def check_room(self, account: Account) -> None:
-        """Checks that there is room for a new call, and that a request with the best priority of
-        the account would not wait too long. Call this method before any other work is done for the
-        call. Calls that resume a broken stream need no check.
+        """Checks that the limits on answers in flight allow a new call, and that a request with the
+        best priority of the account would not wait too long. Call this method before any other work
+        is done for the call. Calls that resume a broken stream need no check.
 
         Raises:
             PoolFull: there is no room for a new call at the moment, or the wait would be too long.

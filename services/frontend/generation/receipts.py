@@ -44,7 +44,7 @@ Keep = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptIssuer:
-    """The settings of receipts, and the facts about a model that all its receipts contain."""
+    """Holds the settings of receipts, and the facts about a model that all its receipts contain."""
 
     keys: KeyFile
     tokenizer: str
@@ -77,7 +77,7 @@ class ReceiptIssuer:
 
 
 class CallReceipts:
-    """The receipts of the answers of one call."""
+    """Makes the receipts of the answers of one call."""
 
     __slots__ = (
         "_answers",
@@ -201,20 +201,20 @@ and the function that counts memory."""
 
 
 def tells_enough(traits: Traits) -> bool:
-    """Returns whether the traits of workers contain the entries that receipts need: `weights` and
-    `max_model_len`."""
+    """Returns whether `traits` has the entries that receipts need: `weights` and `max_model_len`.
+    Traits are what workers report about their model and their arithmetic."""
     return {"weights", "max_model_len"} <= dict(traits).keys()
 
 
 def model_of(traits: Traits) -> tuple[str, ...]:
-    """Returns the part of the traits of workers that must be equal for all tokens of an answer: the
-    digests of the weights and of the configuration."""
+    """Returns the digests of the weights and of the configuration from the traits that workers
+    report. Both must be equal for all tokens of an answer."""
     by_name = dict(traits)
     return tuple(by_name.get(name, "") for name in ("weights", "configuration"))
 
 
 def arithmetic_of(traits: Traits) -> dict[str, str]:
-    """Returns the part of the traits of workers that decides how numbers are rounded."""
+    """Returns the traits, of those that workers report, which decide how numbers are rounded."""
     by_name = dict(traits)
     found = {name: by_name.get(name, "") for name in Arithmetic.model_fields}
     return {name: value for name, value in found.items() if value or name != "adapters"}

@@ -1,5 +1,5 @@
-"""The memory that a request takes beyond the request itself, which was counted when it arrived: for
-its vectors, and for its prompts once they are encoded into tokens."""
+"""Computes the memory of a request's vectors, and of its prompts after they have been encoded into
+tokens. The memory of the request itself is counted when the request arrives."""
 
 from array import array
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ as much memory as this many vectors."""
 
 
 def vector_bytes(n_vectors: int, n_values: int) -> int:
-    """Returns the approximate memory, in bytes, of the vectors of a request, including the memory
-    for writing them one after the other."""
+    """Returns the approximate memory, in bytes, of the vectors (embeddings or scores) of a request,
+    including the memory for writing one vector at a time as text."""
     number_bytes = array("f").itemsize * n_values
     return n_vectors * (VECTOR_BYTES + number_bytes) + N_WRITTEN * number_bytes
 
@@ -31,9 +31,9 @@ def vector_bytes(n_vectors: int, n_values: int) -> int:
 def encoded_bytes(
     prompts: Sequence[EncodedPrompt], options: GenerationOptions, *, max_at_once: int
 ) -> int:
-    """Returns the approximate memory, in bytes, that a request takes once its prompts are encoded,
-    beyond the memory that was counted when the request arrived. The scheduler has at most
-    `max_at_once` answers of the request at a time."""
+    """Returns the approximate memory, in bytes, that a request takes after its prompts have been
+    encoded. The memory that was counted when the request arrived is not included. The scheduler has
+    at most `max_at_once` answers of the request at a time."""
     n_answers = len(prompts) * options.n_generated
     n_grammar_bytes = sum([len(prompt.answer_format.grammar) for prompt in prompts])
     return (

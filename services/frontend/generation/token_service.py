@@ -1,4 +1,5 @@
-"""Requests that need only the tokenizer: tokenize, detokenize, count, and names of tokens."""
+"""Serves requests that need only the tokenizer: to tokenize, to detokenize, to count tokens, and to
+name tokens."""
 
 import asyncio
 from collections.abc import Sequence

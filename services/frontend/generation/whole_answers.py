@@ -1,4 +1,5 @@
-"""The answers of a call that is not streamed: the client gets them when all are complete."""
+"""Collects the answers of a call that is not streamed. The client gets the answers when all are
+complete."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""The format of the answers to one prompt, which decides how the answers are read and which grammar
-they follow."""
+"""The format of the answers to one prompt. The format decides how the answers are read and which
+grammar they follow."""
 
 import hashlib
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from services.frontend.text.message_reader import MessageReader, PlainReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
-    """The format of the answers to one prompt. Makes the readers of the answers, and has the
+    """The format of the answers to one prompt. Makes a reader for each answer, and holds the
     grammar that the answers follow."""
 
     family: ToolFormat | None = None

@@ -2,8 +2,8 @@
 checks values against the schemas of clients.
 
 The process runs `services.frontend.text.grammar_checker`. The process is started when the first
-grammar comes, and again after it has died or has not answered in time. The process holds the
-vocabulary of the model in memory, so that the frontend need not hold it.
+grammar or value is to be checked, and again after it has ended or has not answered in time. The
+process holds the vocabulary of the model in memory, so that the frontend need not hold it.
 """
 
 import json

@@ -13,7 +13,8 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallDelta:
-    """New characters of a tool call. The first delta of a call has its id and its name."""
+    """New characters of a tool call. The first delta of a call has the id and the name of the
+    call."""
 
     index: int
     id: str = ""
@@ -38,8 +39,8 @@ Part = Words | CallDelta
 
 @dataclass(slots=True)  # not frozen for the same reason as `Words`
 class MessageDelta:
-    """What a piece of text adds to an assistant's message, in the order in which the model writes
-    it. A delta is never changed."""
+    """The parts that a new text adds to an assistant's message, in the order in which the model
+    writes them. A delta is never changed."""
 
     parts: tuple[Part, ...] = ()
 

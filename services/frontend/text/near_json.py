@@ -49,9 +49,9 @@ _WORDS = {
 
 
 def object_of(text: str, *, is_cut: bool = False) -> dict[str, Any] | None:
-    """Returns the object that a text stands for. Returns None if the text does not stand for an
-    object. An empty text stands for an empty object. If the text is cut off (`is_cut`), the object
-    has only the members that are complete."""
+    """Returns the object in a text that is JSON or nearly JSON. Returns None if the text is
+    neither, or has another value. An empty text stands for an empty object. If the text is cut off
+    (`is_cut`), the object has only the members that are complete."""
     if not text.strip():
         return {}
     try:

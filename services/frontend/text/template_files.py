@@ -36,8 +36,8 @@ tools."""
 
 @dataclass(frozen=True, slots=True)
 class TemplateFiles:
-    """The sources of a checkpoint's templates, keyed by name, and the texts of its special
-    tokens."""
+    """Holds the sources of a checkpoint's chat templates, keyed by name, and the texts of the
+    checkpoint's special tokens."""
 
     sources: Mapping[str, str]
     special_tokens: Mapping[str, str]
@@ -82,8 +82,9 @@ class TemplateFiles:
 
 def template_source(model: Path) -> str:
     """Returns the name of the file that holds a checkpoint's template, and the template's key if
-    the file holds more than the template. A template from elsewhere is reported as that of
-    `tokenizer_config.json`."""
+    the file holds more than the template. If the template is in neither a GGUF file,
+    `chat_template.jinja` nor `chat_template.json`, the result names `tokenizer_config.json`, even
+    if the template comes from another file."""
     if is_gguf(model):
         return f"{model.name}: {GGUF_TEMPLATE}"
     if (model / "chat_template.jinja").is_file():
@@ -111,7 +112,8 @@ def _tekken_template(tokenizer: Path) -> str | None:
 
 
 def _named(template: object) -> dict[str, str]:
-    """Returns templates, keyed by name. A single template has the name of the default template."""
+    """Returns the templates in `template`, the value of a `chat_template` key, keyed by name. A
+    single template gets the name of the default template."""
     if isinstance(template, list):
         return {named["name"]: str(named["template"]) for named in template}
     if isinstance(template, dict):

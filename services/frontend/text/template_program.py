@@ -45,7 +45,7 @@ class TemplateProgram:
         """Returns the text that the template writes.
 
         Raises:
-            TooMuch: the text is too long, or the time of the meter is over.
+            TooMuch: the text is too long, or rendering exceeds the time limit of `meter`.
             Exception: the template does not support the variables. The error is one of
                 `TEMPLATE_ERRORS`.
         """

@@ -1,9 +1,9 @@
 """Threads in which texts are tokenized and conversations are rendered.
 
-Work on a short text takes less time than a switch to a thread, so the event loop does it at once.
-Other work waits for one of two lanes. A lane is a thread with a queue. One of the two lanes is for
-short texts, so that these do not wait behind long ones. A lane does one piece of work at a time, in
-order of arrival. It refuses new work when too many characters wait.
+Work on a very short text takes less time than a switch to a thread, so the event loop does it at
+once. Other work waits for one of two lanes. A lane is a thread with a queue. One of the two lanes
+is for short texts, so that these do not wait behind long ones. A lane does one piece of work at a
+time, in order of arrival. It refuses new work when too many characters wait.
 
 A thread cannot be stopped. So the memory of the work is counted until the work ends, even if the
 client has disconnected before. If the work has not begun when its client disconnects, it is not
@@ -37,8 +37,8 @@ plus as much for each byte of the text in UTF-8. Measured: 130 for each letter o
 single letters between signs, 450 for each character of Chinese, 600 to 700 for emoji."""
 
 LANE_PART = 4
-"""A piece of work in a lane is counted with at most 1 / `LANE_PART` of the memory budget, so that
-one long text does not keep other requests out. Memory that is not counted for this reason is
+"""A piece of work in a lane is counted with at most 1 / `LANE_PART` of the memory budget. Otherwise
+one long text could keep all other requests out. Memory that is not counted for this reason is
 bounded by `max_prompt_characters`, once for each lane."""
 
 Result = TypeVar("Result")
@@ -89,8 +89,8 @@ class TextLane:
     async def run(
         self, work: Callable[[], Result], share: Share, *, n_characters: int, n_bytes: int
     ) -> Result:
-        """Calls `work` in the lane's thread, after all earlier work. `TextThreads.run` explains the
-        arguments."""
+        """Calls `work` in this lane's thread, after all work that was given to the lane earlier.
+        `TextThreads.run` explains the arguments."""
         n_bytes = min(n_bytes, share.max_bytes // LANE_PART)
         await self._wait_turn(n_characters)
         try:

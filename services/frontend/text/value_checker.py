@@ -19,8 +19,8 @@ class CannotCheck(ValueError):
 
 
 def is_valid(schema: str, value: str) -> bool:
-    """Returns whether a text is JSON that matches a schema, which is given as JSON. The keyword
-    `format` constrains nothing.
+    """Returns whether the text `value` is JSON that matches `schema`, which is also JSON text. The
+    keyword `format` constrains nothing.
 
     Raises:
         CannotCheck: the schema cannot be used.

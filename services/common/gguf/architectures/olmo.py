@@ -1,4 +1,4 @@
-"""OLMo 2 and 3, whose norms are after attention and MLP, and OLMoE."""
+"""OLMoE, and OLMo 2 and 3, which have their norms after attention and MLP."""
 
 from __future__ import annotations
 
