@@ -49,7 +49,7 @@ class Address(NamedTuple):
 
 
 def parse(text: str) -> Address:
-    """Returns the address that `host:port` names. Without a host, the address is `::`.
+    """Returns the address that a text `host:port` names. If the host is left out, it is `::`.
 
     Raises:
         ValueError: the text is not `host:port`.

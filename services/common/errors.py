@@ -73,8 +73,8 @@ class InvalidRequest(OrcinusError):
 
 
 class ContextOverflow(InvalidRequest):
-    """The prompt leaves no room for an answer in the model's context, or not enough room for an
-    answer of the requested length.
+    """The prompt fills the model's context, or leaves too little of it for an answer of the
+    requested length.
 
     Agents (clients with long conversations) recognise this error and shorten the conversation.
     """

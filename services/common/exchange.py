@@ -37,7 +37,8 @@ class Exchange:
         return await self._context.read()
 
     async def write(self, message: Any) -> None:
-        """Sends a response message. Returns when gRPC has sent the message, or has room for it."""
+        """Sends a response message. Returns when gRPC has sent the message, or has put it into its
+        buffer."""
         await self._context.write(message)
 
     def hand_over(self, _: Any) -> None:
@@ -127,7 +128,8 @@ class TimedExchange(Exchange):
             raise errors.TimedOut("the request did not come in time") from None
 
     async def write(self, message: Any) -> None:
-        """Sends a response message. Returns when gRPC has sent the message, or has room for it.
+        """Sends a response message. Returns when gRPC has sent the message, or has put it into its
+        buffer.
 
         Raises:
             TimedOut: the client did not read in time.

@@ -8,9 +8,9 @@
 | the API's name, and the empty name | calls of that API are accepted |
 | `serving` | requests that arrive now get tokens (`serving.py`); schedulers and frontends only |
 
-Probes by gRPC use a separate port, which serves nothing else. The port has no TLS, since Kubernetes
-cannot present a certificate. Probes by HTTP, for versions of Kubernetes without gRPC probes, use
-the port of the metrics (`metrics.py`).
+Probes by gRPC use a separate port, which serves nothing else. The port has no TLS, because
+Kubernetes cannot present a certificate. Probes by HTTP, for versions of Kubernetes without gRPC
+probes, use the port of the metrics (`metrics.py`).
 """
 
 from functools import partial
@@ -47,7 +47,7 @@ class Health:
         await self._set(False, STARTUP, READINESS, "", self._api)
 
     async def set_started(self) -> None:
-        """Sets the status of the name `startup` to serving, since the start is complete."""
+        """Sets the status of the name `startup` to serving. Call it when the start is complete."""
         await self._set(True, STARTUP)
 
     async def set_alive(self, is_alive: bool) -> None:
@@ -91,7 +91,7 @@ class Health:
 
     async def listen(self, address: str | None) -> grpc.aio.Server | None:
         """Starts and returns a server for probes on `address`. The server serves only the health.
-        Returns None without an address."""
+        Returns None if `address` is None."""
         if address is None:
             return None
         server = rpc.create_server(rpc.PROBE_SERVER_OPTIONS)

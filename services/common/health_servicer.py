@@ -57,8 +57,8 @@ class HealthStatuses:
         self._wake()
 
     def end(self) -> None:
-        """Marks the statuses as final, and wakes the tasks that wait for a change, so that watches
-        end."""
+        """Marks the statuses as final, and wakes the tasks that wait for a change. Open watches
+        then end."""
         self.has_ended = True
         self._wake()
 

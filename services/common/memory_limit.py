@@ -17,8 +17,8 @@ PROCESS = "the process itself"
 
 
 def memory_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int | None:
-    """Returns the lowest memory limit of this process's control groups in bytes, or None without a
-    limit. `groups_of` explains the arguments."""
+    """Returns the lowest memory limit of this process's control groups in bytes, or None if there
+    is no limit. `groups_of` explains the arguments."""
     limits = [
         int(limit)
         for group in groups_of("memory", cgroups=cgroups, membership=membership)

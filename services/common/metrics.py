@@ -84,7 +84,7 @@ POLL_S = 0.5
 
 SILENCE_LIMIT_S = 30.0
 """Timeout in seconds for a client of the metrics that neither sends nor reads. The limit is needed
-since each client occupies a thread."""
+because each client occupies a thread."""
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Counters and histograms for prometheus_client that only one thread changes.
 
-The library's own metrics take a lock and make several calls for each change, since any thread may
+The library's own metrics take a lock and make several calls for each change, because any thread may
 change them. The metrics of this module are plain numbers, which the thread that answers Prometheus
 reads without a lock. Registries, families and formats come from the library. Unlike the library,
 this module refuses neither negative amounts nor long exemplars.

@@ -37,8 +37,8 @@ examines the youngest generation."""
 
 
 class ReadyPipe:
-    """Writes the progress and the readiness of a service to its launcher. Does nothing without a
-    launcher."""
+    """Writes the progress and the readiness of a service to its launcher. Does nothing if the
+    service has no launcher."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd

@@ -25,7 +25,8 @@ KEEPALIVE_S = 5
 """Seconds between two pings.
 
 With this interval, either side notices in less than ten seconds that its peer is stopped or its
-network is cut. A peer whose event loop hangs still answers pings, since gRPC's threads answer them.
+network is cut. A peer whose event loop hangs still answers pings, because gRPC's threads answer
+them.
 """
 
 KEEPALIVE_TIMEOUT_S = 4
@@ -115,11 +116,11 @@ def public_server_options(
     Connections beyond `max_connections` are closed before anything is read from them. gRPC's
     defaults are right for floods of reset frames and settings frames: at most 32 calls begin at a
     time, and nothing is read from a client that does not read the answers to its frames. No option
-    of gRPC usefully limits what a connection sends beside its calls, such as pings
-    (`connection_watch.py`).
+    of gRPC usefully limits what a connection sends in addition to its calls, such as pings;
+    `connection_watch.py` limits it.
 
     A client that is silent for a quarter of `silence_limit_s` is sent a ping. It has
-    `silence_limit_s` seconds to answer the ping, since its network may come back.
+    `silence_limit_s` seconds to answer the ping, because its network may come back.
     """
     silence_limit_ms = int(silence_limit_s * 1000)
     return [

@@ -150,8 +150,8 @@ class _Method:
     exchange: MakeExchange
 
     def observed(self, context: Any) -> contextlib.AbstractContextManager[None]:
-        """Returns the context manager in which a call must run so that it is observed. If the
-        method has no observer, the context manager does nothing."""
+        """Returns the context manager in which a call must run to be observed. If the method has no
+        observer, the context manager does nothing."""
         if self.observe is None:
             return contextlib.nullcontext()
         return self.observe(self.name, context)

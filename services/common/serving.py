@@ -4,7 +4,7 @@ To serve is not the same as to be ready, which means that traffic may be routed 
 that holds requests for a moment is ready. A service does not serve in three cases: it has no
 pipeline; requests wait and no token was produced for `SILENCE_LIMIT_S` seconds; or its event loop
 stands still. A prompt whose prefill alone takes longer than that limit also makes a service not
-serve, since no request gets a token meanwhile.
+serve, because no request gets a token meanwhile.
 """
 
 import asyncio

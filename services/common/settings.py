@@ -2,7 +2,7 @@
 command line.
 
 pydantic-settings ignores a misspelt environment variable even with `extra="forbid"`. Here such a
-variable is an error, since a setting that is silently ignored is worse than a failed start. (In
+variable is an error, because a setting that is silently ignored is worse than a failed start. (In
 Kubernetes a Service named `orcinus-…` puts variables of that prefix into every pod, unless the pod
 says `enableServiceLinks: false`.)
 """

@@ -34,7 +34,7 @@ class BoundedSpanProcessor(BatchSpanProcessor):
 
     def __init__(self, exporter: SpanExporter, *, endpoint: str, max_queue_size: int) -> None:
         """`endpoint` is the URL of the collector, for log lines. The URL is logged without its
-        credentials. `max_queue_size` is the number of spans for which the queue has room."""
+        credentials. `max_queue_size` is the largest number of spans in the queue."""
         self._losses = OutageLog(
             log,
             failing="spans are dropped",

@@ -132,8 +132,8 @@ def from_message(message: trace_pb2.TraceContext) -> Context:
 
 
 def current_ids() -> tuple[str, str] | None:
-    """Returns the ids of the current trace and span in hexadecimal, for logs. Returns None without
-    a span."""
+    """Returns the ids of the current trace and span in hexadecimal, for logs. Returns None if there
+    is no current span."""
     context = trace.get_current_span().get_span_context()
     if not context.is_valid:
         return None

@@ -30,8 +30,8 @@ from services.common.watch_json import Json, seconds, to_json
 _DECODE = watch_pb2.SPAN_KIND_DECODE
 
 ENDED_S = 10.0
-"""Seconds for which a request is remembered after its end, since events of its last iterations may
-arrive later."""
+"""Seconds for which a request is remembered after its end, because events of its last iterations
+may arrive later."""
 
 
 @dataclass(slots=True)

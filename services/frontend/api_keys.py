@@ -268,8 +268,8 @@ class Account:
 
 
 class ApiKeys:
-    """The API keys of a file, and an account for each key. Without a file, every caller may use the
-    API."""
+    """Holds the API keys of a file, and an account for each key. If there is no file, every caller
+    may use the API."""
 
     def __init__(
         self,

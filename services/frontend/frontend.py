@@ -227,8 +227,8 @@ class Frontend:
         return server, rpc.bind(server, settings.grpc_address, credentials)
 
     async def answer_probes(self) -> None:
-        """Listens for health probes and for Prometheus, each on a separate port. A port without an
-        address in the settings is not opened.
+        """Listens for health probes and for Prometheus, each on a separate port. If the settings
+        have no address for one of the ports, it is not opened.
 
         Raises:
             OSError: an address is taken.

@@ -219,11 +219,11 @@ class FrontendSettings(ServerSettings):
     """Seconds without a sign of a client's host, such as an acknowledged packet or an answered
     ping, after which the connection of the client is closed and its requests are cancelled. Over
     gRPC this takes up to a quarter longer. Streams survive a break of the network of half that
-    time, since TCP tries again at growing intervals."""
+    time, because TCP tries again at growing intervals."""
 
     send_limit_s: PositiveFloat = 30.0
     """Seconds in which a client must read 16 KiB of the output that waits for it, or one message
-    over gRPC. Otherwise the answer ends, so that unread output does not fill the memory."""
+    over gRPC. Otherwise the answer ends, because unread output would fill the memory."""
 
     comment_s: PositiveFloat = 15.0
     """Seconds without an event after which a stream gets a comment, so that proxies do not close

@@ -54,7 +54,8 @@ class Metadata:
 
         If the value is a list with an equal number for each layer, that number is returned. Raises
         ValueError if the value is neither a number nor such a list. Also raises ValueError for a
-        whole number where the format requires a fraction, since llama.cpp refuses such a file, too.
+        whole number where the format requires a fraction, because llama.cpp refuses such a file,
+        too.
         """
         value = self.value(key)
         if _is_list(value) and len(set(value)) == 1:

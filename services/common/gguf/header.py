@@ -102,7 +102,7 @@ def is_gguf(model: Path) -> bool:
 def model_name(model: Path) -> str:
     """Returns the name of a model: the name of its directory or file.
 
-    If the path is a symbolic link, the result is the link's own name, since the target may be a
+    If the path is a symbolic link, the result is the link's own name, because the target may be a
     folder of a cache. For a model in several files, the number of the file is not part of the name.
     """
     name = Path(os.path.abspath(model)).name

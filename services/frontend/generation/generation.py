@@ -253,7 +253,7 @@ class Generation:
         Raises:
             InvalidRequest: the scheduler refuses an answer, or the broken stream cannot have sent
             the tokens that the resumption names.
-            PoolFull: there is no room for the call at the moment.
+            PoolFull: there are too many calls at once.
             TimedOut: the time limit of the call is over.
             Unavailable: an answer could not be submitted in time.
         """

@@ -35,7 +35,7 @@ TOKEN_BYTES = array("I").itemsize
 
 NUMBER_BYTES = 2 * TOKEN_BYTES
 """Bytes of memory that one log-probability takes, together with its token or rank. The
-log-probabilities of a prompt are not counted here, since they are counted before they arrive."""
+log-probabilities of a prompt are not counted here, because they are counted before they arrive."""
 
 MAX_UNREAD_BYTES = 2**20
 """Largest memory of the unread events of one call, in bytes: some 80,000 tokens."""
@@ -153,8 +153,8 @@ class Inbox:
 
     def _pack(self) -> None:
         """Joins the tokens of each answer into fewer events, and counts the unread events against
-        the memory budget. If the budget has no room for them, all unread events are dropped and the
-        call ends with PoolFull."""
+        the memory budget. If the budget has too little memory left, all unread events are dropped
+        and the call ends with PoolFull."""
         self._events = deque(_packed(self._events))
         max_loose = max(MAX_LOOSE, 2 * len(self._events))
         n_bytes = sum(_n_bytes(event) for event in self._events if isinstance(event, OutputTokens))

@@ -214,7 +214,8 @@ def model_of(traits: Traits) -> tuple[str, ...]:
 
 
 def arithmetic_of(traits: Traits) -> dict[str, str]:
-    """Returns the traits, of those that workers report, which decide how numbers are rounded."""
+    """Returns the traits that decide how numbers are rounded. `traits` are all traits that workers
+    report about their model and their arithmetic."""
     by_name = dict(traits)
     found = {name: by_name.get(name, "") for name in Arithmetic.model_fields}
     return {name: value for name, value in found.items() if value or name != "adapters"}

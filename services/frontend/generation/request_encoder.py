@@ -51,7 +51,7 @@ class RequestEncoder:
             InvalidRequest: a prompt is too long, tokens are not in the vocabulary, a conversation
             can't be rendered, or a grammar can't be followed.
             UnknownModel: the request is for another model.
-            PoolFull: there is no room for the request at the moment.
+            PoolFull: there are too many requests at once.
         """
         limits.check_model(request.model)
         limits.check_kind(request.options)

@@ -47,7 +47,7 @@ def encoded_bytes(
 def _token_bytes(prompts: Sequence[EncodedPrompt], n: int, *, max_at_once: int) -> int:
     """Returns the approximate memory, in bytes, of the tokens of `prompts` and of the copies of the
     tokens for the scheduler. If the client sent a prompt as tokens, only the copies are counted,
-    since the tokens were counted when the request arrived. It is assumed that the copies of the
+    because the tokens were counted when the request arrived. It is assumed that the copies of the
     longest prompts exist at the same time. Each prompt has `n` answers."""
     n_packed = sum(
         len(prompt.token_ids) for prompt in prompts if not isinstance(prompt.prompt, tuple)

@@ -96,7 +96,7 @@ class GenerationOptions:
     n: int = 1
     add_special_tokens: bool | None = None
     """Whether special tokens are put around the prompt as the tokenizer of the checkpoint does for
-    texts. By default this is done for texts, but not for conversations, since the chat template
+    texts. By default this is done for texts, but not for conversations, because the chat template
     writes the special tokens."""
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -122,8 +122,8 @@ class GenerationOptions:
     receipt: bool = False
     """Whether each answer has a receipt that says how the answer was made."""
     is_receipt_optional: bool = False
-    """Whether an answer comes without a receipt if none can be made, since the client has not asked
-    for one."""
+    """Whether an answer comes without a receipt if none can be made, because the client has not
+    asked for one."""
 
     @property
     def operation(self) -> str:

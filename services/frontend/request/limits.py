@@ -27,7 +27,7 @@ class ModelLimits:
     lowered."""
 
     needs_room: bool = True
-    """Whether a prompt must leave room for an answer."""
+    """Whether a prompt must leave room in the context for an answer."""
 
     def of_prompts_alone(self) -> Self:
         """Returns the same limits, but for prompts that get no answer, so they need not leave room
@@ -87,8 +87,8 @@ class ModelLimits:
         return None if digest is None else scheduler_pb2.Adapter(name=model, digest=digest)
 
     def check_prompt(self, field: str, token_ids: Sequence[int]) -> None:
-        """Raises InvalidRequest if a prompt is empty or too long, leaves no room for an answer, or
-        has a token that is not in the vocabulary."""
+        """Raises InvalidRequest if a prompt is empty, is too long, leaves no room in the context
+        for an answer, or has a token that is not in the vocabulary."""
         if not token_ids:
             raise errors.InvalidRequest(field, "must have at least one token")
         self.check_length(field, len(token_ids))

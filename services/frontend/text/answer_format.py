@@ -30,7 +30,7 @@ class AnswerFormat:
     client's grammar."""
     reasoning: ReasoningFormat | None = None
     is_thinking: bool = False
-    """Whether the prompt ends inside the reasoning, so that the answer begins with reasoning."""
+    """Whether the prompt ends inside the reasoning, so the answer begins with reasoning."""
     marks: Mapping[int, str] = field(default_factory=dict)
     """Special tokens whose texts the readers must see, each with its text."""
     end_tokens: tuple[int, ...] = ()

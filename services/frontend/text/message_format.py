@@ -155,8 +155,8 @@ class MessageFormat:
         return "" if self._family is None else self._family.before_content
 
     def schemas_of(self, conversation: Conversation) -> dict[int, ClientSchema]:
-        """Returns the schemas of those tools whose arguments must match their schemas, keyed by the
-        index of the tool.
+        """Returns the schemas that the arguments of calls must match, keyed by the index of the
+        tool. Tools whose arguments may be any object are left out.
 
         Raises:
             InvalidRequest: a schema does not describe an object, or is too long.

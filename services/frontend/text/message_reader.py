@@ -125,7 +125,7 @@ class PlainReader:
         return MessageDelta((Words(text, end=self._n_read),) if text else ())
 
     def flush(self) -> MessageDelta:
-        """Returns an empty delta, since no text is held back."""
+        """Returns an empty delta, because no text is held back."""
         return MessageDelta()
 
 

@@ -19,7 +19,7 @@ class StopStrings:
         self._matches = [_Match(stop) for stop in stops]
         self._held = ""
         self.is_empty = not self._matches
-        """Whether there are no stop strings, so that text is delivered as it comes."""
+        """Whether there are no stop strings. Text is then delivered as it comes."""
         self.is_met = False
         self.met = ""
         """Stop string that was found; empty before a stop string is found."""

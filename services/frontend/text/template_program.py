@@ -80,7 +80,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Returns JSON in the form that templates expect. Jinja's own filter is not used, since it
+    """Returns JSON in the form that templates expect. Jinja's own filter is not used, because it
     would escape characters of HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys

@@ -27,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 COPIES = 4
 """Number of characters that a template may handle for each character of its largest output. The
-number is above 1, since a text is built from parts, and a part is counted each time it is
+number is above 1, because a text is built from parts, and a part is counted each time it is
 handled."""
 
 MAX_PRODUCT = 2**26

@@ -125,14 +125,14 @@ class Tokenizer:
         `type_stride` times its token type is added; the type is 1 in the second text. With
         `cut_to`, the end of a longer text is cut off, and the result has at most `cut_to` tokens.
 
-        The library's methods for batches are used, since only these release Python's global lock,
-        so that other threads run meanwhile. While tokens become Python numbers the lock is held, so
-        this is done for at most `max_tokens` tokens.
+        The library's methods for batches are used, because only these release Python's global lock
+        and let other threads run. While token ids are converted to Python numbers, the lock is
+        held. So at most `max_tokens` ids are converted.
 
         Raises:
             TooManyTokens: the text has more tokens than `max_tokens`.
             RequestFailed: the library cannot divide the text.
-            CutTooShort: `cut_to` leaves no room for a token of each text.
+            CutTooShort: `cut_to` is too small to keep a token of each text.
         """
         if cut_to is not None:
             frame = self._frame(1 + isinstance(text, TextPair), add_special_tokens)

@@ -28,7 +28,7 @@ class ClientSchema:
     additional_properties: AdditionalProperties = "declared"
     parameters: str = ""
     """JSON text of the tool's parameters from which the schema was made; empty if the schema
-    belongs to no tool. The translation of such a schema is cached, since clients send the same
+    belongs to no tool. The translation of such a schema is cached, because clients send the same
     tools with every turn."""
     not_in_format: tuple[Unenforced, ...] = ()
     """Keywords that the model's format of tool calls cannot enforce, although a format in JSON

@@ -1,4 +1,4 @@
-"""Caches the translations of tools' schemas, since agents send the same tools with every turn.
+"""Caches the translations of tools' schemas, because agents send the same tools with every turn.
 
 Translating the schemas of 200 tools takes 70 ms, and looking their translations up takes 7 ms. The
 most recently used translations are kept, up to `MAX_BYTES`. Several threads may translate at the

@@ -52,8 +52,8 @@ class ArrivingText:
 
     @property
     def position(self) -> int:
-        """Number of characters of the answer up to the character that was read last, including
-        those that were left out (`leave_out`)."""
+        """Number of characters of the answer up to the character that was read last, including the
+        characters that were left out (`leave_out`)."""
         n_read = self._n_before + self._at
         while self._gaps and self._gaps[0][0] < n_read:
             self._n_missing += self._gaps.popleft()[1]
