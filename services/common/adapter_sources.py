@@ -27,8 +27,9 @@ class SourceRefused(ValueError):
 
 
 def _prefixes(value: object) -> object:
-    """Returns the prefixes in the value of the setting, which is a text or a list of texts. Raises
-    ValueError if a prefix does not have the form of a source, or is `/`."""
+    """Returns the prefixes in `value`, the value of the setting that lists allowed prefixes: a text
+    or a list of texts. Raises ValueError if a prefix does not have the form of a source, or is
+    `/`."""
     texts = value if isinstance(value, list | tuple) else (value,)
     found = [part for text in texts for part in _SEPARATOR.split(str(text).strip()) if part]
     for prefix in found:

@@ -189,7 +189,8 @@ def reason_of(error: OSError) -> str:
 
 
 def of_socket(name: Any) -> Address:
-    """Returns the address of a client from the result of `getpeername`."""
+    """Returns the address of a client. `name` is the result of `getpeername` for the client's
+    connection."""
     return Address(_plain(name[0]), name[1])
 
 

@@ -39,7 +39,8 @@ def give_up(reason: object, *, ready_fd: int | None, log_format: LogFormat = "te
 
 
 def refuse(reason: str, *, ready_fd: int | None) -> NoReturn:
-    """Ends a service whose settings are wrong. `reason` says what is wrong with each setting."""
+    """Ends this process, a service whose settings are wrong, by raising SystemExit. `reason` says
+    what is wrong with each setting."""
     raise SystemExit(f"{ERROR}{reason}" if ready_fd is None else give_up(reason, ready_fd=ready_fd))
 
 

@@ -154,7 +154,8 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.set_app(app)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accepts a client's connection, and sets its timeout to the limit of silence."""
+        """Accepts a client's connection, and sets the timeout after which a silent client is
+        dropped."""
         client, name = super().get_request()
         client.settimeout(self._silence_limit_s)
         return client, name

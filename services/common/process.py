@@ -144,8 +144,8 @@ def freeze_objects() -> None:
 
     Imported objects are never freed, and each full collection would stop the process for 50 to 80
     ms to examine them. Young objects are examined after `YOUNG_OBJECTS` new objects instead of 700:
-    an iteration of many requests creates more than 700, and they are freed when the next iteration
-    begins.
+    an iteration of many requests creates more than 700 objects, which become free when the next
+    iteration begins.
     """
     gc.collect()
     gc.freeze()

@@ -114,8 +114,8 @@ class ServiceSettings(BaseSettings):
         return settings
 
     def memory_parts(self) -> Mapping[str, int]:
-        """Returns how much memory the service may need, in bytes: for each setting that determines
-        a part of the memory, the size of this part.
+        """Returns, for each setting that determines a part of the service's memory, the largest
+        size of this part in bytes.
 
         The result is empty if the memory is not known at the start (`memory_limit.py`).
         """

@@ -6,8 +6,8 @@ If a process is paused, or gets no processor, this thread makes no ticks either,
 not count as hung. A process that hangs writes the stacks of all its threads and ends, so that its
 launcher or Kubernetes starts it again, even if no probe checks it.
 
-In a call that holds the interpreter lock, this thread does not run either, so it cannot detect a
-hang in such a call. Probes and launchers detect it.
+While a call holds the interpreter lock, this thread does not run either, so it cannot detect a hang
+in such a call. Probes and launchers detect such a hang.
 """
 
 import asyncio

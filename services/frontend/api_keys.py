@@ -212,7 +212,7 @@ class Account:
         return self._message
 
     def count_call(self, now: float) -> None:
-        """Counts a call against the limit per minute.
+        """Counts a call against the account's limit on calls per minute.
 
         Raises:
             PoolFull: the calls of this minute are used up.

@@ -306,7 +306,8 @@ class FrontendSettings(ServerSettings):
 
     @property
     def models(self) -> tuple[ModelSettings, ...]:
-        """The settings of each model. The name of a single model may be empty."""
+        """The settings of each model, in one object per model. If there is only one model, its name
+        may be empty."""
         return tuple(
             ModelSettings(
                 path=path,

@@ -113,8 +113,8 @@ class Metadata:
         return place.shape[0] if place is not None and place.shape else None
 
     def keys(self) -> Mapping[str, Any]:
-        """Returns all keys of the architecture with their values. The names of keys do not begin
-        with the architecture's name."""
+        """Returns all keys of the architecture with their values. The architecture's name, with
+        which these keys begin in the file, is left out."""
         return {
             key.removeprefix(self._prefix): value
             for key, value in self.header.metadata.items()
@@ -134,8 +134,8 @@ def nothing(said: Metadata, config: Config) -> Config:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """A GGUF architecture: the model family that computes its models, and the rules that translate
-    its keys and tensors."""
+    """Describes a GGUF architecture: the model family that computes its models, and the rules that
+    translate its keys and tensors."""
 
     family: str  # the class of the family's checkpoints, unless `more` names another one
     tensors: Rules

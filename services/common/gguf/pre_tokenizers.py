@@ -81,7 +81,8 @@ def _split(pattern: str) -> Json:
 
 
 def _cuts(*patterns: str) -> Json:
-    """Returns a rule that divides a text by several patterns, one after the other."""
+    """Returns a rule that divides a text by the first pattern, the parts by the second pattern, and
+    so on."""
     return _sequence(*map(_split, patterns), _BYTES)
 
 

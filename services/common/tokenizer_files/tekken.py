@@ -2,8 +2,8 @@
 Magistral use.
 
 The file has the bytes of each token in the order of merging, as `tiktoken` reads them, and the
-special tokens, which come first in the model's vocabulary. A file before version 11 may leave out
-the special tokens. Then the twenty special tokens in this module are used.
+special tokens, which come first in the model's vocabulary. A file of a version before 11 may leave
+out the special tokens. If it does, the twenty special tokens in this module are used.
 """
 
 from __future__ import annotations

@@ -308,8 +308,8 @@ class Generation:
         return answers.best(self._with_receipt)
 
     def put(self, event: Event, answer: Answer) -> None:
-        """Takes an event of an answer as soon as the event arrives, also while no task waits for
-        pieces."""
+        """Called with each event of an answer as soon as the event arrives, even if no task waits
+        for pieces."""
         if isinstance(event, OutputTokens):
             outlet = self._outlet
             if outlet is not None and self._inbox.is_awaited and outlet.is_ready:

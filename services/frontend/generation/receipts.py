@@ -139,8 +139,8 @@ class CallReceipts:
 
     def _obstacle(self, answer: Answer) -> str:
         """Returns the reason why no receipt of an answer can be made. Either some of its tokens
-        come from workers that do not report the traits that receipts need, or workers with
-        different models made them. The result is empty if a receipt can be made."""
+        come from workers that do not report the traits that receipts need, or its tokens come from
+        workers with different models. The result is empty if a receipt can be made."""
         builds = self._traits.get(answer.index, [])
         has_computed = answer.n_tokens > len(self._answers.tokens_so_far(answer.index))
         if not all(map(tells_enough, builds)) or (has_computed and not builds):

@@ -113,8 +113,8 @@ class RequestEncoder:
         limits: ModelLimits,
         share: Share,
     ) -> AnswerFormat:
-        """Returns the format of answers to a conversation. If the format has a grammar, the grammar
-        has been checked.
+        """Returns the format of answers to a conversation. If the format has a grammar, checks that
+        the model can follow it.
 
         Raises:
             InvalidRequest: the grammar cannot be followed. If the schema of a tool is the cause,
@@ -148,8 +148,8 @@ class RequestEncoder:
     async def check_value(
         self, schema: ClientSchema, value: str, *, limits: ModelLimits, share: Share
     ) -> bool | None:
-        """Returns whether a text is JSON that matches a client's schema. Returns None if the check
-        was not possible within the limits."""
+        """Returns whether the text `value` is JSON that matches a client's schema. Returns None if
+        it could not be checked, for example because of a limit."""
         return await self._grammar_check.is_valid(schema, value, limits.pipeline, share)
 
 

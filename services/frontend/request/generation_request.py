@@ -158,7 +158,7 @@ class GenerationOptions:
     @property
     def n_bytes(self) -> int:
         """Approximate memory of the options, in bytes. The request takes this memory once, and each
-        answer at the scheduler takes as much again."""
+        answer takes as much again while the scheduler has it."""
         sampling = self.sampling
         n_tokens = len(sampling.allowed_token_ids) + len(sampling.bad_token_ids)
         n_tokens += len(sampling.stop_token_ids) + 3 * len(sampling.logit_bias)

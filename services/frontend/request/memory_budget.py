@@ -27,7 +27,7 @@ class MemoryBudget:
         self._refusals = Refusals() if refusals is None else refusals
 
     def share(self, n_bytes: int = 0) -> "Share":
-        """Returns a share of `n_bytes` bytes.
+        """Takes `n_bytes` bytes of the budget, and returns the share that holds them.
 
         Raises:
             PoolFull: the budget has fewer bytes left.

@@ -138,7 +138,7 @@ def choice(texts: Sequence[str], *, field: str = "choice") -> str:
 
 
 def quoted(text: str) -> str:
-    """Returns a text as a literal of a Lark grammar, in which control characters are escaped."""
+    """Returns a text as a literal for a Lark grammar. Control characters are escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -169,7 +169,7 @@ def grammar(text: str, *, field: str = "grammar") -> str:
 
 
 def parts(grammar: str) -> list[dict[str, Any]]:
-    """Splits a valid grammar into its parts, for use inside a larger grammar. The larger grammar
+    """Splits a valid grammar into its parts, to use them in a larger grammar. The larger grammar
     refers to the first part by `@` and the part's name."""
     found: list[dict[str, Any]] = [{"lark_grammar": grammar}]
     if grammar.lstrip().startswith("{"):

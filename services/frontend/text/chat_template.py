@@ -99,7 +99,7 @@ class ChatTemplate:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the templates and of the texts of their special tokens."""
+        """SHA-256 of the templates and of the texts of the special tokens that they use."""
         return hashlib.sha256(rfc8785.dumps(self._parts)).hexdigest()
 
     @property

@@ -72,7 +72,7 @@ class MessageDelta:
         return bool(self.parts)
 
     def __add__(self, later: "MessageDelta") -> "MessageDelta":
-        """Returns a delta with the parts of this delta and then the parts of `later`."""
+        """Returns a delta that has first the parts of this delta and then the parts of `later`."""
         return MessageDelta(self.parts + later.parts)
 
     def _words(self, *, is_reasoning: bool) -> str:

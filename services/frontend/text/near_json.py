@@ -62,7 +62,8 @@ def object_of(text: str, *, is_cut: bool = False) -> dict[str, Any] | None:
 
 
 def string_of(text: str) -> str | None:
-    """Returns the value of a string. Returns None if the text is not a string."""
+    """Returns the value of a text that is a JSON string or nearly one. Returns None if the text is
+    neither."""
     try:
         value = _value_of(text, is_cut=False)
     except ValueError:

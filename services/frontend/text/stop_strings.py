@@ -25,8 +25,8 @@ class StopStrings:
         """Stop string that was found; empty before a stop string is found."""
 
     def feed(self, text: str, *, may_end: bool = True) -> str:
-        """Takes more text and returns the text that can be delivered. Call it only as long as no
-        stop string was found. While `may_end` is false, a complete stop string counts as ordinary
+        """Takes more text, and returns the text that can be delivered. Call it only while no stop
+        string has been found. While `may_end` is false, a complete stop string counts as ordinary
         text."""
         if not self._matches:
             return text

@@ -55,7 +55,8 @@ _USER = ChatMessage("user", _ASKS)
 
 
 def _calling(n_calls: int, content: str | None = None) -> tuple[ChatMessage, ...]:
-    """Returns a conversation with a turn that has `n_calls` calls, and with their results."""
+    """Returns a conversation with a turn of `n_calls` tool calls, followed by the results of the
+    calls."""
     calls = _CALLS[:n_calls]
     results = (
         ChatMessage("tool", result, name=call.name, tool_call_id=call.id)

@@ -1,4 +1,4 @@
-"""Cuts a long text into pieces, so that its tokens can be counted in little memory."""
+"""Cuts a long text into pieces, to count its tokens in little memory."""
 
 from collections.abc import Iterator
 

@@ -78,7 +78,8 @@ class TextThreads:
 
 
 class TextLane:
-    """One thread, and the work that waits for it."""
+    """A thread that does one piece of work at a time, with a queue of the work that waits for
+    it."""
 
     def __init__(self, name: str, refusals: Refusals) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)

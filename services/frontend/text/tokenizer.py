@@ -157,8 +157,8 @@ class Tokenizer:
     def _encodings(
         self, given: list[str] | list[str | tuple[str, str]], *, add_special_tokens: bool
     ) -> list[tokenizers.Encoding]:
-        """Returns texts and pairs as the library encodes them. Raises RequestFailed if the library
-        panics.
+        """Encodes texts, or pairs of texts, and returns the library's encodings. Raises
+        RequestFailed if the library panics.
 
         The library panics if a regular expression of the checkpoint tries ten million ways to match
         the text, which takes a second. No state of the tokenizer is left broken.

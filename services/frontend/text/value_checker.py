@@ -1,4 +1,5 @@
-"""Checks whether a finished value matches a JSON schema, for the keywords that no grammar enforces.
+"""Checks whether a finished value matches a JSON schema, including the keywords that no grammar
+enforces.
 
 References to other documents are not followed: neither files nor the network are read. This module
 does not limit the time for regular expressions or for large values; `grammar_checker` limits the

@@ -47,7 +47,8 @@ class ClientSchema:
 
     @property
     def enforced(self) -> dict[str, Any]:
-        """The part of the schema that the grammar engine enforces, as a schema of its own.
+        """The part of the schema that the grammar engine enforces. This part is a complete schema
+        itself.
 
         Raises:
             InvalidRequest: the schema is wrong, or is strict and has a keyword that cannot be

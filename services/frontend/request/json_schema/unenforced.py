@@ -33,8 +33,9 @@ class Unenforced:
         return f"'{self.keyword}' at {place}"
 
     def name_in(self, field: str) -> str:
-        """Returns the name of the keyword for a header: the field `field` of the request, the path
-        in the schema, and the keyword. Characters that may not be in a header are replaced."""
+        """Returns the name under which an HTTP header lists the keyword. The name consists of the
+        field `field` of the request, the path in the schema, and the keyword. Characters that may
+        not be in a header are replaced."""
         return _NOT_IN_NAMES.sub("?", ".".join((field, *self.path, self.keyword)))
 
 

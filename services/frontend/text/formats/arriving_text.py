@@ -36,7 +36,7 @@ character, it is an apostrophe."""
 
 
 class ArrivingText:
-    """A text of which more may still arrive."""
+    """Holds a text that is still arriving, and the position up to which it has been read."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -162,8 +162,8 @@ class ArrivingText:
 
     def take_one(self, *markers: str) -> Steps[bool]:
         """If the unread text begins with one of the markers, moves past that marker and returns
-        True. Otherwise returns False. If the rest of the text is then only the beginning of a
-        marker, and no more text will come, moves past that rest too."""
+        True. Otherwise returns False. But if no more text will come, and the unread text is only
+        the beginning of a marker, moves past it before returning False."""
         for marker in markers:
             if (yield from self.begins_with(marker)):
                 self.take(len(marker))
@@ -217,7 +217,7 @@ class ArrivingText:
             yield
 
     def rest(self, pass_on: Callable[[str], None]) -> Steps[None]:
-        """Calls `pass_on` with all text as it comes, up to the end."""
+        """Calls `pass_on` with all text up to the end, as the text arrives."""
         while (yield from self.peek()):
             pass_on(self.take_rest())
 

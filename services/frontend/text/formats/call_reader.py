@@ -256,8 +256,8 @@ class ToolCallReader(ABC):
 
     def _read_calls(self, is_call: Callable[[str], object] = bool) -> Steps[bool]:
         """Reads one or several calls, with or without the brackets of a list, and with or without a
-        fence around them. Closing brackets that match no opening bracket are dropped. `is_call`
-        says whether a name is the name of a tool.
+        code fence (three backquotes) around them. Closing brackets that match no opening bracket
+        are dropped. `is_call` says whether a name is the name of a tool.
 
         Returns False if the text is not a call. The caller then treats the text since the last call
         as content.
