@@ -121,8 +121,9 @@ def _stretched(
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Returns the key under which `config.json` has the rotary settings, and the settings. If the
-    file has both keys, a setting is taken from `rope_scaling` only if `rope_parameters` lacks it.
+    """Returns the key under which a `config.json` has its rotary settings, and the settings. The
+    key is `rope_parameters`, or `rope_scaling` in older files. If a file has both keys, a setting
+    is taken from `rope_scaling` only if `rope_parameters` lacks it.
     """
     both = [config.get(key) for key in ("rope_scaling", "rope_parameters")]
     old, new = (rope if isinstance(rope, dict) else {} for rope in both)

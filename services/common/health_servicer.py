@@ -33,7 +33,7 @@ Status = int
 
 
 class HealthStatuses:
-    """The health status of each name, and an event for the tasks that wait for the next change."""
+    """Keeps the health status of each name, and wakes the tasks that wait for the next change."""
 
     def __init__(self) -> None:
         self._statuses: dict[str, Status] = {}
@@ -75,7 +75,7 @@ class HealthStatuses:
 
 
 class HealthServicer:
-    """The methods of the health service on one server."""
+    """Implements the methods of the health service for one server."""
 
     def __init__(self, statuses: HealthStatuses, *, max_watches: int = MAX_WATCHES) -> None:
         self._statuses = statuses

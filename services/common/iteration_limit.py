@@ -31,7 +31,7 @@ class is compared with it."""
 
 @dataclass(frozen=True, slots=True)
 class IterationSize:
-    """The size of an iteration."""
+    """The size of an iteration, which determines how long the iteration may take."""
 
     n_tokens: int
     n_attended: int
@@ -53,7 +53,7 @@ class IterationSize:
 
 
 class IterationLimit:
-    """The time limit for each iteration of one rank or of one pipeline, derived from measured
+    """Computes the time limit for each iteration of one rank or of one pipeline, from measured
     times.
 
     One thread may call `of` while another thread calls `learn`.

@@ -118,7 +118,7 @@ class ApiKeyFile(BaseModel):
 
 
 class CallBucket:
-    """A limit on calls per minute, as a token bucket. The bucket holds at most the calls of one
+    """Limits the calls per minute by a token bucket. The bucket holds at most the calls of one
     minute."""
 
     def __init__(self, per_minute: int, *, now: float) -> None:
@@ -139,8 +139,9 @@ class CallBucket:
 
 
 class Account:
-    """The account of a caller: the limits of its key, and its answers in flight. An account without
-    a key has no limits, but its requests may not have a better priority than the default."""
+    """The account of a caller: enforces the limits of the caller's key, and counts the caller's
+    answers in flight. An account without a key has no limits, but its requests may not have a
+    better priority than the default."""
 
     def __init__(
         self,

@@ -28,8 +28,8 @@ class NamedTokens:
     added: Mapping[str, int]
     """Ids of the added tokens by their texts."""
     forms: Mapping[str, Mapping[str, Any]]
-    """Properties such as `lstrip`, which say how an added token is found in a text, by the token's
-    text."""
+    """Properties of each added token, keyed by the token's text. They say how the token is found in
+    a text, for example `lstrip`."""
 
     @classmethod
     def beside(cls, vocabulary: Path, roles: Mapping[str, str]) -> Self:

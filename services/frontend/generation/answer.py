@@ -26,9 +26,8 @@ class Piece:
     finish_reason: FinishReason | None = None
     scores: TokenScores | None = None
     """Log-probabilities of tokens, if the client requests them. If the client gets `token_ids`,
-    these are the log-probabilities of those tokens. Otherwise they belong to the tokens of `text`,
-    and are held back together with the text. A stop string that is cut off has no log-probabilities
-    then."""
+    these are the log-probabilities of `token_ids`. Otherwise they belong to the tokens of `text`,
+    and are held back together with the text; then a stop string that is cut off has none."""
     prompt_logprobs: Logprobs | None = None
     """Log-probabilities of the prompt's tokens, without the first token. Only the first piece of an
     answer has this field, and only if the client requests log-probabilities of the prompt."""

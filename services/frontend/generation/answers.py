@@ -20,8 +20,8 @@ from services.frontend.text.stop_strings import StopStrings
 
 
 class Answers:
-    """The answers of one call. Each has an index, and a name, which is its request id at the
-    scheduler."""
+    """Creates the answers of one call, and makes the messages that submit them. Each answer has an
+    index, and a name, which is its request id at the scheduler."""
 
     def __init__(
         self,

@@ -60,7 +60,7 @@ class TokenUsage:
 
 
 class Generation:
-    """One client call while it runs: `n` answers to each of its prompts.
+    """Runs one client call, and yields the pieces of its answers: `n` answers to each prompt.
 
     If the call resumes a broken stream, only the pieces that the client lacks are yielded.
     """

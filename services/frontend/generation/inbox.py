@@ -42,7 +42,7 @@ MAX_UNREAD_BYTES = 2**20
 
 
 class Inbox:
-    """A queue of events of one call's answers, for one reader."""
+    """Queues the events of one call's answers for one reader."""
 
     __slots__ = (
         "_arrival",

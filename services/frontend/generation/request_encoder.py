@@ -1,7 +1,7 @@
 """Turns a request into tokens and grammars.
 
-The output format of a request, or the tools of a conversation, become a grammar. The grammar is
-compiled here, to check that the model can follow it.
+The output format of a request, or the tools of a conversation, are translated to a grammar. This
+grammar is compiled to check that the model can follow it.
 """
 
 import asyncio

@@ -17,8 +17,8 @@ VECTOR_BYTES = 512
 """Bytes of memory that a vector takes besides its numbers."""
 
 N_WRITTEN = 32
-"""Memory for writing one vector, in vectors: its numbers as Python objects and as text take about
-as much memory as this many vectors."""
+"""Factor by which writing a vector as text takes more memory than the numbers of the vector: they
+become Python objects, and then text."""
 
 
 def vector_bytes(n_vectors: int, n_values: int) -> int:

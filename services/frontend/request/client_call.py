@@ -29,7 +29,7 @@ _CLIENT_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCall:
-    """A call of a client."""
+    """The record of one call of a client: its ids, its time limits, and when it began."""
 
     request_id: str
     """Id that the call has in this process."""

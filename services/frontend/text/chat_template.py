@@ -29,7 +29,7 @@ from services.frontend.text.template_sandbox import Meter, TooMuch
 
 
 class ChatTemplate:
-    """The checkpoint's chat template."""
+    """Renders conversations by the chat template of one checkpoint."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class _FittedTemplate:
-    """A template, together with the form in which it takes the turns of a conversation and the
+    """Renders conversations by one template, in the form in which this template takes turns and
     tools."""
 
     program: TemplateProgram

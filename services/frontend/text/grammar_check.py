@@ -136,7 +136,7 @@ class GrammarCheck:
 
     def _of(self, pipeline: ServedPipeline, tokenizer_file: Path) -> GrammarProcess:
         """Returns the process that checks grammars for a model. If there is a process for another
-        model, ends that process."""
+        model, ends it first."""
         model = CheckedModel(
             tokenizer_file=str(tokenizer_file.absolute()),
             vocab_size=pipeline.vocab_size,

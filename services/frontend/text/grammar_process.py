@@ -36,7 +36,8 @@ class CannotFollow(Exception):
 
 
 class GrammarProcess:
-    """The process that checks grammars for one model. Only one thread at a time may call it."""
+    """Starts and calls the process that checks grammars and values for one model. Only one thread
+    at a time may use an object of this class."""
 
     def __init__(self, model: CheckedModel) -> None:
         self.model = model

@@ -40,8 +40,8 @@ be followed."""
 
 
 class MessageFormat:
-    """The format in which the model of a checkpoint writes messages: tool calls, reasoning and
-    content."""
+    """Knows the format in which the model of a checkpoint writes tool calls, reasoning and content,
+    and makes from it the format of the answers to a conversation."""
 
     def __init__(
         self,

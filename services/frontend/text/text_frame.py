@@ -39,7 +39,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class TextFrame:
-    """The places of special tokens around one text, or around and between two texts."""
+    """Puts special tokens around one text, or around and between two texts."""
 
     _parts: tuple[_Special | _Place, ...]
 

@@ -51,7 +51,8 @@ def encode_bytes(text: str) -> int:
 
 
 class TextThreads:
-    """The two lanes for work on texts: one for short texts, and one for long texts."""
+    """Runs work on texts in two lanes (threads with a queue each): one for short texts, and one for
+    long texts."""
 
     def __init__(self, refusals: Refusals) -> None:
         self._short = TextLane("short-texts", refusals)

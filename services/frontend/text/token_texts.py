@@ -21,7 +21,8 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TokenTexts:
-    """Texts of the tokens of a tokenizer. Any thread may call the methods."""
+    """Finds the texts and the bytes of single tokens of one tokenizer. Any thread may call the
+    methods."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer

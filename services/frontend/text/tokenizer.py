@@ -41,7 +41,7 @@ class TooManyTokens(ValueError):
 
 
 class Tokenizer:
-    """The checkpoint's tokenizer."""
+    """Turns text into tokens, and tokens into text, by the tokenizer of one checkpoint."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         tokenizer.no_truncation()

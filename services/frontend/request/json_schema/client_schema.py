@@ -18,7 +18,8 @@ AdditionalProperties = Literal["declared", "allowed"]
 
 @dataclass(frozen=True, eq=False)
 class ClientSchema:
-    """A JSON schema of a client."""
+    """A JSON schema of a client. Translates the schema to the part that the grammar engine
+    enforces."""
 
     schema: Mapping[str, Any]
     field: str

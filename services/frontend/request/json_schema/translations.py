@@ -34,7 +34,7 @@ class Translated(NamedTuple):
 
 
 class Translations:
-    """The most recently used translations, keyed by the parameters of their tools."""
+    """Caches the most recently used translations, keyed by the parameters of their tools."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
