@@ -134,8 +134,8 @@ class PermissionDenied(OrcinusError):
 
 
 class PoolFull(OrcinusError):
-    """Too many requests, or too much data of clients, are in the system at the moment, or one
-    client has used up its share. Trying again later may help."""
+    """There are too many requests, there is too much data of clients, or one client has used up its
+    share. Trying again later may help."""
 
     def __init__(self, message: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
         super().__init__(message)

@@ -81,9 +81,8 @@ class Health:
     def add_to(
         self, server: grpc.aio.Server, *, exchange: rpc_handlers.MakeExchange = _TIMED
     ) -> None:
-        """Adds the health service to a gRPC server. Its limit on watches is separate from the
-        limits on other servers. `exchange` makes the object that receives and sends the messages of
-        a call."""
+        """Adds the health service to a gRPC server. The limit on watches holds for each server
+        separately. `exchange` makes the object that receives and sends the messages of a call."""
         handler = rpc_handlers.service_handler(
             SERVICE, HealthServicer(self._statuses), exchange=exchange
         )

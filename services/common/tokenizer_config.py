@@ -36,7 +36,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
-    """The tokens that are named in other files of the directory that has the `tokenizer.json`."""
+    """The tokens that are named in `tokenizer_config.json` and in small files of the same
+    directory."""
 
     keys: Mapping[str, Any]
     """The keys and values of `tokenizer_config.json`. The keys of `special_tokens_map.json` are

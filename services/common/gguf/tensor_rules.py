@@ -52,7 +52,7 @@ class Numbered:
 
 @dataclass(frozen=True, slots=True)
 class OneRow:
-    """Makes a matrix with one row of a vector in the file."""
+    """Makes a matrix with one row from a vector in the file."""
 
     name: str
 
@@ -68,7 +68,7 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """Joins two stacks [n, size, ...] in the file to one stack [n, 2 * size, ...].
+    """Joins two stacks [n, size, ...] in the file into one stack [n, 2 * size, ...].
 
     In the joined stack, the rows of the two stacks alternate if `alternates`. Otherwise all rows of
     the first stack precede the rows of the second.
@@ -81,8 +81,8 @@ class Both:
 
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
-    """Joins two stacks of matrices in the file, from latents to keys and from latents to values, to
-    one matrix.
+    """Joins two stacks of matrices in the file, from latents to keys and from latents to values,
+    into one matrix.
 
     `keys` is [n_heads, latent, size] and `values` is [n_heads, size, latent].
     """
@@ -101,7 +101,7 @@ class Transposed:
 
 @dataclass(frozen=True, slots=True)
 class KeyGroups:
-    """Joins two projections in the file to one matrix, in which all rows that belong to one key
+    """Joins two projections in the file into one matrix, in which all rows that belong to one key
     head are adjacent. The projection `qkv` makes queries, keys and values, and `z` makes the gates
     of the output."""
 

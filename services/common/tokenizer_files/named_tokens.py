@@ -15,8 +15,8 @@ from services.common.tokenizer_parts import Json, added_token
 
 @dataclass(frozen=True, slots=True)
 class NamedTokens:
-    """The tokens that files in the directory of a vocabulary file name, in addition to the
-    vocabulary."""
+    """Tokens that are named in files of the same directory as a vocabulary file: added tokens,
+    special tokens, and tokens with a role."""
 
     config: Mapping[str, Any]
     """The content of `tokenizer_config.json`, including `special_tokens_map.json` if that file is

@@ -1,5 +1,5 @@
-"""Makes the limits of the served model, from the pipeline that serves it or the last one that
-did."""
+"""Makes the limits of the served model, from the pipeline that serves it or from the last pipeline
+that served it."""
 
 from services.frontend.link.known_pipeline import KnownPipeline
 from services.frontend.request.limits import ModelLimits

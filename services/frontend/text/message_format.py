@@ -306,8 +306,8 @@ def _markers(one: ToolFormat | ReasoningFormat | None) -> tuple[str, ...]:
 
 def _check_json(grammar: str, field: str) -> None:
     """Raises InvalidRequest unless the client's grammar is made from a JSON schema. Called if the
-    model writes no mark before calls. Such calls are recognised as JSON with the name of a tool,
-    which other text could be mistaken for."""
+    model writes no mark before calls. Such calls are recognised only as JSON with the name of a
+    tool, so other text could be mistaken for them."""
     if not output_format.parts(grammar)[0].get("json_schema"):
         raise errors.InvalidRequest(
             field, "goes together with tools only as JSON, since the model's calls have no mark"

@@ -105,7 +105,8 @@ class PromptEncoder:
         """Checks the lengths of a request's prompts as far as this is possible without tokenizing.
         The limits of the model are checked too, if they are known.
 
-        Raises: InvalidRequest: a prompt is too long, or all prompts together are too long.
+        Raises:
+            InvalidRequest: a prompt is too long, or all prompts together are too long.
         """
         most = n_left = self._limits.max_characters
         if limits is not None and request.options.wants_vector:

@@ -31,7 +31,7 @@ def translate_object(part: SchemaPart) -> None:
 
 def _patterns(part: SchemaPart) -> bool:
     """Translates `patternProperties`. Returns True if the patterns cannot be enforced. Then it is
-    also unknown which members count as additional, because no pattern matches them."""
+    also unknown which members are additional: which members match none of the patterns."""
     found = part.schema.get("patternProperties")
     if found is None:
         return False

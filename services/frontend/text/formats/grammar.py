@@ -41,8 +41,8 @@ class ToolRule:
     is needed for the first time."""
 
     def note_unenforced(self, part: Mapping[str, Any], *keywords: str) -> None:
-        """Reports each keyword of the given ones that `part`, a part of the tool's schema, has.
-        Call it with keywords that the format of calls cannot enforce.
+        """Reports each of `keywords` that occurs in `part`, a part of the tool's schema. Call it
+        with keywords that the format of calls cannot enforce.
 
         Raises:
             InvalidRequest: the tool is strict, and the part has one of the keywords.

@@ -206,7 +206,7 @@ class ThinkReader:
 
     def _read_message(self) -> Steps[None]:
         """If a message between tags comes next, passes the text between the tags on to the reader
-        of the rest."""
+        `rest`."""
         text, tags = self._text, self._tags
         text.keep()
         yield from text.run(SPACES)
@@ -219,8 +219,8 @@ class ThinkReader:
             text.take(len(tags.end_message))
 
     def _read_rest(self) -> Steps[None]:
-        """Passes the rest of the answer on to the reader of the rest. Leaves out closing tags that
-        are alone on their line and have no opening tag."""
+        """Passes the rest of the answer on to the reader `rest`. Leaves out closing tags that are
+        alone on their line and have no opening tag."""
         text, tags, n_open = self._text, (self._tags.begin, self._tags.end), 0
         while True:
             tag = yield from self._until(tags, self._said)
