@@ -12,7 +12,8 @@ A viewer keeps the changes and draws them; all sums are computed here. A change 
                 `first_tokens`: pairs of a request and the seconds from its arrival to its first
                 token; and `memory`: how many K/V slots of the pipeline are in each kind of use
     pool        has `n_generated` of the running requests
-    mark        has a `text` that names the pipeline, if there have been several
+    mark        (an event for people) has a `text` that names the pipeline, if there have been
+                several
 
 In addition there are `figures` (`watch_figures.py`) once per second, unless all pipelines are idle.
 """

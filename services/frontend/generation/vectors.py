@@ -64,7 +64,7 @@ def shortened(vector: Vector, n_values: int | None, *, is_normalised: bool) -> V
 
 
 def probability(score: float) -> float:
-    """Returns the logistic function of a score, which is a number from 0 to 1."""
+    """Returns the logistic function of a score. The result is a number from 0 to 1."""
     if score >= 0:
         return 1 / (1 + math.exp(-score))
     return math.exp(score) / (1 + math.exp(score))

@@ -67,8 +67,8 @@ class ToolRule:
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """Writes texts with marks of calls as grammar expressions. A mark that is a special token of
-    the checkpoint is written as its token id."""
+    """Converts texts, which may contain marks of calls, to grammar expressions. A mark that is a
+    special token of the checkpoint is written as its token id."""
 
     special: Mapping[str, int]
     """Token id of each mark that is a special token."""
